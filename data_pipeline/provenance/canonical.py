@@ -1,0 +1,57 @@
+"""Canonical JSON and fingerprints: equal values give equal bytes on every machine, and anything else is refused."""
+
+import hashlib
+import json
+import math
+from typing import Any
+
+
+def canonical_json(value: Any) -> bytes:
+    """Sorted keys, no spaces, UTF-8. {"b": 1, "a": [True]} -> b'{"a":[true],"b":1}'.
+
+    Raises TypeError on what has no one form (a set, a path, an object, a key that is no string) and ValueError
+    on NaN and infinities: a permissive str(x) would fork fingerprints in silence."""
+    _check(value, "value")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def fingerprint(value: Any) -> str:
+    """32 hex digits of the SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:32]
+
+
+def differing_fields(old: Any, new: Any, path: str = "") -> list[str]:
+    """The fields in which two JSON values differ, named by path: "curate.near_dedup.rows: 8 -> 4"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            inner = f"{path}.{key}" if path else key
+            found += differing_fields(old.get(key), new.get(key), inner)
+        return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        found = []
+        for index, (left, right) in enumerate(zip(old, new, strict=True)):
+            found += differing_fields(left, right, f"{path}.{index}")
+        return found
+    return [] if old == new else [f"{path}: {_brief(old)} -> {_brief(new)}"]
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where}: the key {key!r} is no string")
+            _check(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check(inner, f"{where}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: {value} has no JSON form")
+    elif value is not None and not isinstance(value, str | int | bool):
+        raise TypeError(f"{where}: {type(value).__name__} has no canonical JSON form")

@@ -1,0 +1,86 @@
+"""A lock pins raw inputs by digest: the same recipe reads the same bytes a year later, or says which file differs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
+from gristmill.data_pipeline.provenance.files import write_atomic
+
+LOCK_NAME = "lock.json"
+
+
+class RawFile(Config):
+    """One raw input. `name` is what people call it (a path as the recipe gives it, a module of the interpreter); the
+    digest is its identity. Of files with equal digests in one source, `copy_index` tells the second from the first."""
+
+    name: str
+    bytes: int
+    sha256: str
+    copy_index: int = 0
+
+
+class LockedSource(Config):
+    """request: the part of the source's config that decides which files are read."""
+
+    name: str
+    request: dict[str, Any]
+    files: tuple[RawFile, ...]
+
+
+class Lock(Config):
+    sources: tuple[LockedSource, ...]
+
+    def source(self, name: str) -> LockedSource:
+        return next(source for source in self.sources if source.name == name)
+
+    def identity(self) -> dict[str, str]:
+        """Source name -> fingerprint of what its files hold; their names and places do not count."""
+        return {
+            source.name: fingerprint([[file.sha256, file.copy_index] for file in source.files])
+            for source in self.sources
+        }
+
+
+def in_canonical_order(files: Sequence[RawFile]) -> tuple[RawFile, ...]:
+    """Sorted by digest, equal ones by name and numbered: the order on disk and the paths leave no trace.
+
+    [("b", d1), ("a", d1), ("c", d0)] -> [("c", d0, 0), ("a", d1, 0), ("b", d1, 1)]"""
+    ordered = sorted(files, key=lambda file: (file.sha256, file.name))
+    numbered: list[RawFile] = []
+    for file in ordered:
+        same = numbered and numbered[-1].sha256 == file.sha256
+        index = numbered[-1].copy_index + 1 if same else 0
+        numbered.append(RawFile(name=file.name, bytes=file.bytes, sha256=file.sha256, copy_index=index))
+    return tuple(numbered)
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    write_atomic(path, canonical_json(lock.model_dump(mode="json")) + b"\n")
+
+
+def read_lock(path: Path) -> Lock | None:
+    """None if there is no lock yet. Raises InputError if there is one that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return Lock.model_validate(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files anew") from error
+
+
+def lock_differences(pinned: LockedSource, found: LockedSource) -> list[str]:
+    """Each raw file that came, went or changed since the lock was written, in words."""
+    before = {file.name: file for file in pinned.files}
+    now = {file.name: file for file in found.files}
+    said = [f"{name}: gone" for name in sorted(before.keys() - now.keys())]
+    said += [f"{name}: new" for name in sorted(now.keys() - before.keys())]
+    said += [
+        f"{name}: sha256 was {before[name].sha256[:16]}..., is {now[name].sha256[:16]}..."
+        for name in sorted(before.keys() & now.keys())
+        if before[name].sha256 != now[name].sha256
+    ]
+    return said

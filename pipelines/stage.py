@@ -1,0 +1,41 @@
+"""What a stage is: a name, what decides its bytes, and a function that fills a folder."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.pipelines.config import Recipe
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """Everything a stage may know.
+
+    folder: the half-done folder to fill; whole shards of an earlier, killed run may stand in it already.
+    inputs: the whole folders of the earlier stages this one names, by stage name.
+    lock: the pinned raw files by source (used by `curate` alone)."""
+
+    recipe: Recipe
+    folder: Path
+    inputs: Mapping[str, Path]
+    lock: Lock
+    workers: int
+    reporter: Reporter
+
+
+@dataclass(frozen=True)
+class Stage:
+    """code_version is raised whenever a change of the code changes what the stage writes.
+
+    config picks the part of the recipe that decides the bytes, as JSON; it and the inputs' fingerprints are the
+    stage's identity. run fills the folder and returns facts for the manifest: counts, sizes, vocabulary."""
+
+    name: str
+    code_version: int
+    inputs: tuple[str, ...]
+    config: Callable[[Recipe], dict[str, Any]]
+    run: Callable[[StageContext], dict[str, Any]]
+    libraries: tuple[str, ...] = ()
