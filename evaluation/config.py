@@ -2,9 +2,8 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
-
 from gristmill.data_pipeline.config import Config
+from pydantic import Field, field_validator, model_validator
 
 
 class SamplingConfig(Config):
