@@ -1,0 +1,303 @@
+"""What decides a training run: the model, the optimizer, the schedule, and the layout over processes. No torch here.
+
+A field marked `execution` changes how the work is done, not what the result is."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.data_pipeline.config import Config
+
+EXECUTION: dict[str, Any] = {"execution": True}
+
+Mixer = Literal["attention"]
+Channel = Literal["swiglu", "gelu"]
+NormOrder = Literal["pre", "post"]
+
+
+class LayerConfig(Config):
+    """One entry of the model's list of layers. window: tokens a position looks back, itself included; None is all."""
+
+    mixer: Mixer = "attention"
+    channel: Channel = "swiglu"
+    window: int | None = None
+    experts: None = None
+    norm_order: NormOrder = "pre"
+
+
+class ModelConfig(Config):
+    """A transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`, `gelu`, biases and
+    tied embeddings together are GPT-2. `mixer`, `channel`, `window` and `norm_order` take one value for all layers, or
+    a pattern that is repeated over them: window [256, 256, null] looks far in every third layer."""
+
+    layers: int = Field(ge=1)
+    width: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(0, ge=0, description="key/value heads; 0 means as many as heads")
+    head_width: int = Field(0, ge=0, description="0 means width / heads")
+    hidden: int = Field(0, ge=0, description="0 means 4 x width for gelu, 8/3 x width rounded up to 64 for swiglu")
+    context: int = Field(512, ge=1, description="tokens of a sample")
+    mixer: Mixer | tuple[Mixer, ...] = "attention"
+    channel: Channel | tuple[Channel, ...] = "swiglu"
+    window: int | tuple[int | None, ...] | None = None
+    norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: float = Field(1e-5, gt=0)
+    positions: Literal["rope", "learned", "none"] = "rope"
+    rope_base: float = Field(10000.0, gt=1)
+    biases: bool = False
+    tied_embeddings: bool = False
+    qk_norm: bool = False
+    logit_softcap: float | None = Field(None, gt=0, description="logits become cap x tanh(logits / cap)")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    initialisation: Literal["scaled", "normal", "mup"] = Field(
+        "scaled", description="scaled: output layers by 1 / sqrt(2 layers), as Megatron; mup: arXiv 2203.03466, table 8"
+    )
+    init_std: float = Field(0.02, gt=0)
+    mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
+
+    @model_validator(mode="after")
+    def heads_fit(self) -> Self:
+        if not self.head_width and self.width % self.heads:
+            raise ValueError(
+                f"width={self.width} is not a multiple of heads={self.heads}; change one, or set head_width"
+            )
+        if self.heads % self.num_kv_heads:
+            raise ValueError(
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; try one of {divisors(self.heads)}"
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(f"rope turns pairs, so the head width {self.head_dim} must be even; set head_width")
+        return self
+
+    @model_validator(mode="after")
+    def patterns_fill_the_layers(self) -> Self:
+        for name in ("mixer", "channel", "window", "norm_order"):
+            pattern = getattr(self, name)
+            if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
+                raise ValueError(
+                    f"{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
+                )
+        if any(layer.window is not None and layer.window < 1 for layer in self.layer_list):
+            raise ValueError("window counts the position itself: it must be at least 1, or null for no limit")
+        return self
+
+    @property
+    def layer_list(self) -> tuple[LayerConfig, ...]:
+        """One entry a layer: what pipeline cuts, the planner's costs and the model itself are made from."""
+        return tuple(
+            LayerConfig(
+                mixer=_entry(self.mixer, index),
+                channel=_entry(self.channel, index),
+                window=_entry(self.window, index),
+                norm_order=_entry(self.norm_order, index),
+            )
+            for index in range(self.layers)
+        )
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    def hidden_width(self, channel: Channel) -> int:
+        """Width inside the channel block: the recipe's, or the customary one. width 256, swiglu -> 704."""
+        if self.hidden:
+            return self.hidden
+        return 4 * self.width if channel == "gelu" else -(-8 * self.width // (3 * 64)) * 64
+
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # interleaved has as many as one asks for
+Recompute = Literal["none", "full", "attention", "operators"]
+
+
+class LayoutConfig(Config):
+    """How many processes share each axis: their product is the number of processes.
+
+    data is all data-parallel processes; of these, groups of data / replicate shard the state (FSDP), and the
+    `replicate` groups hold copies (HSDP). tensor ranks are neighbours, pipeline ranks the farthest apart."""
+
+    data: int = Field(1, ge=1)
+    replicate: int = Field(1, ge=1)
+    tensor: int = Field(1, ge=1)
+    pipeline: int = Field(1, ge=1)
+    context: int = Field(1, ge=1)
+    expert: int = Field(1, ge=1)
+    sequence_parallel: bool = Field(True, description="norms and residuals on sequence shards; matters if tensor > 1")
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = Field(
+        0, ge=0, description="stages a pipeline rank holds; 0 means the schedule's usual number"
+    )
+    cuts: tuple[int, ...] | None = Field(None, description="first layer of each stage but the first; None cuts by cost")
+    micro_batch: int = Field(0, ge=0, description="samples in a micro-batch; 0 lets the engine choose")
+    reshard_after_forward: bool = Field(True, description="true is ZeRO-3, false ZeRO-2; always false with a pipeline")
+    recompute: Recompute = "none"
+    recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
+
+    @model_validator(mode="after")
+    def axes_are_legal(self) -> Self:
+        if self.data % self.replicate:
+            raise ValueError(
+                f"data={self.data} is not a multiple of replicate={self.replicate}; try one of {divisors(self.data)}"
+            )
+        for axis in ("context", "expert"):
+            if getattr(self, axis) > 1:
+                raise ValueError(f"the {axis} axis is not built yet; set {axis}: 1")
+        return self
+
+    @model_validator(mode="after")
+    def schedule_is_legal(self) -> Self:
+        if self.pipeline == 1:
+            return self
+        usual = STAGES_PER_RANK.get(self.schedule)
+        if usual and self.virtual_stages not in (0, usual):
+            raise ValueError(f"schedule {self.schedule} holds {usual} stages a rank; leave virtual_stages out")
+        if self.schedule == "interleaved" and self.virtual_stages == 1:
+            raise ValueError("one stage a rank is not interleaved: set virtual_stages to 2 or more, or schedule: 1f1b")
+        if self.schedule == "zbv" and self.recompute == "operators":
+            raise ValueError(
+                "zbv splits the backward pass, which torch's operator-wise recomputation forbids; use full"
+            )
+        if self.cuts is not None and (
+            len(self.cuts) != self.num_stages - 1 or list(self.cuts) != sorted(set(self.cuts))
+        ):
+            raise ValueError(
+                f"cuts must be {self.num_stages - 1} rising layer numbers, one for each stage but the first"
+            )
+        return self
+
+    @property
+    def shard(self) -> int:
+        return self.data // self.replicate
+
+    @property
+    def world_size(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def stages_per_rank(self) -> int:
+        if self.pipeline == 1:
+            return 1
+        return self.virtual_stages or STAGES_PER_RANK.get(self.schedule, 2)
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline * self.stages_per_rank
+
+
+class OptimizerConfig(Config):
+    """AdamW on every parameter, or Muon on the matrices of the layers and AdamW on the rest. Vectors do not decay."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0, description="the global gradient norm is cut to this; null leaves it")
+    muon_learning_rate: float = Field(0.02, gt=0)
+    muon_momentum: float = Field(0.95, ge=0, lt=1)
+
+
+class ScheduleConfig(Config):
+    """The learning rate over the run, in shares of its tokens: warm-up from 0, then a shape down to final_ratio."""
+
+    shape: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = "cosine"
+    warmup_share: float = Field(0.02, ge=0, le=1)
+    final_ratio: float = Field(0.1, ge=0, le=1)
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: the last share of the run, in which the rate falls")
+    decay_shape: Literal["linear", "cosine", "one_minus_sqrt", "exponential"] = "one_minus_sqrt"
+
+
+class RampConfig(Config):
+    """The batch grows from start_tokens in equal increments until it is batch_tokens, after over_tokens of training."""
+
+    start_tokens: int = Field(ge=1)
+    increment_tokens: int = Field(ge=1)
+    over_tokens: int = Field(ge=1)
+
+
+class ValidationConfig(Config):
+    """The held-out loss by source, every so many steps and at the end; every: 0 leaves it out."""
+
+    every: int = Field(50, ge=0)
+    samples: int = Field(32, ge=1)
+
+
+class GuardConfig(Config):
+    """Which steps are skipped. A non-finite loss or gradient always is; an outlier when it stands `sigmas` standard
+    deviations above the mean of the last `window` steps (the rule of OLMo-core; off while null)."""
+
+    sigmas: float | None = Field(None, gt=0)
+    window: int = Field(128, ge=2)
+    most_in_a_row: int = Field(10, ge=1, description="more skipped steps in a row stop the run")
+
+
+class CheckpointConfig(Config):
+    """every: steps between checkpoints; 0 saves at the end only. keep_every: steps whose checkpoint stays for ever."""
+
+    every: int = Field(100, ge=0)
+    keep_last: int = Field(2, ge=1)
+    keep_every: int = Field(0, ge=0)
+    asynchronous: bool = False
+    stop_after_seconds: float | None = Field(
+        None, gt=0, description="save and stop after this time; run again to go on"
+    )
+
+
+class WatchConfig(Config):
+    """timeout_seconds: a step that takes longer is named by rank and place, and the run is stopped."""
+
+    timeout_seconds: float = Field(1800.0, gt=0)
+    log_every: int = Field(1, ge=1)
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    profile_steps: tuple[int, ...] = Field((), description="steps whose Chrome trace is written")
+
+
+class TrainConfig(Config):
+    """tokens of training (rounded up to whole batches), batch_tokens a step over all processes."""
+
+    tokens: int = Field(ge=1)
+    batch_tokens: int = Field(ge=1)
+    batch_ramp: RampConfig | None = None
+    precision: Literal["bf16", "fp32", "fp16", "fp64"] = "bf16"
+    z_loss: float = Field(0.0, ge=0, description="weight of log(Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    validation: ValidationConfig = ValidationConfig()
+    guard: GuardConfig = GuardConfig()
+    float8: bool = Field(False, description="float8 linear layers on GPUs that have them")
+    layout: LayoutConfig = Field(LayoutConfig(), json_schema_extra=EXECUTION)
+    compile: bool = Field(False, json_schema_extra=EXECUTION)
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), json_schema_extra=EXECUTION)
+    watch: WatchConfig = Field(WatchConfig(), json_schema_extra=EXECUTION)
+
+    @model_validator(mode="after")
+    def enough_tokens(self) -> Self:
+        if self.tokens < self.batch_tokens:
+            raise ValueError(
+                f"tokens={self.tokens} is less than one batch (batch_tokens={self.batch_tokens}); lower batch_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def compiled_schedules(self) -> Self:
+        if self.compile and self.layout.pipeline > 1 and self.layout.schedule in ("zbv", "dualpipev"):
+            raise ValueError(
+                f"torch.compile cannot split the backward pass that schedule {self.layout.schedule} needs; "
+                "set compile: false or schedule: interleaved"
+            )
+        return self
+
+
+def divisors(number: int) -> list[int]:
+    """12 -> [1, 2, 3, 4, 6, 12]."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def _entry(value: Any, index: int) -> Any:
+    return value[index % len(value)] if isinstance(value, tuple) else value
