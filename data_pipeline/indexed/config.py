@@ -1,0 +1,60 @@
+"""What a recipe says about the indexed data: how documents become samples, and samples a stream."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.data_pipeline.config import Config
+
+
+class PhaseConfig(Config):
+    """From `from_tokens` tokens on, sources are drawn with these weights; a source that is not named is not drawn."""
+
+    from_tokens: int = Field(ge=0)
+    weights: dict[str, float]
+
+    @model_validator(mode="after")
+    def weights_are_shares(self) -> Self:
+        check_weights(self.weights)
+        return self
+
+
+class IndexConfig(Config):
+    """packing: concat cuts the stream of documents every `context` tokens; best_fit keeps documents whole where they fit.
+
+    phases change the weights at given token counts; without any, the weights of the sources hold throughout.
+    None of the fields changes the .bin and .idx files, only the samples that are drawn from them."""
+
+    packing: Literal["concat", "best_fit"] = "concat"
+    mask_documents: bool = Field(False, description="positions restart and attention stays inside each document")
+    block_samples: int = Field(1024, ge=1, description="each source has its exact share in every so many samples")
+    phases: tuple[PhaseConfig, ...] = ()
+    max_epochs: float | dict[str, float] | None = Field(
+        None, description="how often a source may be seen, at most: one number for all, or one a source"
+    )
+    fim_rate: float = Field(0.0, ge=0.0, le=1.0, description="share of documents turned to fill-in-the-middle")
+    fim_suffix_first: float = Field(0.5, ge=0.0, le=1.0, description="share of those with the suffix before the prefix")
+    fim_sources: tuple[str, ...] = Field((), description="sources it applies to; none named means all")
+
+    @model_validator(mode="after")
+    def phases_rise_from_zero(self) -> Self:
+        starts = [phase.from_tokens for phase in self.phases]
+        if starts and (starts[0] != 0 or starts != sorted(set(starts))):
+            raise ValueError(f"phases start at {starts} tokens; the first starts at 0 and each later one after it")
+        return self
+
+    @model_validator(mode="after")
+    def caps_are_positive(self) -> Self:
+        caps = self.max_epochs.values() if isinstance(self.max_epochs, dict) else [self.max_epochs]
+        if any(cap is not None and not 0 < cap < float("inf") for cap in caps):
+            raise ValueError(f"max_epochs={self.max_epochs}: a cap is a number above 0; drop it for no cap")
+        return self
+
+
+def check_weights(weights: dict[str, float]) -> None:
+    """Raises ValueError on a weight that is no share: negative, NaN or infinite, or all zero."""
+    for name, weight in weights.items():
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"weight of source {name!r} is {weight}; a weight is a finite number, 0 or more")
+    if not sum(weights.values()) > 0:
+        raise ValueError(f"all weights are zero ({sorted(weights)}); give at least one source a weight above 0")
