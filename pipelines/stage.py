@@ -16,11 +16,14 @@ class StageContext:
 
     folder: the half-done folder to fill; whole shards of an earlier, killed run may stand in it already.
     inputs: the whole folders of the earlier stages this one names, by stage name.
+    cache: a folder beside the stages that outlives them, for work that is named by what it was made from (so it is
+    right whenever it is found). It may be removed at any time; no manifest speaks of it.
     lock: the pinned raw files by source (used by `curate` alone)."""
 
     recipe: Recipe
     folder: Path
     inputs: Mapping[str, Path]
+    cache: Path
     lock: Lock
     workers: int
     reporter: Reporter
@@ -31,7 +34,8 @@ class Stage:
     """code_version is raised whenever a change of the code changes what the stage writes.
 
     config picks the part of the recipe that decides the bytes, as JSON; it and the inputs' fingerprints are the
-    stage's identity. run fills the folder and returns facts for the manifest: counts, sizes, vocabulary."""
+    stage's identity. run fills the folder and returns facts for the manifest: counts, sizes, vocabulary.
+    reads_raw: its identity includes the locked raw files. parallel: under torchrun it runs on every rank."""
 
     name: str
     code_version: int
@@ -39,3 +43,5 @@ class Stage:
     config: Callable[[Recipe], dict[str, Any]]
     run: Callable[[StageContext], dict[str, Any]]
     libraries: tuple[str, ...] = ()
+    reads_raw: bool = False
+    parallel: bool = False

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ class Output(Config):
 
 
 class Manifest(Config):
-    """fingerprint = hash(stage, code version, config, input fingerprints): never a path, a time or a worker count."""
+    """fingerprint = hash(stage, code version, config, input fingerprints): never a path, a time or a worker count.
+
+    origin: what `reproduce` needs beyond that, the whole recipe and (for the stage that reads raw files) the lock."""
 
     fingerprint: str
     stage: str
@@ -33,6 +36,7 @@ class Manifest(Config):
     inputs: dict[str, str]
     libraries: dict[str, str]
     facts: dict[str, Any]
+    origin: dict[str, Any]
     outputs: tuple[Output, ...]
 
 
@@ -49,6 +53,7 @@ def write_manifest(
     config: Mapping[str, Any],
     inputs: Mapping[str, str],
     facts: Mapping[str, Any],
+    origin: Mapping[str, Any],
     libraries: tuple[str, ...] = (),
 ) -> Manifest:
     """Digests every file below the folder (logs apart) and writes the manifest; the folder is whole from then on."""
@@ -58,8 +63,10 @@ def write_manifest(
         code_version=code_version,
         config=dict(config),
         inputs=dict(inputs),
-        libraries={name: importlib.metadata.version(name) for name in sorted(libraries)},
+        libraries={"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in sorted(libraries)},
         facts=dict(facts),
+        origin=dict(origin),
         outputs=tuple(describe(folder, path) for path in output_files(folder)),
     )
     write_atomic(folder / MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")) + b"\n")

@@ -1,0 +1,31 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: demo test lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/gristmill run demo --workdir work/demo --workers $(WORKERS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest tests
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run_all.py --output docs/results.md
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("gristmill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) work .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,155 @@
+"""The command line. Thin: every command reads its arguments, calls one function and prints what it returns."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest
+from gristmill.pipelines.chain import STAGES
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.raw import pin
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.reproduce import reproduce as reproduce_stage
+from gristmill.pipelines.runner import Runner
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the bare name of one of ours.")]
+WorkdirOption = Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
+WorkersOption = Annotated[int, typer.Option(min=1, help="Processes; the bytes do not depend on it.")]
+UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 the work failed, 2 the call or the recipe is wrong. A user's mistake shows no traceback."""
+    try:
+        app()
+    except RecipeError as error:
+        _leave(error, 2)
+    except InputError as error:
+        _leave(error, 1)
+    except KeyboardInterrupt:
+        _leave("stopped; the same command goes on where it was", 130)
+
+
+def _leave(error: object, code: int) -> None:
+    Console(stderr=True).print(f"gristmill: {error}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _runner(
+    reference: str, workdir: Path | None, overrides: list[str] | None, workers: int, update_lock: bool = False
+) -> Runner:
+    recipe = load_recipe(reference, overrides or [])
+    folder = workdir or Path("work") / recipe.name
+    rank = int(os.environ.get("RANK", "0"))
+    reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
+    lock = pin(recipe, folder, reporter, update=update_lock, write=rank == 0)
+    return Runner(recipe, folder, STAGES, lock, reporter, workers, rank)
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    to: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+    workers: WorkersOption = 2,
+    update_lock: UpdateLockOption = False,
+) -> None:
+    """Run every stage that is not whole, in order."""
+    names = [stage.name for stage in STAGES]
+    if to is not None and to not in names:
+        raise RecipeError(f"--to {to}: no such stage; the stages are {', '.join(names)}")
+    runner = _runner(recipe, workdir, set_, workers, update_lock)
+    runner.run(to=to)
+    if to in (None, "evaluate", "report") and runner.rank == 0:
+        table = runner.workdir / "evaluate" / "table.md"
+        print(table.read_text("utf-8"))
+    if to in (None, "report") and runner.rank == 0:
+        print(f"report: {runner.workdir / 'report' / 'report.html'}")
+
+
+def _stage_command(name: str) -> None:
+    def command(
+        recipe: RecipeArgument,
+        workdir: WorkdirOption = None,
+        set_: SetOption = None,
+        workers: WorkersOption = 2,
+        update_lock: UpdateLockOption = False,
+    ) -> None:
+        _runner(recipe, workdir, set_, workers, update_lock).run(only=name)
+
+    command.__doc__ = f"Run the stage {name} alone; its inputs must be whole."
+    app.command(name)(command)
+
+
+for _name in ("curate", "tokenizer", "index", "train", "report"):
+    _stage_command(_name)
+
+
+def stage_script(name: str) -> None:
+    """What `python -m gristmill.pipelines.stages.NAME RECIPE` runs."""
+    sys.argv.insert(1, name)
+    main()
+
+
+@app.command()
+def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption = None) -> None:
+    """What would run, what is skipped, and why."""
+    table = Table("stage", "what", "why", "fingerprint")
+    for planned in _runner(recipe, workdir, set_, workers=1).plan():
+        table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
+    Console().print(table)
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A stage's folder, or a work folder.")]) -> None:
+    """Compare every output with its manifest. Exit code 1 names each file that differs."""
+    folders = [folder] if (folder / MANIFEST_NAME).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST_NAME}"))
+    if not folders:
+        raise InputError(f"{folder}: no {MANIFEST_NAME} here or one level below; nothing to verify")
+    wrong = []
+    for each in folders:
+        manifest = read_manifest(each)
+        found = differences(each, manifest)
+        wrong += found
+        print(f"{each}: {len(manifest.outputs)} files, {'identical' if not found else f'{len(found)} differ'}")
+    if wrong:
+        raise InputError("\n".join(wrong))
+
+
+@app.command()
+def reproduce(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST")],
+    workdir: Annotated[Path | None, typer.Option(help="Where to build it again (default: work/reproduce-FINGERPRINT).")] = None,
+    workers: WorkersOption = 2,
+) -> None:
+    """Build a stage again from its manifest; say whether every byte is the same."""
+    folder = manifest.parent if manifest.name == MANIFEST_NAME else manifest
+    target = workdir or Path("work") / f"reproduce-{read_manifest(folder).fingerprint[:12]}"
+    verdict = reproduce_stage(manifest, target, STAGES, workers, Reporter.to_terminal())
+    for line in verdict.libraries:
+        print(f"library {line}")
+    if verdict.differences:
+        raise InputError("differs:\n" + "\n".join(verdict.differences))
+    print(f"identical: {verdict.files} files")
+
+
+@app.command()
+def schema() -> None:
+    """The recipe's JSON schema, for editors."""
+    print(json.dumps(Recipe.model_json_schema(), indent=2))
+
+
+if __name__ == "__main__":
+    main()

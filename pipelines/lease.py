@@ -1,0 +1,30 @@
+"""A lease keeps two writers out of one work folder. The kernel frees it when its holder dies, however it dies."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gristmill.data_pipeline.errors import InputError
+
+LEASE_NAME = ".lease"
+
+
+@contextmanager
+def lease(workdir: Path) -> Iterator[None]:
+    """Raises InputError, which names the holder, if another process writes in this folder."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / LEASE_NAME).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise InputError(
+                f"{workdir}: another gristmill (process {holder}) writes here; wait for it, or take another --workdir"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

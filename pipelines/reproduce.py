@@ -1,0 +1,73 @@
+"""Builds a stage again, in another folder, from nothing but its manifest, and compares every byte."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.lock import LOCK_NAME, Lock, write_lock
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, Manifest, read_manifest
+from gristmill.pipelines.raw import pin
+from gristmill.pipelines.recipe_file import validate
+from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.stage import Stage
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """differences: one line for each file that is not as the manifest says; libraries: versions that differ."""
+
+    files: int
+    differences: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+def reproduce(
+    manifest_path: Path, workdir: Path, stages: Sequence[Stage], workers: int, reporter: Reporter
+) -> Verdict:
+    """Runs the recipe in the manifest up to its stage, on the raw files its lock pins.
+
+    Raises InputError if a raw file is gone or differs, or if the work folder already holds something else."""
+    folder = manifest_path.parent if manifest_path.name == MANIFEST_NAME else manifest_path
+    original = read_manifest(folder)
+    stage = next((stage for stage in stages if stage.name == original.stage), None)
+    if stage is None:
+        raise InputError(f"{folder}: {original.stage!r} is no stage of this version of gristmill")
+    recipe = validate(original.origin["recipe"], str(folder / MANIFEST_NAME))
+    lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_lock(workdir / LOCK_NAME, lock)
+    pin(recipe, workdir, reporter)
+    Runner(recipe, workdir, stages, lock, reporter, workers).run(to=stage.name)
+    return compare(original, read_manifest(workdir / stage.name))
+
+
+def compare(original: Manifest, again: Manifest) -> Verdict:
+    before = {output.path: output for output in original.outputs}
+    after = {output.path: output for output in again.outputs}
+    said = [f"{name}: not made again" for name in sorted(before.keys() - after.keys())]
+    said += [f"{name}: new" for name in sorted(after.keys() - before.keys())]
+    said += [
+        f"{name}: {before[name].sha256[:16]}... became {after[name].sha256[:16]}..."
+        for name in sorted(before.keys() & after.keys())
+        if before[name].sha256 != after[name].sha256
+    ]
+    if original.fingerprint != again.fingerprint:
+        said.append(f"fingerprint: {original.fingerprint} became {again.fingerprint}")
+    versions = [
+        f"{name}: {original.libraries.get(name)} then, {again.libraries.get(name)} now"
+        for name in sorted(original.libraries.keys() | again.libraries.keys())
+        if original.libraries.get(name) != again.libraries.get(name)
+    ]
+    return Verdict(len(before), tuple(said), tuple(versions))
+
+
+def _manifest_with_lock(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest itself, or that of the stage beside it which reads the raw files."""
+    if "lock" in manifest.origin:
+        return manifest
+    beside = folder.parent / "curate"
+    if not (beside / MANIFEST_NAME).is_file():
+        raise InputError(f"{folder}: its raw files are pinned in {beside / MANIFEST_NAME}, which is not there")
+    return read_manifest(beside)
