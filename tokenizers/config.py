@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.config import Config
 
-# The five tokenization strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580, section 3.2), as settings of ours.
+# The five strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580), as settings of ours.
 STRATEGIES: dict[str, dict[str, Any]] = {
     "default": {"algorithm": "bpe", "split_digits": False, "case_marks": False},
     "case": {"algorithm": "bpe", "split_digits": False, "case_marks": True},
