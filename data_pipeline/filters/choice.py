@@ -1,0 +1,58 @@
+"""A filter as the recipe chooses it: a preset, and the thresholds the user sets otherwise."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.filters.presets import PRESETS
+from gristmill.data_pipeline.filters.rule import Rule
+
+
+class FilterChoice(Config):
+    """In a recipe: `gopher_quality`, or `{gopher_quality: {min_words: 20, min_stop_words: null}}`; null drops it."""
+
+    preset: str
+    thresholds: dict[str, float | None] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def is_known(self) -> Self:
+        if self.preset not in PRESETS:
+            raise ValueError(f"no filter {self.preset!r}; {_nearest(self.preset, PRESETS)}")
+        names = [rule.name for rule in PRESETS[self.preset]]
+        for name in self.thresholds:
+            if name not in names:
+                raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_nearest(name, names)}")
+        return self
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The preset's rules in their published order, with the user's thresholds put in."""
+        chosen = []
+        for rule in PRESETS[self.preset]:
+            threshold = self.thresholds.get(rule.name, rule.threshold)
+            if threshold is not None:
+                chosen.append(rule.at(threshold))
+        return tuple(chosen)
+
+
+def parse_choices(value: object) -> object:
+    """The recipe's short forms as FilterChoice fields; anything else is left for pydantic to refuse."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(_parse(item) for item in value)
+
+
+def _parse(item: object) -> Any:
+    if isinstance(item, str):
+        return {"preset": item}
+    if isinstance(item, dict) and len(item) == 1 and "preset" not in item:
+        [(preset, thresholds)] = item.items()
+        return {"preset": preset, "thresholds": thresholds or {}}
+    return item
+
+
+def _nearest(word: str, known: Sequence[str] | dict) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"

@@ -1,0 +1,57 @@
+"""The published filters as tables of thresholds, each with its source. Names of signals: signals/names.py."""
+
+from gristmill.data_pipeline.filters.rule import Rule
+
+GOPHER = "Gopher (Rae et al. 2021, arXiv 2112.11446), appendix A.1.1"
+GOPHER_REPETITION = "Gopher (Rae et al. 2021, arXiv 2112.11446), table A1"
+C4 = "C4 (Raffel et al. 2020, arXiv 1910.10683), section 2.2"
+FINEWEB = "FineWeb (Penedo et al. 2024, arXiv 2406.17557), section 3.6; datatrove filters/fineweb_quality_filter.py"
+REFINEDWEB = "RefinedWeb (Penedo et al. 2023, arXiv 2306.01116), appendix G.2; DCLM dclm_baseline_refinedweb.yaml"
+MT_NLG = "MT-NLG 530B; Megatron-LM tools/openwebtext/cleanup_fix_dataset.py"
+
+GOPHER_QUALITY_RULES = (
+    Rule("gopher_quality", "min_words", "num_plain_words", ">=", 50, GOPHER),
+    Rule("gopher_quality", "max_words", "num_plain_words", "<=", 100_000, GOPHER),
+    Rule("gopher_quality", "min_mean_word_length", "mean_word_length", ">=", 3, GOPHER),
+    Rule("gopher_quality", "max_mean_word_length", "mean_word_length", "<=", 10, GOPHER),
+    Rule("gopher_quality", "hash_word_ratio", "hash_word_ratio", "<=", 0.1, GOPHER),
+    Rule("gopher_quality", "ellipsis_word_ratio", "ellipsis_word_ratio", "<=", 0.1, GOPHER),
+    Rule("gopher_quality", "bullet_line_ratio", "bullet_line_ratio", "<=", 0.9, GOPHER),
+    Rule("gopher_quality", "ellipsis_line_ratio", "ellipsis_line_ratio", "<=", 0.3, GOPHER),
+    Rule("gopher_quality", "alpha_word_ratio", "alpha_word_ratio", ">=", 0.8, GOPHER),
+    Rule("gopher_quality", "min_stop_words", "num_stop_words", ">=", 2, GOPHER),
+)
+
+GOPHER_REPETITION_RULES = (
+    Rule("gopher_repetition", "dup_paragraph_ratio", "dup_paragraph_ratio", "<=", 0.30, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_paragraph_char_ratio", "dup_paragraph_char_ratio", "<=", 0.20, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_line_ratio", "dup_line_ratio", "<=", 0.30, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_line_char_ratio", "dup_line_char_ratio", "<=", 0.20, GOPHER_REPETITION),
+    Rule("gopher_repetition", "top_2gram_char_ratio", "top_2gram_char_ratio", "<=", 0.20, GOPHER_REPETITION),
+    Rule("gopher_repetition", "top_3gram_char_ratio", "top_3gram_char_ratio", "<=", 0.18, GOPHER_REPETITION),
+    Rule("gopher_repetition", "top_4gram_char_ratio", "top_4gram_char_ratio", "<=", 0.16, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_5gram_char_ratio", "dup_5gram_char_ratio", "<=", 0.15, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_6gram_char_ratio", "dup_6gram_char_ratio", "<=", 0.14, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_7gram_char_ratio", "dup_7gram_char_ratio", "<=", 0.13, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_8gram_char_ratio", "dup_8gram_char_ratio", "<=", 0.12, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_9gram_char_ratio", "dup_9gram_char_ratio", "<=", 0.11, GOPHER_REPETITION),
+    Rule("gopher_repetition", "dup_10gram_char_ratio", "dup_10gram_char_ratio", "<=", 0.10, GOPHER_REPETITION),
+)
+
+FINEWEB_QUALITY_RULES = (
+    Rule("fineweb_quality", "line_punctuation_ratio", "line_punctuation_ratio", ">=", 0.12, FINEWEB),
+    Rule("fineweb_quality", "short_line_ratio", "short_line_ratio", "<=", 0.67, FINEWEB),
+    Rule("fineweb_quality", "repeated_line_char_ratio", "repeated_line_char_ratio", "<=", 0.01, FINEWEB),
+    Rule("fineweb_quality", "newline_word_ratio", "newline_word_ratio", "<=", 0.3, FINEWEB),
+)
+
+# The script's first rule (fewer than 512 characters) takes every document that its next two would take (fewer than
+# 256 characters with "javascript", fewer than 512 and not English), so one rule is the whole of it.
+MT_NLG_CLEANUP_RULES = (Rule("mt_nlg_cleanup", "min_chars", "num_chars", ">=", 512, MT_NLG),)
+
+PRESETS: dict[str, tuple[Rule, ...]] = {
+    "gopher_quality": GOPHER_QUALITY_RULES,
+    "gopher_repetition": GOPHER_REPETITION_RULES,
+    "fineweb_quality": FINEWEB_QUALITY_RULES,
+    "mt_nlg_cleanup": MT_NLG_CLEANUP_RULES,
+}

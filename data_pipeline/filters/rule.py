@@ -1,0 +1,33 @@
+"""One rule of a filter: a signal, a side, a threshold, and where the number comes from."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A document passes if `signal` is at least (">=") or at most ("<=") the threshold; ">" and "<" leave it out.
+
+    filter: the preset the rule belongs to. name: what a recipe calls the threshold. source: the paper or code it is from."""
+
+    filter: str
+    name: str
+    signal: str
+    keep: Literal[">=", "<=", ">", "<"]
+    threshold: float
+    source: str
+
+    @property
+    def label(self) -> str:
+        """gopher_quality.min_words: how the ledger and the report name the rule."""
+        return f"{self.filter}.{self.name}"
+
+    def at(self, threshold: float) -> "Rule":
+        return replace(self, threshold=threshold)
+
+    def passes(self, values_N: np.ndarray) -> np.ndarray:
+        """bool[N]. A value that is not there (NaN) passes: nothing was measured, nothing is held against it."""
+        compare = {">=": np.less, "<=": np.greater, ">": np.less_equal, "<": np.greater_equal}[self.keep]
+        return ~compare(values_N.astype(np.float64), self.threshold)

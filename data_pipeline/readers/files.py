@@ -1,0 +1,87 @@
+"""Raw files where they lie: globs expanded, bytes opened, on this machine or behind an fsspec address."""
+
+import glob
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+
+from gristmill.data_pipeline.errors import InputError
+
+
+def is_address(location: str) -> bool:
+    """True for `s3://bucket/key` and its like, False for a path of this machine."""
+    return "://" in location
+
+
+def open_raw(location: str) -> BinaryIO:
+    """The file opened for reading bytes. Raises InputError that names it if it cannot be opened."""
+    try:
+        if is_address(location):
+            return fsspec.open(location, "rb").open()
+        return Path(location).open("rb")
+    except ImportError as error:
+        raise InputError(f"{location}: {error}; install the package it names") from error
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{location}: cannot be opened ({_reason(error)}); check the path and its permissions"
+        ) from error
+
+
+def raw_size(location: str) -> int:
+    """Bytes as stored."""
+    try:
+        if is_address(location):
+            filesystem, path = fsspec.core.url_to_fs(location)
+            return int(filesystem.size(path))
+        return Path(location).stat().st_size
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"{location}: cannot be read ({_reason(error)}); check the path and its permissions"
+        ) from error
+
+
+def matching(pattern: str) -> dict[str, str]:
+    """Name -> location of every file the glob matches, sorted; a name is the path below the pattern's fixed folder.
+
+    data/*/a.txt -> {"x/a.txt": "data/x/a.txt", ...}. A folder stands for all files below it. Hidden files are left
+    out. Raises InputError if nothing matches."""
+    locations = _remote(pattern) if is_address(pattern) else _local(pattern)
+    if not locations:
+        raise InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
+    fixed = _fixed_folder(pattern)
+    return {location[len(fixed) :].lstrip("/"): location for location in sorted(locations)}
+
+
+def _local(pattern: str) -> list[str]:
+    if Path(pattern).is_dir():
+        pattern = f"{pattern.rstrip('/')}/**"
+    return [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
+
+
+def _remote(pattern: str) -> list[str]:
+    try:
+        filesystem, path = fsspec.core.url_to_fs(pattern)
+        protocol = pattern.split("://")[0]
+        if not glob.has_magic(path):
+            found = filesystem.find(path) if filesystem.isdir(path) else [path] if filesystem.exists(path) else []
+        else:
+            found = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"{pattern}: cannot be listed ({_reason(error)}); check the address and your access"
+        ) from error
+    return [match if is_address(match) else f"{protocol}://{match.lstrip('/')}" for match in found]
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folder before the first wildcard: data/x*/b.txt -> data, data/a.txt -> data, data (a folder) -> data."""
+    if not glob.has_magic(pattern):
+        return pattern if not is_address(pattern) and Path(pattern).is_dir() else pattern.rpartition("/")[0]
+    parts = pattern.split("/")
+    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    return "/".join(parts[:first])
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

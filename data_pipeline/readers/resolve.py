@@ -1,0 +1,87 @@
+"""From a source of the recipe to its raw files, each with the digest that pins it."""
+
+import hashlib
+from collections.abc import Sequence
+
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile, in_canonical_order
+from gristmill.data_pipeline.readers.files import matching, open_raw, raw_size
+from gristmill.data_pipeline.readers.python_files import python_files
+from gristmill.data_pipeline.readers.source import SourceConfig
+
+# Files are digested in groups of about this many bytes; less than one group is not worth starting workers for.
+GROUP_BYTES = 64_000_000
+
+
+def locate(source: SourceConfig) -> dict[str, str]:
+    """Name -> location of every raw file, without reading any. A name holds no folder of this machine.
+
+    Two globs may find one name in two places; the second is then named by its whole location."""
+    if source.format == "python_docs":
+        return python_files(source)
+    found: dict[str, str] = {}
+    for pattern in source.paths:
+        for name, location in matching(pattern).items():
+            if found.get(name, location) != location:
+                name = location
+            if location not in found.values():
+                found[name] = location
+    return found
+
+
+def resolve(source: SourceConfig, engine: LocalEngine) -> LockedSource:
+    """The source's raw files in canonical order, with sizes and SHA-256 digests, ready for the lock.
+
+    Raises InputError naming the glob that matches nothing or the file that cannot be read."""
+    located = locate(source)
+    sizes = {name: raw_size(location) for name, location in located.items()}
+    groups = grouped(sorted(located.items()), [sizes[name] for name in sorted(located)], GROUP_BYTES)
+    weights = [float(sum(sizes[name] for name, _ in group)) for group in groups]
+    digested = engine.map(_digests, groups, f"digests of {source.name}", weights, "B")
+    files = [RawFile(name=name, bytes=sizes[name], sha256=digest) for group in digested for name, digest in group]
+    return LockedSource(name=source.name, request=request(source), files=in_canonical_order(files))
+
+
+def request(source: SourceConfig) -> dict:
+    """The part of the source's config that decides which files are read."""
+    return source.model_dump(mode="json", include={"format", "part", "packages", "revision", "split"})
+
+
+def located_files(source: SourceConfig, locked: LockedSource) -> list[tuple[RawFile, str]]:
+    """The locked files with their locations, in the lock's order. Raises InputError for one that is not there."""
+    located = locate(source)
+    for file in locked.files:
+        if file.name not in located:
+            raise InputError(
+                f"source {source.name}: {file.name} is in the lock and no longer there; put it back, or lock anew"
+            )
+    return [(file, located[file.name]) for file in locked.files]
+
+
+def grouped(items: Sequence, sizes: Sequence[int], group_bytes: int) -> list[list]:
+    """Consecutive items in groups of about `group_bytes`: sizes [3, 3, 9, 1], group_bytes 5 -> [[a, b], [c], [d]]."""
+    groups: list[list] = []
+    held = group_bytes
+    for item, size in zip(items, sizes, strict=True):
+        if held >= group_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(item)
+        held += size
+    return groups
+
+
+def _digests(group: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, _digest(location)) for name, location in group]
+
+
+def _digest(location: str) -> str:
+    with open_raw(location) as file:
+        try:
+            hasher = hashlib.sha256()
+            while block := file.read(1 << 20):
+                hasher.update(block)
+        except OSError as error:
+            raise InputError(f"{location}: cannot be read ({error.strerror or error}); check the disk") from error
+    return hasher.hexdigest()

@@ -1,0 +1,56 @@
+"""A source of raw text as the recipe names it."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.filters.choice import FilterChoice, parse_choices
+
+Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "datasets"]
+
+
+class SourceConfig(Config):
+    """Where documents come from and which fields of a record hold what.
+
+    paths: globs or fsspec addresses (`s3://`, `https://`, `memory://`); for `datasets` a hub name or a local folder.
+    weight is the source's share of training batches, priority decides which copy of a duplicate stays (1 is kept
+    before 2). Neither changes what is read."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    format: Format
+    paths: tuple[str, ...] = ()
+    text_field: str = "text"
+    html_field: str | None = None  # set: the text is extracted from this field's HTML, and text_field is not read
+    url_field: str | None = "url"
+    language_field: str | None = "language"
+    metadata_fields: tuple[str, ...] | Literal["all", "none"] = "all"
+    language: str | None = None  # what to write where the record says nothing
+    encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
+    record: Literal["file", "paragraph", "line"] = "file"  # what one document is in text and markdown files
+    extractor: Literal["trafilatura", "resiliparse"] = "trafilatura"
+    part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
+    packages: tuple[str, ...] = ()  # python_docs, prose: installed packages beside the standard library
+    revision: str | None = None  # datasets: the hub's commit
+    split: str = "train"  # datasets: which of its splits to read
+    filters: tuple[FilterChoice, ...] | None = None  # set: in place of the recipe's filters, for this source alone
+    weight: float = Field(default=1.0, ge=0)
+    priority: int = Field(default=1, ge=1)
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def short_forms(cls, value: object) -> object:
+        return None if value is None else parse_choices(value)
+
+    @model_validator(mode="after")
+    def is_readable(self) -> Self:
+        if self.format == "python_docs":
+            if self.part is None:
+                raise ValueError(f"source {self.name}: format python_docs needs part: prose or part: code")
+            if self.paths:
+                raise ValueError(f"source {self.name}: python_docs reads the running interpreter; remove paths")
+        elif not self.paths:
+            raise ValueError(f"source {self.name}: no paths; give globs such as paths: [data/*.jsonl.zst]")
+        if self.format == "datasets" and len(self.paths) != 1:
+            raise ValueError(f"source {self.name}: format datasets takes one path, a hub name or a folder")
+        return self
