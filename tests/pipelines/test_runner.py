@@ -1,0 +1,184 @@
+"""The runner on three small stages that count letters: what is whole is skipped, what is half done goes on."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.data_pipeline.provenance.lock import Lock, LockedSource, RawFile
+from gristmill.data_pipeline.provenance.manifest import read_manifest
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.lease import lease
+from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.stage import Stage
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "letters",
+        "sources": [{"name": "s", "format": "text", "paths": ["x"]}],
+        "model": {"layers": 1, "width": 8, "heads": 2, "context": 8},
+        "train": {"tokens": 64, "batch_tokens": 16},
+    }
+)
+LOCK = Lock(sources=(LockedSource(name="s", request={}, files=(RawFile(name="x", bytes=1, sha256="0" * 64),)),))
+
+
+class Mill:
+    """Stages a -> b -> c that write one file each, and a record of which of them ran."""
+
+    def __init__(self, workdir):
+        self.workdir = workdir
+        self.ran: list[str] = []
+        self.fail: dict[str, Exception] = {}
+        self.version = {"a": 1, "b": 1, "c": 1}
+        self.seed = 1
+
+    def stage(self, name, inputs, reads_raw=False):
+        def work(context):
+            self.ran.append(name)
+            write_atomic(context.folder / "first", name.encode())
+            if name in self.fail:
+                raise self.fail[name]
+            before = b"".join((folder / "second").read_bytes() for folder in context.inputs.values())
+            write_atomic(context.folder / "second", before + name.encode())
+            return {"letters": len(before) + 1}
+
+        config = lambda recipe: {"seed": self.seed if name == "b" else 0}  # noqa: E731
+        return Stage(name, self.version[name], inputs, config, work, reads_raw=reads_raw)
+
+    def runner(self, lock=LOCK):
+        stages = [self.stage("a", (), reads_raw=True), self.stage("b", ("a",)), self.stage("c", ("b",))]
+        return Runner(RECIPE, self.workdir, stages, lock, Reporter.silent())
+
+    def run(self, **options):
+        self.ran.clear()
+        self.runner(**({"lock": options.pop("lock")} if "lock" in options else {})).run(**options)
+        return "".join(self.ran)
+
+
+@pytest.fixture
+def mill(tmp_path):
+    return Mill(tmp_path / "work")
+
+
+def test_all_stages_run_once_and_are_then_skipped(mill):
+    assert mill.run() == "abc"
+    assert (mill.workdir / "c/second").read_bytes() == b"abc"
+    assert read_manifest(mill.workdir / "c").facts == {"letters": 3}
+    assert mill.run() == ""
+
+
+def test_a_changed_field_rebuilds_from_there_and_is_named(mill):
+    mill.run()
+    mill.seed = 2
+    plans = {plan.stage.name: plan for plan in mill.runner().plan()}
+    assert [plans[name].action for name in "abc"] == ["skip", "rebuild", "rebuild"]
+    assert plans["b"].reasons == ("seed: 1 -> 2",)
+    assert plans["c"].reasons == ("input b",)
+    assert mill.run() == "bc"
+
+
+def test_a_changed_code_version_rebuilds(mill):
+    mill.run()
+    mill.version["c"] = 2
+    assert mill.run() == "c"
+
+
+def test_changed_raw_files_rebuild_all(mill):
+    mill.run()
+    file = RawFile(name="x", bytes=1, sha256="1" * 64)
+    assert mill.run(lock=Lock(sources=(LockedSource(name="s", request={}, files=(file,)),))) == "abc"
+
+
+def test_run_up_to_a_stage_and_one_alone(mill):
+    assert mill.run(to="b") == "ab"
+    assert mill.run(only="c") == "c"
+
+
+def test_one_alone_without_its_inputs(mill):
+    with pytest.raises(InputError, match=r"a: no manifest\.json"):
+        mill.run(only="b")
+
+
+def test_a_failure_leaves_no_whole_looking_stage_and_the_next_run_goes_on(mill):
+    mill.fail["b"] = InputError("b is broken")
+    with pytest.raises(InputError, match="b is broken"):
+        mill.run()
+    assert not (mill.workdir / "b").exists()
+    assert [plan.action for plan in mill.runner().plan()] == ["skip", "resume", "run"]
+    mill.fail.clear()
+    assert mill.run() == "bc"
+
+
+def test_a_full_disk_says_so_and_leaves_no_whole_looking_stage(mill):
+    mill.fail["b"] = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(InputError, match="disk of .* is full; free some space"):
+        mill.run()
+    assert not (mill.workdir / "b").exists()
+
+
+def test_half_done_work_of_another_recipe_is_swept(mill):
+    mill.fail["b"] = InputError("stop")
+    with pytest.raises(InputError):
+        mill.run()
+    half_done = next(mill.workdir.glob(".b-*"))
+    mill.fail.clear()
+    mill.seed = 2
+    mill.run()
+    assert not half_done.exists()
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(mill):
+    mill.run()
+    (mill.workdir / "b").rename(mill.workdir / ".b-old")
+    assert mill.run() == ""
+    assert (mill.workdir / "b/second").read_bytes() == b"ab"
+
+
+def test_a_second_writer_is_kept_out_and_told_who_is_first(mill):
+    with lease(mill.workdir):
+        script = (
+            "import sys; from pathlib import Path; from gristmill.pipelines.lease import lease\n"
+            "try:\n    with lease(Path(sys.argv[1])): pass\nexcept Exception as error: print(error)"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", script, str(mill.workdir)], capture_output=True, text=True, check=True
+        ).stdout
+    assert f"process {os.getpid()}" in said
+    assert "another --workdir" in said
+
+
+def test_a_file_that_does_not_match_its_manifest_is_named(mill):
+    mill.run()
+    (mill.workdir / "b/second").write_bytes(b"abX")
+    with pytest.raises(InputError, match=r"b/second: 3 bytes, its manifest says 2 bytes"):
+        mill.run()
+
+
+def test_a_strange_folder_is_never_overwritten(mill):
+    (mill.workdir / "a").mkdir(parents=True)
+    (mill.workdir / "a/precious").write_text("mine")
+    with pytest.raises(InputError, match="without a manifest"):
+        mill.run()
+    assert (mill.workdir / "a/precious").read_text() == "mine"
+
+
+def test_times_stand_outside_the_manifests(mill):
+    mill.run()
+    lines = (mill.workdir / "logs/times.jsonl").read_text().splitlines()
+    assert [json.loads(line)["stage"] for line in lines] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("folder", ["a", "b", "c"])
+def test_two_runs_in_different_places_give_the_same_manifest(tmp_path, folder):
+    for place in ("here", "there"):
+        Mill(tmp_path / place).run()
+    assert (tmp_path / "here" / folder / "manifest.json").read_bytes() == (
+        tmp_path / "there" / folder / "manifest.json"
+    ).read_bytes()
