@@ -22,7 +22,9 @@ from gristmill.pipelines.runner import Runner
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the bare name of one of ours.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the bare name of one of ours.")
+]
 WorkdirOption = Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
 WorkersOption = Annotated[int, typer.Option(min=1, help="Processes; the bytes do not depend on it.")]
@@ -53,7 +55,7 @@ def _runner(
     folder = workdir or Path("work") / recipe.name
     rank = int(os.environ.get("RANK", "0"))
     reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
-    lock = pin(recipe, folder, reporter, update=update_lock, write=rank == 0)
+    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
     return Runner(recipe, folder, STAGES, lock, reporter, workers, rank)
 
 
@@ -115,7 +117,9 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
 @app.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A stage's folder, or a work folder.")]) -> None:
     """Compare every output with its manifest. Exit code 1 names each file that differs."""
-    folders = [folder] if (folder / MANIFEST_NAME).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST_NAME}"))
+    folders = (
+        [folder] if (folder / MANIFEST_NAME).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST_NAME}"))
+    )
     if not folders:
         raise InputError(f"{folder}: no {MANIFEST_NAME} here or one level below; nothing to verify")
     wrong = []
@@ -131,7 +135,9 @@ def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A stage's
 @app.command()
 def reproduce(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST")],
-    workdir: Annotated[Path | None, typer.Option(help="Where to build it again (default: work/reproduce-FINGERPRINT).")] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Where to build it again (default: work/reproduce-FINGERPRINT).")
+    ] = None,
     workers: WorkersOption = 2,
 ) -> None:
     """Build a stage again from its manifest; say whether every byte is the same."""

@@ -58,7 +58,9 @@ def find_recipe(reference: str) -> Path:
     ours = RECIPES / f"{reference}.yaml"
     if ours.is_file():
         return ours
-    raise RecipeError(f"no recipe {reference!r}{_did_you_mean(reference, recipe_names())}; give a .yaml file or one of {recipe_names()}")
+    raise RecipeError(
+        f"no recipe {reference!r}{_did_you_mean(reference, recipe_names())}; give a .yaml file or one of {recipe_names()}"
+    )
 
 
 def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -71,7 +73,9 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of fields (name, sources, ...), this is {type(content).__name__}")
+        raise RecipeError(
+            f"{path}: a recipe is a mapping of fields (name, sources, ...), this is {type(content).__name__}"
+        )
     for override in overrides:
         _apply(content, override)
     return validate(content, str(path), root)
@@ -124,7 +128,9 @@ def _explain(item: Any, origin: str, root: yaml.Node | None) -> str:
     field = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
         known = _fields_at(Recipe, location[:-1])
-        return f"{where}: {field}: unknown field{_did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
+        return (
+            f"{where}: {field}: unknown field{_did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
+        )
     if item["type"] == "missing":
         return f"{where}: {field}: missing; it has no default, so write it"
     message = item["msg"].removeprefix("Value error, ")

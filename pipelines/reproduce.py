@@ -23,9 +23,7 @@ class Verdict:
     libraries: tuple[str, ...]
 
 
-def reproduce(
-    manifest_path: Path, workdir: Path, stages: Sequence[Stage], workers: int, reporter: Reporter
-) -> Verdict:
+def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], workers: int, reporter: Reporter) -> Verdict:
     """Runs the recipe in the manifest up to its stage, on the raw files its lock pins.
 
     Raises InputError if a raw file is gone or differs, or if the work folder already holds something else."""
@@ -38,7 +36,7 @@ def reproduce(
     lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
     workdir.mkdir(parents=True, exist_ok=True)
     write_lock(workdir / LOCK_NAME, lock)
-    pin(recipe, workdir, reporter)
+    pin(recipe, workdir, reporter, workers)
     Runner(recipe, workdir, stages, lock, reporter, workers).run(to=stage.name)
     return compare(original, read_manifest(workdir / stage.name))
 

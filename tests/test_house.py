@@ -51,7 +51,9 @@ def test_imports_run_downwards(path):
             assert parts[0] not in FLOORS or parts[0] == "tokenizers", f"{name}: write gristmill.{name}"
             continue
         other = parts[1]
-        assert other == own or FLOORS[other] < FLOORS[own], f"{path.relative_to(ROOT)} imports {name}, which stands above"
+        assert other == own or FLOORS[other] < FLOORS[own], (
+            f"{path.relative_to(ROOT)} imports {name}, which stands above"
+        )
 
 
 def test_no_circles():
@@ -83,7 +85,11 @@ def test_packages_listed_are_the_tree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     listed = set(project["tool"]["setuptools"]["packages"])
     tree = {module_name(path).rpartition(".")[0] for path in FILES}
-    tree |= {f"gristmill.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in FLOORS for path in (ROOT / folder).rglob("*.yaml")}
+    tree |= {
+        f"gristmill.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}"
+        for folder in FLOORS
+        for path in (ROOT / folder).rglob("*.yaml")
+    }
     assert listed == tree
 
 
@@ -104,5 +110,8 @@ def test_all_dependencies_are_pinned():
         if "==" in line
     }
     wanted = project["dependencies"] + project["optional-dependencies"]["test"]
-    names = {requirement.split(">")[0].split("<")[0].split("=")[0].split("[")[0].lower().replace("_", "-") for requirement in wanted}
+    names = {
+        requirement.split(">")[0].split("<")[0].split("=")[0].split("[")[0].lower().replace("_", "-")
+        for requirement in wanted
+    }
     assert names - pinned == set()

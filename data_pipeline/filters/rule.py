@@ -10,7 +10,7 @@ import numpy as np
 class Rule:
     """A document passes if `signal` is at least (">=") or at most ("<=") the threshold; ">" and "<" leave it out.
 
-    filter: the preset the rule belongs to. name: what a recipe calls the threshold. source: the paper or code it is from."""
+    filter: the preset the rule belongs to. name: what a recipe calls the threshold. source: where it is from."""
 
     filter: str
     name: str

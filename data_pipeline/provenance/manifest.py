@@ -41,9 +41,7 @@ class Manifest(Config):
 
 
 def stage_fingerprint(stage: str, code_version: int, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    return fingerprint(
-        {"stage": stage, "code_version": code_version, "config": dict(config), "inputs": dict(inputs)}
-    )
+    return fingerprint({"stage": stage, "code_version": code_version, "config": dict(config), "inputs": dict(inputs)})
 
 
 def write_manifest(
@@ -98,9 +96,7 @@ def output_files(folder: Path) -> list[Path]:
 
 
 def describe(folder: Path, path: Path) -> Output:
-    return Output(
-        path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=file_digest(path)
-    )
+    return Output(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=file_digest(path))
 
 
 def differences(folder: Path, manifest: Manifest) -> list[str]:
@@ -114,5 +110,7 @@ def differences(folder: Path, manifest: Manifest) -> list[str]:
         if actual.bytes != expected[name].bytes:
             found.append(f"{folder / name}: {actual.bytes} bytes, the manifest says {expected[name].bytes}")
         elif actual.sha256 != expected[name].sha256:
-            found.append(f"{folder / name}: sha256 {actual.sha256[:16]}..., the manifest says {expected[name].sha256[:16]}...")
+            found.append(
+                f"{folder / name}: sha256 {actual.sha256[:16]}..., the manifest says {expected[name].sha256[:16]}..."
+            )
     return found

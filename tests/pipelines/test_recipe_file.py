@@ -54,7 +54,9 @@ def test_our_own_recipes_are_valid(name):
 
 def test_unknown_key_names_the_line_and_the_nearest(tiny):
     tiny.write_text(TINY.replace("batch_tokens", "batch_tokns"))
-    with pytest.raises(RecipeError, match=r"tiny\.yaml:7: train\.batch_tokns: unknown field, did you mean 'batch_tokens'\?"):
+    with pytest.raises(
+        RecipeError, match=r"tiny\.yaml:7: train\.batch_tokns: unknown field, did you mean 'batch_tokens'\?"
+    ):
         load_recipe(str(tiny))
 
 
