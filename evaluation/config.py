@@ -2,8 +2,9 @@
 
 from typing import Literal, Self
 
-from gristmill.data_pipeline.config import Config
 from pydantic import Field, field_validator, model_validator
+
+from gristmill.data_pipeline.config import Config
 
 
 class SamplingConfig(Config):

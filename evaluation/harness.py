@@ -1,0 +1,96 @@
+"""lm-eval, called offline on tasks of our own; its results are given a form that is the same on every machine."""
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.standard_errors import add_standard_errors
+
+TASK_FOLDER = Path(__file__).with_name("tasks")
+FEWSHOT_SEED = 1234  # lm-eval's default: the same examples before the same question as there
+
+
+@dataclass(frozen=True)
+class Results:
+    """lm-eval's result dictionary without the samples; the samples by task; what lm-eval printed on the way."""
+
+    summary: dict[str, Any]
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    log: str = ""
+
+
+def run_tasks(
+    model: LM, tasks: Sequence[str | dict[str, Any]], config: EvaluateConfig, metadata: Mapping[str, Any] | None = None
+) -> Results | None:
+    """Results of the tasks: names of ours, or lm-eval task configs. None on every rank but the first.
+
+    Only `evaluate` is called, not lm-eval's command line: that one asks the machine for a description of itself and
+    indexes 14,683 tasks. metadata reaches the loaders of the tasks as keyword arguments."""
+    printed = io.StringIO()
+    with redirect_stderr(printed), redirect_stdout(printed):
+        manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=dict(metadata or {}))
+        require_known([name for name in tasks if isinstance(name, str)], manager.all_tasks)
+        loaded = manager.load(list(tasks))
+        for task in loaded["tasks"].values():
+            _set_shots(task, config.shots)
+        raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
+    if raw is None:
+        return None
+    samples = raw.pop("samples")
+    ordered = {name: _numbered(found) for name, found in sorted(samples.items())}
+    summary = _portable(raw)
+    add_standard_errors(summary, ordered)
+    return Results(summary, ordered, printed.getvalue())
+
+
+def require_known(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises RecipeError that names the nearest task."""
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.0)
+            raise RecipeError(f"no task {name!r}; the nearest is {near[0]!r}" if near else f"no task {name!r}")
+
+
+def _set_shots(task: Task, shots: int | None) -> None:
+    """Sets the number of examples where the task leaves it open, and the seed they are drawn with."""
+    if task.get_config("num_fewshot") is None or (shots is not None and task.get_config("num_fewshot") != 0):
+        task.set_config("num_fewshot", shots or 0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+LEFT_OUT_OF_CONFIGS = ("custom_dataset", "dataset_kwargs", "process_docs", "fewshot_config")  # code, paths, documents
+
+
+def _portable(raw: dict[str, Any]) -> dict[str, Any]:
+    """The summary without code, paths and `N/A`: what it says is the same wherever it was made."""
+    summary = dict(raw)
+    summary["configs"] = {name: _portable_config(config) for name, config in raw["configs"].items()}
+    summary["results"] = {name: _measured(result) for name, result in raw["results"].items()}
+    return summary
+
+
+def _portable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in LEFT_OUT_OF_CONFIGS}
+    kept["metadata"] = {
+        name: value for name, value in (config.get("metadata") or {}).items() if name not in ("config_source", "data")
+    }
+    return kept
+
+
+def _measured(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if value != "N/A"}
+
+
+def _numbered(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(samples, key=lambda sample: (sample["doc_id"], sample["filter"]))

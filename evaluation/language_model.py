@@ -1,0 +1,157 @@
+"""A checkpoint as lm-eval sees a model: texts in, log-likelihoods and continuations out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.backbone import Backbone
+from gristmill.evaluation.config import SamplingConfig
+from gristmill.evaluation.generate import generate
+from gristmill.evaluation.packing import Request
+from gristmill.evaluation.scoring import Scores, score
+
+DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
+
+
+class Codec(Protocol):
+    """The part of a tokenizer that evaluation uses."""
+
+    vocab_size: int
+    end_of_document: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class LanguageModel(TemplateLM):
+    """Answers lm-eval's three kinds of request. Whatever had to be cut to fit the context is counted.
+
+    Raises InputError if the tokenizer's vocabulary is not the model's."""
+
+    def __init__(self, backbone: Backbone, codec: Codec, batch_tokens: int, reporter: Reporter, share: bool = True):
+        super().__init__()
+        if codec.vocab_size != backbone.vocab_size:
+            raise InputError(
+                f"the tokenizer has {codec.vocab_size} tokens and the checkpoint was trained on "
+                f"{backbone.vocab_size}: give the tokenizer it was trained with"
+            )
+        self.backbone, self.codec, self.batch_tokens, self.reporter = backbone, codec, batch_tokens, reporter
+        self.share = share
+        self.cut_requests = self.cut_tokens = self.read_tokens = self.asked_tokens = 0
+        self._device = backbone.device
+        self._encoded: dict[str, list[int]] = {}
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.codec.end_of_document
+
+    @property
+    def max_length(self) -> int:
+        return self.backbone.context
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
+        """Never adds a special token. Remembers texts: a question is encoded once for all its choices."""
+        if string not in self._encoded:
+            self._encoded[string] = list(self.codec.encode(string))
+        return self._encoded[string]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        pairs = [self._encode_request(*request.args) for request in requests]
+        self._encoded.clear()
+        return self._loglikelihood_tokens(pairs)
+
+    def _encode_request(self, context: str, continuation: str) -> tuple[tuple[str, str], list[int], list[int]]:
+        """Raises InputError if the continuation has no token of its own: its score would be 0, and it would win."""
+        if context:
+            context_ids, continuation_ids = self._encode_pair(context, continuation)
+        else:
+            context_ids, continuation_ids = [self.prefix_token_id], self.tok_encode(continuation)
+            if continuation_ids[:1] == context_ids:
+                continuation_ids = continuation_ids[1:]
+        if not continuation_ids:
+            raise InputError(
+                f"the continuation {continuation!r} after {context[-60:]!r} has no token of its own; "
+                "end the context at a word, or give the continuation some text"
+            )
+        return (context, continuation), context_ids, continuation_ids
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
+    ) -> list[tuple[float, bool]]:
+        asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        return [(found.logprob, found.greedy) for found in self._score(asked, "scoring answers", self.share)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Whole texts, each after the end-of-document token, in windows of the model's context that do not overlap."""
+        windows: list[Request] = []
+        owners: list[int] = []
+        for index, request in enumerate(requests):
+            (text,) = request.args
+            for pair in get_rolling_token_windows(list(self.codec.encode(text)), self.eot_token_id, self.max_length, 1):
+                context, continuation = make_disjoint_window(pair)
+                windows.append(Request(tuple(context), tuple(continuation)))
+                owners.append(index)
+        totals = [0.0] * len(requests)
+        for owner, found in zip(owners, self._score(windows, "scoring texts", share=False), strict=True):
+            totals[owner] += found.logprob
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        answers = [""] * len(requests)
+        with self.reporter.meter("generating answers", len(requests), "answers") as meter:
+            for settings, indices in _by_settings(requests).items():
+                stops, new_tokens, sampling = settings
+                prompts = [self._prompt(requests[index].args[0], new_tokens) for index in indices]
+                texts = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self.batch_tokens)
+                for index, found in zip(indices, texts, strict=True):
+                    answers[index] = found.text
+                meter.advance(len(indices))
+        return answers
+
+    def _prompt(self, text: str, new_tokens: int) -> list[int]:
+        """The prompt's last tokens that leave room for the answer; what is cut is counted."""
+        ids = self.tok_encode(text) or [self.prefix_token_id]
+        room = max(1, self.max_length - new_tokens)
+        self.cut_requests += len(ids) > room
+        self.cut_tokens += max(0, len(ids) - room)
+        return ids[-room:]
+
+    def _score(self, requests: list[Request], description: str, share: bool) -> Scores:
+        with self.reporter.meter(description, len(requests), "requests") as meter:
+            found = score(self.backbone, requests, self.batch_tokens, share, meter.advance)
+        self.cut_requests += found.cut_requests
+        self.cut_tokens += found.cut_tokens
+        self.read_tokens += found.read_tokens
+        self.asked_tokens += found.asked_tokens
+        return found
+
+
+Settings = tuple[tuple[str, ...], int, SamplingConfig]
+
+
+def _by_settings(requests: Sequence[Instance]) -> dict[Settings, list[int]]:
+    """Requests that stop and sample alike can be generated together."""
+    groups: dict[Settings, list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(_settings(dict(request.args[1])), []).append(index)
+    return groups
+
+
+def _settings(options: dict) -> Settings:
+    """lm-eval's generation_kwargs as ours. Raises InputError on an option this model does not know."""
+    until = options.pop("until", [])
+    stops = (until,) if isinstance(until, str) else tuple(until)
+    new_tokens = int(options.pop("max_gen_toks", options.pop("max_new_tokens", DEFAULT_NEW_TOKENS)))
+    temperature = float(options.pop("temperature", 0.0))
+    if not options.pop("do_sample", temperature > 0):
+        temperature = 0.0
+    known = {name: options.pop(name) for name in ("top_k", "top_p", "repetition_penalty") if name in options}
+    if options:
+        raise InputError(f"generation_kwargs {sorted(options)} are not known; remove them from the task")
+    return stops, new_tokens, SamplingConfig(temperature=temperature, **known)
