@@ -1,0 +1,161 @@
+"""Folded text: what near-duplicate detection compares. Lower-case words with one space after each, nothing else.
+
+The rules, by Unicode code point (the tables are those of the running Python's `unicodedata`):
+- letters, marks and digits (categories L, M, N) and `_` make words, in lower case;
+- format characters (Cf: soft hyphen, joiners, direction marks) vanish, but U+200B, a space without width, separates;
+- everything else (white space, punctuation, symbols, controls) separates words;
+- in scripts written without spaces (`STANDS_ALONE`) every letter and mark is a word of its own, so that a word
+  5-gram is five characters there."""
+
+import unicodedata
+from functools import cache
+
+import numba
+import numpy as np
+
+# First and last code point of the scripts written without spaces between words (Unicode 15, Blocks.txt).
+STANDS_ALONE = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x3005, 0x3007),  # ideographic iteration mark and zero
+    (0x3040, 0x312F),  # Hiragana, Katakana, Bopomofo
+    (0x31F0, 0x31FF),  # Katakana extensions
+    (0x3400, 0x4DBF),  # Han, extension A
+    (0x4E00, 0x9FFF),  # Han
+    (0xF900, 0xFAFF),  # Han, compatibility
+    (0xFF66, 0xFF9F),  # half-width Katakana
+    (0x20000, 0x3FFFF),  # Han, extensions B and later
+)
+SEPARATOR = np.uint32(0)
+VANISHES = np.uint32(1 << 30)
+ALONE = np.uint32(1 << 31)
+CODE_POINT = np.uint32((1 << 21) - 1)
+SPACE = np.uint8(32)
+LETTER = np.uint8(255)
+NUM_CODE_POINTS = 0x110000
+
+# A folded character is at most half as long again as the raw one (U+023A, two bytes, folds to U+2C65, three;
+# a three-byte character that stands alone gets a space); every text may need one more space at its end.
+GROWTH = 1.5
+
+
+@cache
+def folding_table(alone: bool) -> np.ndarray:
+    """uint32[0x110000]: what each code point becomes: its lower case, with the flags above.
+
+    alone: whether the scripts without spaces are cut into characters (words) or left as they are (characters)."""
+    table = np.array([_folded(chr(c)) for c in range(NUM_CODE_POINTS)], dtype=np.uint32)
+    if alone:
+        for first, last in STANDS_ALONE:
+            block = table[first : last + 1]
+            block[(block & CODE_POINT) > 0] |= ALONE
+    return table
+
+
+def _folded(character: str) -> int:
+    category = unicodedata.category(character)
+    if category == "Cf":
+        return int(SEPARATOR) if character == "\u200b" else int(VANISHES)
+    if category[0] not in "LMN" and character != "_":
+        return int(SEPARATOR)
+    return ord(character.lower()[0])
+
+
+@numba.njit(cache=True, nogil=True)
+def fold(raw, start, stop, table, ascii_table, folded, at):
+    """Writes the folded form of raw[start:stop] (UTF-8) at folded[at:]; returns where it ends.
+
+    "Don't  PANIC!" -> "don t panic ". The text must be valid UTF-8, as a Parquet string column is."""
+    last = SPACE
+    i = start
+    while i < stop:
+        byte = raw[i]
+        if byte < 128:
+            # No branch on what the byte is: a space after a space is written and then written over.
+            code8 = ascii_table[byte]
+            folded[at] = code8
+            at += (code8 != SPACE) | (last != SPACE)
+            last = code8
+            i += 1
+            continue
+        if byte < 0xE0:
+            point = (np.uint32(byte & 31) << 6) | (raw[i + 1] & 63)
+            i += 2
+        elif byte < 0xF0:
+            point = (np.uint32(byte & 15) << 12) | (np.uint32(raw[i + 1] & 63) << 6) | (raw[i + 2] & 63)
+            i += 3
+        else:
+            point = (
+                (np.uint32(byte & 7) << 18)
+                | (np.uint32(raw[i + 1] & 63) << 12)
+                | (np.uint32(raw[i + 2] & 63) << 6)
+                | (raw[i + 3] & 63)
+            )
+            i += 4
+        code = table[point]
+        if code & VANISHES:
+            continue
+        if code == 0 or code & ALONE:
+            folded[at] = SPACE
+            at += last != SPACE
+            last = SPACE
+            if code == 0:
+                continue
+        at = _write_utf8(folded, at, code & CODE_POINT)
+        last = LETTER
+        if code & ALONE:
+            folded[at] = last = SPACE
+            at += 1
+    folded[at] = SPACE
+    return at + (last != SPACE)
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_utf8(out: np.ndarray, at: int, point: int) -> int:
+    if point < 0x80:
+        out[at] = point
+        return at + 1
+    if point < 0x800:
+        out[at] = 0xC0 | (point >> 6)
+        out[at + 1] = 0x80 | (point & 63)
+        return at + 2
+    if point < 0x10000:
+        out[at] = 0xE0 | (point >> 12)
+        out[at + 1] = 0x80 | ((point >> 6) & 63)
+        out[at + 2] = 0x80 | (point & 63)
+        return at + 3
+    out[at] = 0xF0 | (point >> 18)
+    out[at + 1] = 0x80 | ((point >> 12) & 63)
+    out[at + 2] = 0x80 | ((point >> 6) & 63)
+    out[at + 3] = 0x80 | (point & 63)
+    return at + 4
+
+
+def fold_texts(data: np.ndarray, offsets: np.ndarray, alone: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """The folded forms of data[offsets[i]:offsets[i + 1]], as (bytes uint8, offsets int64[texts + 1]).
+
+    The bytes are followed by eight spaces, so that eight may be read at a time."""
+    size = int((offsets[-1] - offsets[0]) * GROWTH) + 2 * len(offsets) + 8
+    folded = np.empty(size, np.uint8)
+    ends = np.zeros(len(offsets), np.int64)
+    table = folding_table(alone)
+    ascii_table = np.where(table[:128] == SEPARATOR, SPACE, table[:128]).astype(np.uint8)
+    _fold_all(data, offsets, table, ascii_table, folded, ends)
+    return folded, ends
+
+
+@numba.njit(cache=True, nogil=True)
+def _fold_all(data, offsets, table, ascii_table, folded, ends):
+    at = 0
+    for index in range(len(offsets) - 1):
+        at = fold(data, offsets[index], offsets[index + 1], table, ascii_table, folded, at)
+        ends[index + 1] = at
+    folded[at : at + 8] = SPACE
+
+
+def fold_text(text: str, alone: bool = True) -> str:
+    """The folded form of one text, without the last space: the words with one space between each two."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    folded, ends = fold_texts(data, np.array([0, len(data)], np.int64), alone)
+    return bytes(folded[: ends[1]]).decode().rstrip(" ")
