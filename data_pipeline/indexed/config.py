@@ -52,9 +52,11 @@ class IndexConfig(Config):
 
 
 def check_weights(weights: dict[str, float]) -> None:
-    """Raises ValueError on a weight that is no share: negative, NaN or infinite, or all zero."""
+    """Raises ValueError on a weight that is no share: zero, negative, NaN or infinite, or if there is none."""
+    if not weights:
+        raise ValueError("no weights; name at least one source with a weight above 0")
     for name, weight in weights.items():
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"weight of source {name!r} is {weight}; a weight is a finite number, 0 or more")
-    if not sum(weights.values()) > 0:
-        raise ValueError(f"all weights are zero ({sorted(weights)}); give at least one source a weight above 0")
+        if not 0 < weight < float("inf"):
+            raise ValueError(
+                f"weight of source {name!r} is {weight}; a weight is a finite number above 0: leave out what is not drawn"
+            )

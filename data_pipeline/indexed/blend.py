@@ -1,0 +1,127 @@
+"""Which source does sample k come from, and which of the source's samples is it? Random access, exact shares, no index.
+
+Time is cut into blocks of B samples and rounds of P blocks. Weights are rounded once, by largest remainder, to whole
+samples of a round (B * P), so nothing drifts from round to round. Of its count c in a round a source has c // P samples
+in every block; the c % P left over are spread evenly over the blocks by systematic sampling at bit-reversed offsets.
+So a block differs from the exact share by less than one sample of each source, and a round by less than one as well.
+Inside a block a keyed permutation places the samples."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+
+# Blocks in a round: weights are resolved to 1 / (B * 1024), one in a million samples at the usual B of 1024.
+ROUND_BLOCKS = 1024
+
+
+def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
+    """Whole shares of `total`, each off the exact share by less than one; ties go to the earlier source.
+
+    ([0.5, 0.3, 0.2], 4) -> [2, 1, 1]: exact shares 2.0, 1.2 and 0.8; the one sample left goes to 0.8."""
+    exact = [weight / sum(weights) * total for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda index: (shares[index] - exact[index], index))
+    for index in by_remainder[: total - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def round_counts(weights: Sequence[float], block_samples: int, num_blocks: int = ROUND_BLOCKS) -> np.ndarray:
+    """int64[P, S]: samples of each source in each block of a round; every row sums to B.
+
+    ([0.7, 0.3], B=1, P=4): the round holds 3 and 1 samples, in the blocks [[1, 0], [1, 0], [1, 0], [0, 1]].
+    P is a power of two."""
+    in_round = np.array(largest_remainder(weights, block_samples * num_blocks), dtype=np.int64)
+    whole, left = np.divmod(in_round, num_blocks)
+    edges = np.concatenate([[0], np.cumsum(left)])
+    offsets = _bit_reversed(num_blocks)[:, None]
+    # Multiples m * P + offset below an edge: a source gains one where such a point lies between its two edges.
+    points_below = (edges[None, :] - offsets + num_blocks - 1) // num_blocks
+    return whole[None, :] + np.diff(points_below, axis=1)
+
+
+def _bit_reversed(size: int) -> np.ndarray:
+    """int64[size], size a power of two: 8 -> [0, 4, 2, 6, 1, 5, 3, 7]; any run of it is spread evenly."""
+    order = np.zeros(1, dtype=np.int64)
+    while len(order) < size:
+        order = np.concatenate([order * 2, order * 2 + 1])
+    return order
+
+
+class Blend:
+    """The stream of one phase: slot j (0, 1, 2 ...) -> (source index, how many of that source came before).
+
+    Memory: one table of (P + 1) * S numbers and the last few blocks; a pure function of (weights, B, key)."""
+
+    def __init__(self, weights: Sequence[float], block_samples: int, key: int):
+        self.block_samples = block_samples
+        self._key = key
+        counts = round_counts(weights, block_samples)
+        self._before = np.concatenate([np.zeros((1, len(weights)), np.int64), np.cumsum(counts, axis=0)])
+        # Neighbouring samples share a block; 8 blocks hold whatever order a batch reads them in.
+        self._placed = lru_cache(maxsize=8)(self._place)
+
+    def locate(self, slot: int) -> tuple[int, int]:
+        block, inside = divmod(slot, self.block_samples)
+        sources, ordinals = self._placed(block)
+        return sources[inside], ordinals[inside]
+
+    def drawn(self, num_slots: int) -> np.ndarray:
+        """int64[S]: samples of each source among the first `num_slots`."""
+        block, inside = divmod(num_slots, self.block_samples)
+        counts = self._before_block(block)
+        if inside:
+            sources, _ = self._placed(block)
+            counts = counts + np.bincount(sources[:inside], minlength=len(counts))
+        return counts
+
+    def _before_block(self, block: int) -> np.ndarray:
+        rounds, in_round = divmod(block, len(self._before) - 1)
+        return rounds * self._before[-1] + self._before[in_round]
+
+    def _place(self, block: int) -> tuple[list[int], list[int]]:
+        """Of every slot of the block: its source, and the number of that source's samples before it in the blend."""
+        before = self._before_block(block)
+        edges = np.cumsum(self._before_block(block + 1) - before)
+        ranks = Permutation(self.block_samples, key_of(self._key, block)).whole()
+        sources = np.searchsorted(edges, ranks, side="right")
+        starts = np.concatenate([[0], edges[:-1]])
+        return sources.tolist(), (ranks - starts[sources] + before[sources]).tolist()
+
+
+class Schedule:
+    """Phases one after another: sample k -> (source index, how many of that source came before in the whole run).
+
+    phases: (first sample, weight by source name) in rising order, the first at 0."""
+
+    def __init__(
+        self, names: Sequence[str], phases: Sequence[tuple[int, Mapping[str, float]]], block_samples: int, key: int
+    ):
+        self._starts = [start for start, _ in phases]
+        self._blends = [
+            Blend([weights.get(name, 0.0) for name in names], block_samples, key_of(key, number))
+            for number, (_, weights) in enumerate(phases)
+        ]
+        self._drawn_before = [np.zeros(len(names), np.int64)]
+        for number in range(len(phases) - 1):
+            length = self._starts[number + 1] - self._starts[number]
+            self._drawn_before.append(self._drawn_before[-1] + self._blends[number].drawn(length))
+
+    def locate(self, k: int) -> tuple[int, int]:
+        phase = self.phase_of(k)
+        source, ordinal = self._blends[phase].locate(k - self._starts[phase])
+        return source, ordinal + int(self._drawn_before[phase][source])
+
+    def phase_of(self, k: int) -> int:
+        phase = len(self._starts) - 1
+        while k < self._starts[phase]:
+            phase -= 1
+        return phase
+
+    def drawn(self, num_samples: int) -> np.ndarray:
+        """int64[S]: samples of each source among the first `num_samples`."""
+        phase = self.phase_of(num_samples)
+        return self._drawn_before[phase] + self._blends[phase].drawn(num_samples - self._starts[phase])

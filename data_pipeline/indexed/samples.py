@@ -1,0 +1,198 @@
+"""Sample k of a dataset: a pure function of (dataset, split, context, seed, settings, k), in constant memory and time.
+
+Nothing is built before training and nothing is stored: resuming is the one integer k, on any number of ranks.
+k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation of the epoch -> window."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.indexed.blend import Schedule
+from gristmill.data_pipeline.indexed.config import IndexConfig
+from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource, read_dataset, source_prefix
+from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
+from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.provenance.canonical import fingerprint
+
+Sample = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a run of so many samples takes from one source; epochs is how often it sees the source's windows."""
+
+    source: str
+    samples: int
+    tokens: int
+    epochs: float
+    cap: float | None
+
+
+class Samples:
+    """Made by `open_samples`. left_out names the sources of a held-out split that hold no whole sample."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        packings: Mapping[str, Packing],
+        left_out: tuple[str, ...],
+        context: int,
+        seed: int,
+        config: IndexConfig,
+        identity: str,
+    ):
+        self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
+        self.sources = tuple(packings)
+        self.left_out, self.context, self.fingerprint = left_out, context, identity
+        self._packings = tuple(packings.values())
+        self._mask = config.mask_documents
+        self._caps = [_cap_of(config, name) for name in self.sources]
+        self._seed = seed
+        self._schedule = Schedule(
+            self.sources, _phases(dataset, self.sources, context, config), config.block_samples, key_of(seed, "blend")
+        )
+        self._fim = FillInTheMiddle.for_dataset(dataset, config, seed)
+        self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
+        self._positions = np.arange(context, dtype=np.int64)
+        self._whole = np.array([0, context], dtype=np.int32)
+
+    def sample(self, k: int) -> Sample:
+        """tokens, targets, positions: int64[context]; weights: float32[context], 0 where nothing is to be learned;
+        document_bounds: int32[n + 1] from 0 to context, the cumulative lengths within which attention stays.
+
+        Without mask_documents the bounds are [0, context] and positions run through. Raises InputError if the source
+        is drawn more often than its cap allows."""
+        source, ordinal = self._schedule.locate(k)
+        epoch, index = divmod(ordinal, self._packings[source].num_windows)
+        self._check_cap(source, ordinal)
+        window = self._packings[source].window(self._order(source, epoch)(index))
+        if self._fim is not None:
+            window = self._fim.apply(window, self.sources[source], k)
+        weights = np.ones(self.context, dtype=np.float32)
+        weights[max(0, window.num_valid - 1) :] = 0.0
+        positions, bounds = self._positions.copy(), self._whole.copy()
+        if self._mask:
+            bounds = np.append(window.starts, self.context).astype(np.int32)
+            positions -= np.repeat(bounds[:-1], np.diff(bounds))
+            weights[bounds[1:-1] - 1] = 0.0  # the next document's first token cannot be told from this one
+        return {
+            "tokens": window.tokens[:-1],
+            "targets": window.tokens[1:],
+            "weights": weights,
+            "positions": positions,
+            "document_bounds": bounds,
+        }
+
+    def source_of(self, k: int) -> str:
+        return self.sources[self._schedule.locate(k)[0]]
+
+    def samples_of(self, source: str) -> int:
+        """How many samples one epoch of the source has."""
+        return self._packings[self.sources.index(source)].num_windows
+
+    def drawn(self, num_samples: int) -> list[Draw]:
+        """What a run of `num_samples` takes from each source, computed without drawing."""
+        counts = self._schedule.drawn(num_samples).tolist()
+        return [
+            Draw(name, count, count * self.context, count / packing.num_windows, cap)
+            for name, count, packing, cap in zip(self.sources, counts, self._packings, self._caps, strict=True)
+        ]
+
+    def check_budget(self, num_samples: int) -> None:
+        """Raises InputError, before training starts, if a run of `num_samples` would overdraw a capped source."""
+        for draw in self.drawn(num_samples):
+            if draw.cap is not None and draw.epochs > draw.cap:
+                raise InputError(_overdrawn(draw.source, draw.epochs, draw.cap))
+
+    def _check_cap(self, source: int, ordinal: int) -> None:
+        cap = self._caps[source]
+        windows = self._packings[source].num_windows
+        if cap is not None and ordinal + 1 > cap * windows:
+            raise InputError(_overdrawn(self.sources[source], (ordinal + 1) / windows, cap))
+
+    def _epoch_order(self, source: int, epoch: int) -> Permutation:
+        key = key_of(self._seed, "epoch", self.sources[source], epoch)
+        return Permutation(self._packings[source].num_windows, key)
+
+
+def open_samples(folder: Path, split: str, context: int, seed: int, config: IndexConfig) -> Samples:
+    """The samples of one split of an `index` folder.
+
+    Sources of the train split that cannot fill one sample are an error; those of a held-out split are left out.
+    Raises InputError on damaged files or too little data, RecipeError on settings that do not fit the dataset."""
+    dataset = read_dataset(folder)
+    packings: dict[str, Packing] = {}
+    left_out: list[str] = []
+    for source in dataset.sources:
+        packing = _open_source(folder, split, source, dataset, context, config)
+        if packing is not None and packing.num_windows:
+            packings[source.name] = packing
+        elif split == "train":
+            raise InputError(_too_short(folder, split, source, context))
+        else:
+            left_out.append(source.name)
+    if not packings:
+        raise InputError(_too_short(folder, split, dataset.sources[0], context))
+    identity = fingerprint([dataset.model_dump(mode="json"), split, context, seed, config.model_dump(mode="json")])
+    return Samples(dataset, packings, tuple(left_out), context, seed, config, identity)
+
+
+def _open_source(
+    folder: Path, split: str, source: IndexedSource, dataset: Dataset, context: int, config: IndexConfig
+) -> Packing | None:
+    """None if the source has no documents in this split."""
+    counts = source.splits.get(split)
+    if counts is None or counts.documents == 0:
+        return None
+    reader = IndexedReader(source_prefix(folder, split, source.name))
+    if (reader.num_tokens, str(reader.dtype)) != (counts.tokens, dataset.dtype):
+        raise InputError(
+            f"{reader.prefix}: {reader.num_tokens} tokens of {reader.dtype}, dataset.json says {counts.tokens} of "
+            f"{dataset.dtype}; run `gristmill index` again"
+        )
+    packing = {"concat": Concat, "best_fit": BestFit}[config.packing]
+    return packing(reader, context, dataset.end_of_document)
+
+
+def _too_short(folder: Path, split: str, source: IndexedSource, context: int) -> str:
+    counts = source.splits.get(split)
+    tokens = counts.tokens if counts else 0
+    return (
+        f"{source_prefix(folder, split, source.name)}: {tokens} tokens, a sample of context {context} needs "
+        f"{context + 1}; set model.context to {max(1, tokens - 1)} or less, give the source more text, or drop it"
+    )
+
+
+def _phases(
+    dataset: Dataset, sources: tuple[str, ...], context: int, config: IndexConfig
+) -> list[tuple[int, Mapping[str, float]]]:
+    """(first sample, weights) of each phase; token counts are rounded up to whole samples."""
+    weights = {source.name: source.weight for source in dataset.sources if source.name in sources}
+    known = {source.name for source in dataset.sources}
+    phases: list[tuple[int, Mapping[str, float]]] = []
+    for number, phase in enumerate(config.phases):
+        if unknown := sorted(phase.weights.keys() - known):
+            raise RecipeError(
+                f"index.phases.{number}.weights names {unknown}, the dataset holds {sorted(known)}; name one of these"
+            )
+        present = {name: weight for name, weight in phase.weights.items() if name in sources}
+        if present:
+            phases.append((-(-phase.from_tokens // context), present))
+    return phases or [(0, weights)]
+
+
+def _cap_of(config: IndexConfig, source: str) -> float | None:
+    return config.max_epochs.get(source) if isinstance(config.max_epochs, dict) else config.max_epochs
+
+
+def _overdrawn(source: str, epochs: float, cap: float) -> str:
+    return (
+        f"source {source!r} would be seen {epochs:.2f} times, its cap is {cap}; train on fewer tokens, lower the "
+        "source's weight, give it more text, or raise index.max_epochs"
+    )
