@@ -111,7 +111,7 @@ def _token_scores(
     step = max(1, LOGIT_FLOATS // backbone.vocab_size)
     for first in range(0, len(positions_U), step):
         chosen = torch.from_numpy(positions_U[first : first + step]).to(backbone.device)
-        logits_UV = backbone.head(hidden_MD[chosen]).float()
+        logits_UV = at_least_float32(backbone.head(hidden_MD[chosen]))
         totals_U = torch.logsumexp(logits_UV, dim=-1)
         if not torch.isfinite(totals_U).all():
             raise InputError(
@@ -124,3 +124,8 @@ def _token_scores(
         logprobs_N[asked_N] = (logits_UV[rows, targets] - totals_U[rows]).double().cpu().numpy()
         greedy_N[asked_N] = (logits_UV.argmax(dim=-1)[rows] == targets).cpu().numpy()
     return logprobs_N, greedy_N
+
+
+def at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    """A sum over a vocabulary needs float32; float64 stays, for proofs."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -66,3 +67,14 @@ class SmallBackbone:
             x_BTD = x_BTD + mixed.transpose(1, 2).flatten(2) @ mix.T
             x_BTD = x_BTD + torch.tanh(x_BTD @ channel.T)
         return nn.functional.layer_norm(x_BTD, x_BTD.shape[-1:]), grown
+
+
+@pytest.fixture
+def small_backbone() -> type[SmallBackbone]:
+    """Makes a random small model: small_backbone(vocab_size=5, context=24)."""
+    return SmallBackbone
+
+
+@pytest.fixture
+def byte_codec() -> ByteCodec:
+    return ByteCodec()
