@@ -1,4 +1,4 @@
-"""The recipe: one frozen value that says everything about a run. Each room owns its part; here they are put together."""
+"""The recipe: one frozen value that says everything about a run, put together from the parts that the rooms own."""
 
 from typing import Any, Self
 

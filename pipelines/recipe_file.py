@@ -1,4 +1,4 @@
-"""Recipe files: YAML as people write it, overrides from the command line, and errors that name the line and the mend."""
+"""Recipe files: YAML as people write it, overrides of the command line, errors that name the line and the mend."""
 
 import difflib
 import json
@@ -58,9 +58,8 @@ def find_recipe(reference: str) -> Path:
     ours = RECIPES / f"{reference}.yaml"
     if ours.is_file():
         return ours
-    raise RecipeError(
-        f"no recipe {reference!r}{_did_you_mean(reference, recipe_names())}; give a .yaml file or one of {recipe_names()}"
-    )
+    near = _did_you_mean(reference, recipe_names())
+    raise RecipeError(f"no recipe {reference!r}{near}; give a .yaml file or one of {', '.join(recipe_names())}")
 
 
 def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:

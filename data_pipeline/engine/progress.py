@@ -61,7 +61,8 @@ class Meter:
         elapsed = time.monotonic() - self._started
         left = elapsed * (self.total - self.done) / self.done if self.done else float("nan")
         share = 100 * self.done / self.total if self.total else 100.0
-        return f"{share:.0f} % ({_short(self.done)} of {_short(self.total)} {self.unit}), {self._rate()}, {left:.0f} s left"
+        so_far = f"{share:.0f} % ({_short(self.done)} of {_short(self.total)} {self.unit})"
+        return f"{so_far}, {self._rate()}, {left:.0f} s left"
 
 
 class Reporter:

@@ -1,0 +1,90 @@
+"""How every benchmark measures and prints: us and a peer in turn, the median of paired ratios, one JSON line a figure."""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """ours and peer are rates or amounts in `unit`; ratio is above 1 where we are better; goal is the least ratio (or,
+    where there is no peer, the least value of ours) that was asked for."""
+
+    figure: str
+    ours: float
+    unit: str
+    peer: float | None = None
+    peer_name: str | None = None
+    ratio: float | None = None
+    goal: float | None = None
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """--data takes any folder, --quick stays under a minute; a program may add its own."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, default=None, help="a folder of input; the default is made or shared data")
+    parser.add_argument("--quick", action="store_true", help="a small input, under a minute")
+    return parser
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """User and system seconds of this process and its ended children: on a noisy machine steadier than the clock."""
+    before = _cpu()
+    function()
+    return _cpu() - before
+
+
+def wall_seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def in_turn(
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    rounds: int,
+    clock: Callable[[Callable[[], object]], float] = cpu_seconds,
+) -> tuple[float, float, float]:
+    """(median seconds of ours, of the peer, median of the paired ratios peer / ours), after one round to warm up."""
+    ours()
+    peer()
+    pairs = [(clock(ours), clock(peer)) for _ in range(rounds)]
+    return (
+        statistics.median(own for own, _ in pairs),
+        statistics.median(other for _, other in pairs),
+        statistics.median(other / own for own, other in pairs),
+    )
+
+
+def peak_megabytes() -> float:
+    """Peak resident memory of this process, in MB of 10^6 bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def print_figures(figures: Sequence[Figure]) -> None:
+    """A table for people, then one JSON line a figure for `run_all.py`."""
+    table = Table("figure", "ours", "peer", "unit", "ratio", "goal")
+    for each in figures:
+        peer = "" if each.peer is None else f"{each.peer:.4g} ({each.peer_name})"
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+        table.add_row(
+            each.figure, f"{each.ours:.4g}", peer, each.unit, ratio, "" if each.goal is None else f"{each.goal:g}"
+        )
+    Console(width=120).print(table)
+    for each in figures:
+        print(json.dumps({key: value for key, value in vars(each).items() if value is not None}))
+
+
+def _cpu() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

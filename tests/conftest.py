@@ -1,0 +1,48 @@
+"""What tests share: where files outside the repository stand, and a small real corpus of the running Python's words."""
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """Path of a file of the shared data folder; skips the calling test, with the reason, if it is not there."""
+
+    def find(relative: str) -> Path:
+        root = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data")
+        path = root / relative
+        if not path.exists():
+            pytest.skip(f"{path} is absent; set GRISTMILL_SHARED_DATA to the shared data folder")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory) -> Path:
+    """A folder of text files: the docstrings of the standard library's modules, one file a module, about 1 MB."""
+    folder = tmp_path_factory.mktemp("small_corpus")
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in sorted(sys.stdlib_module_names):
+        path = library / f"{name}.py"
+        if path.is_file():
+            (folder / f"{name}.txt").write_text(docstrings(path), "utf-8")
+    return folder
+
+
+def docstrings(path: Path) -> str:
+    tree = ast.parse(path.read_text("utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    return "\n\n".join(text for text in found if text)

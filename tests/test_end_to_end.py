@@ -1,0 +1,196 @@
+"""The whole chain on a tiny recipe: six stages, real text, and the promises of docs/reproducibility.md."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gristmill.data_pipeline.provenance.manifest import differences, read_manifest
+
+STAGES = ["curate", "tokenizer", "index", "train", "evaluate", "report"]
+RECIPE = """\
+name: tiny
+seed: 7
+sources:
+  - {{name: prose, format: text, paths: ["{folder}/[a-m]*.txt"], weight: 0.6, priority: 1}}
+  - {{name: more, format: text, paths: ["{folder}/[n-z]*.txt"], weight: 0.4, priority: 2}}
+curate: {{splits: {{validation: 0.1, test: 0.15}}}}
+tokenizer: {{vocab_size: 512, sample_bytes: 1M}}
+model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, context: 64}}
+train:
+  tokens: 32768
+  batch_tokens: 1024
+  precision: fp32
+  validation: {{every: 16, samples: 4}}
+  checkpoint: {{every: 8}}
+evaluate: {{cloze_items: 20, text_bytes: 20000, samples: 1, sample_tokens: 8}}
+"""
+
+
+def gristmill(*arguments, cwd, check=True):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill.pipelines.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def all_bytes(workdir: Path) -> dict[str, str]:
+    """Stage -> its manifest's text, which holds the digest of every output."""
+    return {stage: (workdir / stage / "manifest.json").read_text() for stage in STAGES if (workdir / stage).exists()}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, small_corpus) -> Path:
+    folder = tmp_path_factory.mktemp("end_to_end")
+    (folder / "tiny.yaml").write_text(RECIPE.format(folder=small_corpus))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(place) -> Path:
+    """The work folder after one undisturbed run."""
+    done = gristmill("run", "tiny.yaml", "--workdir", "whole", "--workers", 2, cwd=place)
+    (place / "stdout").write_text(done.stdout)
+    return place / "whole"
+
+
+def test_every_stage_is_whole_and_as_its_manifest_says(whole):
+    for stage in STAGES:
+        assert differences(whole / stage, read_manifest(whole / stage)) == []
+
+
+def test_the_results_and_the_path_of_the_report_are_printed(whole, place):
+    said = (place / "stdout").read_text()
+    assert "cloze" in said and "bits_per_byte" in said and "chance" in said
+    assert str(Path("whole/report/report.html")) in said
+
+
+def test_counts_add_up(whole):
+    """read = kept + removed by reason + quarantined, for documents and for each source."""
+    for source in json.loads((whole / "curate/counts.json").read_bytes())["sources"].values():
+        kept = sum(split["documents"] for split in source["kept"].values())
+        removed = sum(rule["documents"] for rule in source["removed"].values())
+        assert source["read"]["documents"] == kept + removed + source["quarantined"]["documents"] > 0
+
+
+def test_the_model_has_learnt(whole):
+    lines = [json.loads(line) for line in (whole / "train/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[0] == pytest.approx(6.24, abs=0.3)  # ln 512: an untrained model knows nothing
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_second_run_does_nothing(whole, place):
+    before = all_bytes(whole)
+    done = gristmill("run", "tiny.yaml", "--workdir", "whole", cwd=place)
+    assert done.stderr.count("whole, skipped") == len(STAGES)
+    assert all_bytes(whole) == before
+
+
+def test_one_worker_gives_the_same_bytes(whole, place):
+    gristmill("run", "tiny.yaml", "--workdir", "one", "--workers", 1, cwd=place)
+    assert all_bytes(place / "one") == all_bytes(whole)
+
+
+def test_plan_names_the_changed_field(whole, place):
+    said = gristmill("plan", "tiny.yaml", "--workdir", "whole", "--set", "train.tokens=40960", cwd=place).stdout
+    flat = " ".join(said.split())
+    assert "32768 -> 40960" in flat
+    assert flat.count("skip") == 3 and flat.count("rebuild") == 3
+
+
+def test_verify_finds_a_flipped_byte(whole, place):
+    damaged = place / "damaged"
+    shutil.copytree(whole / "curate", damaged)
+    victim = next((damaged / "documents/train").glob("*.parquet"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    done = gristmill("verify", damaged, cwd=place, check=False)
+    assert done.returncode == 1
+    assert victim.name in done.stderr and "Traceback" not in done.stderr
+
+
+def test_reproduce_says_identical(whole, place):
+    said = gristmill("reproduce", whole / "curate/manifest.json", "--workdir", "again", cwd=place).stdout
+    assert "identical" in said
+
+
+def test_reproduce_names_a_raw_file_that_changed(whole, place, small_corpus, tmp_path):
+    moved = tmp_path / "corpus"
+    shutil.copytree(small_corpus, moved)
+    (tmp_path / "tiny.yaml").write_text(RECIPE.format(folder=moved))
+    gristmill("curate", "tiny.yaml", "--workdir", "first", cwd=tmp_path)
+    (moved / "ast.txt").write_text("other words")
+    done = gristmill("reproduce", "first/curate/manifest.json", "--workdir", "second", cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert "ast.txt" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_stage_is_a_script_too(whole, place):
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill.pipelines.stages.curate", "tiny.yaml", "--workdir", "whole"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "curate: whole, skipped" in done.stderr
+
+
+@pytest.mark.parametrize(("stage", "kills"), [("curate", 3), ("train", 3)])
+def test_kill_at_random_moments_gives_the_same_bytes(whole, place, stage, kills):
+    """kill -9, the same command, as often as it takes: the bytes of an undisturbed run."""
+    workdir = place / f"killed_{stage}"
+    for earlier in STAGES[: STAGES.index(stage)]:
+        shutil.copytree(whole / earlier, workdir / earlier)
+    moments = random.Random(f"{stage} 1")
+    killed = 0
+    while not (workdir / stage / "manifest.json").exists():
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gristmill.pipelines.cli",
+                "run",
+                "tiny.yaml",
+                "--workdir",
+                str(workdir),
+                "--to",
+                stage,
+            ],
+            cwd=place,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if killed < kills and wait_for_work(workdir, stage, process):
+            time.sleep(moments.uniform(0.0, 1.5))
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        error = process.communicate()[1]
+        assert process.returncode in (0, -signal.SIGKILL), error
+    assert killed > 0
+    assert all_bytes(workdir)[stage] == all_bytes(whole)[stage]
+
+
+def wait_for_work(workdir: Path, stage: str, process: subprocess.Popen) -> bool:
+    """True once the stage has begun to fill its folder."""
+    while process.poll() is None:
+        if any(workdir.glob(f".{stage}-*")):
+            return True
+        time.sleep(0.02)
+    return False
