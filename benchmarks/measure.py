@@ -1,4 +1,4 @@
-"""How every benchmark measures and prints: us and a peer in turn, the median of paired ratios, one JSON line a figure."""
+"""How every benchmark measures: us and a peer in turn, the median of paired ratios, one JSON line a figure."""
 
 import argparse
 import json

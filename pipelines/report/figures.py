@@ -2,12 +2,13 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure as Canvas
 
 SIZE_INCHES = (8.0, 3.4)
-RC = {
+RC: dict[Any, Any] = {
     "svg.hashsalt": "gristmill",
     "svg.fonttype": "path",
     "font.size": 9,
