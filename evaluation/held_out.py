@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.errors import InputError
 
 DOCUMENT_BYTES = 16_384  # of one document at most, so that a few long ones do not stand for a whole source
-CONTEXT_BYTES = 800  # what a cloze question shows before the line, at most
+CONTEXT_BYTES = 500  # what a cloze question shows before the line, at most
 CONTEXT_LINES = 3  # and at least
 LINE_BYTES = (20, 160)  # lines that can be asked for: longer than a brace, shorter than a paragraph
 LENGTH_RATIO = 1.5  # a wrong line is at most so much longer or shorter than the right one: length must not tell

@@ -1,0 +1,171 @@
+"""A checkpoint, tasks, and a folder of results: what `gristmill evaluate` and the stage `evaluate` do."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.evaluation.backbone import Backbone
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.harness import Results, run_tasks
+from gristmill.evaluation.held_out import (
+    HeldOut,
+    cloze,
+    read_held_out,
+    require_questions,
+    texts_to_measure,
+)
+from gristmill.evaluation.held_out_tasks import BITS_PER_BYTE, CLOZE, bits_per_byte_task, cloze_task
+from gristmill.evaluation.language_model import Codec, LanguageModel
+from gristmill.evaluation.load import load_backbone, load_codec
+from gristmill.evaluation.results import write_results
+from gristmill.evaluation.samples import continuations
+from gristmill.evaluation.standard_errors import LN2
+from gristmill.evaluation.statistics import ratio_error
+from gristmill.evaluation.table import ScoreRow, score_rows
+from gristmill.evaluation.unigram import count_tokens, unigram_bits
+
+HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where the held-out tasks come from: the folders of the stages `curate` and `index`. seed: of the recipe."""
+
+    curate: Path
+    index: Path
+    seed: int
+
+
+@dataclass(frozen=True)
+class HeldOutWork:
+    """The held-out tasks in lm-eval's terms, and by task name what the unigram of the training tokens scores."""
+
+    tasks: list[dict[str, Any]]
+    unigram: dict[str, float]
+
+
+def evaluate_folder(
+    checkpoint: Path,
+    tokenizer: Path,
+    output: Path,
+    config: EvaluateConfig,
+    reporter: Reporter,
+    corpus: Corpus | None = None,
+) -> list[ScoreRow]:
+    """`evaluate` on a checkpoint and a tokenizer from disk; with a corpus, generations.json too."""
+    backbone, codec = load_backbone(checkpoint, config), load_codec(tokenizer)
+    rows = evaluate(backbone, codec, output, config, reporter, corpus)
+    if corpus is not None and config.samples:
+        found = continuations(backbone, codec, read_held_out(corpus.curate), config)
+        text = json.dumps([item.model_dump() for item in found], indent=2, ensure_ascii=False)
+        write_atomic(output / "generations.json", text.encode() + b"\n")
+    return rows
+
+
+def evaluate(
+    backbone: Backbone,
+    codec: Codec,
+    output: Path,
+    config: EvaluateConfig,
+    reporter: Reporter,
+    corpus: Corpus | None = None,
+) -> list[ScoreRow]:
+    """Asks every task, writes results.json, samples/ and table.md into `output`, and gives the rows of the table."""
+    model = LanguageModel(backbone, codec, config.batch_tokens, reporter)
+    held_out = held_out_work(config, codec, corpus)
+    named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
+    results = run_tasks(model, [*held_out.tasks, *named], config)
+    chances = dict(held_out.unigram)
+    add_all_sources(results, chances)
+    rows = score_rows(results.summary, chances)
+    write_results(output, results.summary, results.samples, rows, notes(model, config, chances))
+    return rows
+
+
+def held_out_work(config: EvaluateConfig, codec: Codec, corpus: Corpus | None) -> HeldOutWork:
+    """Raises RecipeError if a held-out task is asked for and there is no corpus, InputError if it holds too little."""
+    wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
+    if not wanted:
+        return HeldOutWork([], {})
+    if corpus is None:
+        raise RecipeError(f"{', '.join(wanted)} need the held-out documents: name the folder the run was made in")
+    documents = read_held_out(corpus.curate)
+    if not documents:
+        raise InputError(
+            f"{corpus.curate / 'documents' / 'test'}: no held-out document; raise the test share in curate.splits"
+        )
+    work = HeldOutWork([], {})
+    if BITS_PER_BYTE in wanted:
+        _add_bits_per_byte(work, documents, config, codec, count_tokens(corpus.index, codec.vocab_size))
+    if CLOZE in wanted:
+        questions = cloze(documents, config.cloze_items, config.cloze_choices, corpus.seed)
+        require_questions(questions, corpus.curate)
+        work.tasks.append(cloze_task(questions))
+    return work
+
+
+def _add_bits_per_byte(
+    work: HeldOutWork,
+    documents: Mapping[str, Sequence[HeldOut]],
+    config: EvaluateConfig,
+    codec: Codec,
+    counts: np.ndarray,
+) -> None:
+    measured: list[HeldOut] = []
+    for source, found in documents.items():
+        texts = texts_to_measure(found, config.text_bytes)
+        if texts:
+            task = bits_per_byte_task(source, texts)
+            work.tasks.append(task)
+            work.unigram[task["task"]] = unigram_bits(counts, texts, codec)
+            measured += texts[: config.limit]
+    work.unigram[BITS_PER_BYTE] = unigram_bits(counts, measured, codec)
+
+
+def add_all_sources(results: Results, chances: Mapping[str, float]) -> None:
+    """One bits per byte over the texts of all sources, as a group in lm-eval's sense: bits and bytes are summed."""
+    names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in chances]
+    if len(names) < 2:
+        return
+    pairs = [sample[BITS_PER_BYTE] for name in names for sample in results.samples[name]]
+    bits, sizes = [-pair[0] / LN2 for pair in pairs], [pair[1] for pair in pairs]
+    summary = results.summary
+    result = {
+        "name": BITS_PER_BYTE,
+        "alias": f"{BITS_PER_BYTE} (all sources)",
+        "sample_len": len(pairs),
+        f"{BITS_PER_BYTE},none": sum(bits) / sum(sizes),
+        f"{BITS_PER_BYTE}_stderr,none": ratio_error(bits, sizes),
+    }
+    summary["results"][BITS_PER_BYTE] = result
+    summary.setdefault("groups", {})[BITS_PER_BYTE] = result
+    summary["group_subtasks"][BITS_PER_BYTE] = names
+    summary["higher_is_better"][BITS_PER_BYTE] = {BITS_PER_BYTE: False}
+    summary["n-shot"][BITS_PER_BYTE] = 0
+
+
+def notes(model: LanguageModel, config: EvaluateConfig, chances: Mapping[str, float]) -> list[str]:
+    """What a reader must know to trust the table."""
+    said = []
+    if chances:
+        said.append(
+            "chance of bits_per_byte: the same text under the unigram frequencies of the training tokens; lower is better"
+        )
+        said.append("bits_per_byte counts the UTF-8 bytes of the text; a text has no context but its own beginning")
+    if config.limit is not None:
+        said.append(f"only the first {config.limit} documents of each task were asked (limit)")
+    if model.cut_requests:
+        said.append(
+            f"{model.cut_requests} requests were longer than the model's context of {model.max_length} tokens and lost "
+            f"{model.cut_tokens} tokens on their left"
+        )
+    if config.weights != "as_trained":
+        said.append(f"weights were quantised to {config.weights} for this evaluation")
+    return said

@@ -1,0 +1,31 @@
+"""What a model would score that knows how often each token occurs, and nothing else: the floor a real one must leave."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.evaluation.held_out import HeldOut
+from gristmill.evaluation.language_model import Codec
+from gristmill.evaluation.statistics import unigram_bits_per_byte
+
+
+def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
+    """int64[V]: how often each token stands in the training split of an `index` folder, all sources together."""
+    prefixes = [path.with_suffix("") for path in sorted((index / "train").glob("*.idx"))]
+    if not prefixes:
+        raise InputError(f"{index / 'train'}: no .idx file; run the stage `index`")
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for prefix in prefixes:
+        tokens = IndexedReader(prefix).tokens
+        for part in np.array_split(tokens, 1 + len(tokens) // (1 << 24)):
+            counts += np.bincount(part, minlength=vocab_size)
+    return counts
+
+
+def unigram_bits(counts: np.ndarray, texts: Sequence[HeldOut], codec: Codec) -> float:
+    """Bits per byte of the texts under the counts, each text encoded as the model reads it."""
+    ids = [token for text in texts for token in codec.encode(text.text)]
+    return unigram_bits_per_byte(counts, ids, sum(len(text.text.encode()) for text in texts))

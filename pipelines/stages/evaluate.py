@@ -1,0 +1,59 @@
+"""The stage `evaluate`: the last checkpoint on the tasks of the recipe, and a few continuations for the report."""
+
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.pipelines.config import Recipe, identity
+from gristmill.pipelines.stage import Stage, StageContext
+
+
+def config(recipe: Recipe) -> dict[str, Any]:
+    return {"evaluate": identity(recipe.evaluate), "seed": recipe.seed}
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
+    # Loaded here: torch and lm-eval take seconds, which `gristmill plan` and the other stages need not wait for.
+    from gristmill.evaluation.run import Corpus, evaluate_folder
+
+    checkpoint = last_checkpoint(context.inputs["train"])
+    corpus = Corpus(context.inputs["curate"], context.inputs["index"], context.recipe.seed)
+    rows = evaluate_folder(
+        checkpoint=checkpoint,
+        tokenizer=context.inputs["tokenizer"],
+        output=context.folder,
+        config=context.recipe.evaluate,
+        reporter=context.reporter,
+        corpus=corpus,
+    )
+    return {
+        "checkpoint": checkpoint.name,
+        "scores": [
+            {"task": row.task, "metric": row.metric, "score": row.score, "error": row.error, "chance": row.chance}
+            for row in rows
+        ],
+    }
+
+
+def last_checkpoint(train: Path) -> Path:
+    """The checkpoint with the greatest step."""
+    found = sorted((train / "checkpoints").glob("step-*"))
+    if not found:
+        raise InputError(f"{train / 'checkpoints'}: no checkpoint; run the stage `train`")
+    return found[-1]
+
+
+STAGE = Stage(
+    name="evaluate",
+    code_version=1,
+    inputs=("curate", "tokenizer", "index", "train"),
+    config=config,
+    run=run,
+    libraries=("lm_eval", "torch"),
+)
+
+if __name__ == "__main__":
+    from gristmill.pipelines.cli import stage_script
+
+    stage_script("evaluate")
