@@ -1,0 +1,192 @@
+"""Seconds of one block, of the embedding and of the head, for one micro-batch on one rank, forward and backward.
+
+n tokens of a micro-batch on this context rank; u = n x width numbers of the residual stream, divided by the tensor size
+under sequence parallelism; f, q, kv = this rank's share of the channel, query and key/value widths. Bytes of element-wise
+work are counted pass by pass over 16-bit numbers: read 2, write 2, a mask 1.
+"""
+
+from math import gcd
+from typing import NamedTuple
+
+from gristmill.training.planner.flops import attention_flops
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds
+from gristmill.training.planner.rates import Rates
+from gristmill.training.planner.shape import Block, Shape
+from gristmill.training.planner.software import Software
+
+
+class Parts(NamedTuple):
+    """Seconds by kind. tensor and context: collectives that nothing hides."""
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    hidden: float = 0.0
+
+    def plus(self, other: "Parts", times: float = 1.0) -> "Parts":
+        return Parts(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def seconds(self) -> float:
+        return self.matmul + self.attention + self.memory + self.tensor + self.context
+
+
+class Passes(NamedTuple):
+    """forward and backward of one block, and what its selective recomputation costs."""
+
+    forward: Parts
+    backward: Parts
+    again: Parts
+
+
+class Widths(NamedTuple):
+    """One rank's share of a block."""
+
+    tokens: int
+    residual: float
+    query: int
+    key_value: int
+    hidden: int
+    heads: int
+
+
+def widths(block: Block, layout: Layout, context: int) -> Widths:
+    """tokens are those of the micro-batch on this context rank; tensor ranks that share a key/value head each compute it."""
+    tokens = layout.micro_batch * context // layout.context
+    share = layout.tensor if layout.sequence_parallel else 1
+    return Widths(
+        tokens=tokens,
+        residual=tokens * block.width / share,
+        query=block.query_width // layout.tensor,
+        key_value=block.kv_width // gcd(block.kv_heads, layout.tensor),
+        hidden=-(-block.hidden // layout.tensor),
+        heads=max(1, block.heads // layout.tensor),
+    )
+
+
+def block_passes(
+    block: Block, layout: Layout, context: int, software: Software, rates: Rates, tensor_wire: Wire, context_wire: Wire
+) -> Passes:
+    """Of one micro-batch."""
+    w = widths(block, layout, context)
+    linear_forward, linear_backward = _linears(block, w, rates)
+    core_forward, core_backward = _attention(block, layout, w, context, software, rates)
+    light, heavy = _elementwise(block, w, software)
+    comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, software, tensor_wire, linear_forward)
+    ring = _context_comm(w, layout, context_wire)
+    forward = Parts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
+    backward = Parts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
+    if software.selective == "core":
+        return Passes(forward, backward, Parts(attention=core_forward, context=ring))
+    mixer = _mixer_linears(block, w, rates)
+    again = Parts(mixer, core_forward, rates.memory(light / 2), comm_forward / 2, ring)
+    return Passes(forward, backward, again)
+
+
+def embedding_passes(shape: Shape, layout: Layout, context: int, rates: Rates, wire: Wire) -> Passes:
+    """Look-up and positions forward, scatter-add backward; partial rows are summed over the tensor ranks."""
+    numbers = layout.micro_batch * context // layout.context * shape.width
+    comm = all_reduce_seconds(2 * numbers, layout.tensor, wire) / (2 if layout.sequence_parallel else 1)
+    return Passes(Parts(memory=rates.memory(15 * numbers), tensor=comm), Parts(memory=rates.memory(8 * numbers)), Parts())
+
+
+def head_passes(shape: Shape, layout: Layout, context: int, software: Software, rates: Rates, wire: Wire) -> Passes:
+    """Logits over this rank's share of the vocabulary and the cross entropy, which never gathers them."""
+    tokens = layout.micro_batch * context // layout.context
+    vocab = -(-shape.vocab // layout.tensor)
+    forward = rates.matmul(tokens, shape.width, vocab)
+    backward = rates.matmul(tokens, vocab, shape.width) + rates.matmul(vocab, tokens, shape.width)
+    # whole: to fp32 2+4, maximum 4, subtract 8, exp 8, sum 4, divide 8; back: 8 twice, to 16 bits 6. fused: 2; back 4.
+    light, heavy = (38, 22) if software.loss == "whole" else (4, 6)
+    comm = all_reduce_seconds(2 * tokens * shape.width, layout.tensor, wire)
+    comm_forward, comm_backward = (comm / 2, comm / 2) if layout.sequence_parallel else (0.0, comm)
+    sums = all_reduce_seconds(12 * tokens, layout.tensor, wire)
+    return Passes(
+        Parts(matmul=forward, memory=rates.memory(light * tokens * vocab), tensor=comm_forward + sums),
+        Parts(matmul=backward, memory=rates.memory(heavy * tokens * vocab), tensor=comm_backward),
+        Parts(),
+    )
+
+
+def _linears(block: Block, w: Widths, rates: Rates) -> tuple[float, float]:
+    """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
+    inner = w.hidden * (2 if block.gated else 1)
+    shapes = (
+        (block.width, w.query + 2 * w.key_value),
+        (w.query, block.width),
+        (block.width, inner),
+        (w.hidden, block.width),
+    )
+    forward = sum(rates.linear(w.tokens, depth, columns) for depth, columns in shapes)
+    inputs = sum(rates.linear(w.tokens, columns, depth) for depth, columns in shapes)
+    weights = sum(rates.linear(columns, w.tokens, depth) for depth, columns in shapes)
+    return forward, inputs + weights
+
+
+def _mixer_linears(block: Block, w: Widths, rates: Rates) -> float:
+    """Forward, query to output only."""
+    packed = rates.linear(w.tokens, block.width, w.query + 2 * w.key_value)
+    return packed + rates.linear(w.tokens, w.query, block.width)
+
+
+def _attention(
+    block: Block, layout: Layout, w: Widths, context: int, software: Software, rates: Rates
+) -> tuple[float, float]:
+    """Scores, softmax and product with the values."""
+    rows, batch = context // layout.context, layout.micro_batch
+    if software.attention == "flash":
+        flops = batch * attention_flops(block, context, causal=True) * w.query / block.query_width / layout.context
+        # Heads of 64 reach nine tenths of what heads of 128 do (FlashAttention-2, figures 4 and 5).
+        width_share = block.head_dim / (block.head_dim + 16) * 9 / 8
+        # The backward pass does 5 products for the forward's 2.
+        return rates.flash(flops / width_share), rates.flash(2.5 * flops / width_share, backward=True)
+    pairs = batch * w.heads
+    scores = rates.matmul(rows, block.head_dim, context, pairs)
+    values = rates.matmul(rows, context, block.head_dim, pairs)
+    columns = rates.matmul(context, rows, block.head_dim, pairs)
+    numbers = pairs * rows * context
+    # softmax reads and writes 2, dropout reads and writes 2 and writes its mask; backward softmax 6, dropout 5.
+    light, heavy = (9, 11) if software.dropout else (4, 6)
+    forward = scores + values + rates.memory(light * numbers)
+    return forward, scores + values + 2 * columns + rates.memory(heavy * numbers)
+
+
+def _elementwise(block: Block, w: Widths, software: Software) -> tuple[float, float]:
+    """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
+    u, f, qkv = w.residual, w.tokens * w.hidden, w.tokens * (w.query + 2 * w.key_value)
+    rotary = w.tokens * (w.query + w.key_value) if block.rope else 0
+    query = w.tokens * w.query
+    if software.kernels == "fused":
+        # norm with residual: read 2+2, write 2+2; backward read 2+2+2, write 2 and the gain's partial sums.
+        light = 16 * u + (6 if block.gated else 4) * f + 4 * rotary
+        heavy = 18 * u + (10 if block.gated else 6) * f + 4 * rotary + (2 * (2 * u + f + qkv) if block.biases else 0)
+        return light, heavy
+    # norm 2+2, residual with bias 2+2+2 and the mask of dropout; GeLU 2+2; copies of the attention's output 2+2.
+    light = 2 * (4 + 6 + software.dropout) * u + (10 if block.gated else 4) * f + 4 * query + 12 * rotary
+    # norm: gradient 2+2+2, gain and bias 2+2, joining the residual's gradient 2+2+2: 16; mask 2+1+2; bias sums 2.
+    heavy = 2 * (16 + 5 * software.dropout + 2) * u + (14 if block.gated else 6) * f + 4 * query + 4 * qkv + 12 * rotary
+    return light, heavy + (2 * f + 2 * qkv if block.biases else 0)
+
+
+def _tensor_comm(
+    block: Block, w: Widths, layout: Layout, software: Software, wire: Wire, compute: float
+) -> tuple[float, float, float]:
+    """(exposed forward, exposed backward, hidden in each): two all-reduces each way, or as much in halves.
+
+    arXiv 1909.08053, figure 4, and 2205.05198, figure 5. What can hide stands behind the linear layers' matmuls."""
+    if layout.tensor == 1:
+        return 0.0, 0.0, 0.0
+    one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, wire)
+    hidden = min(2 * one * software.tensor_hidden, compute)
+    again = 0.0
+    if layout.sequence_parallel and software.regather_in_backward:
+        again = (1 - software.tensor_hidden) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, wire)
+    return 2 * one - hidden, 2 * one - hidden + again, hidden
+
+
+def _context_comm(w: Widths, layout: Layout, wire: Wire) -> float:
+    """All-gather of keys and values over the context ranks; its mirror, and the gather again, in the backward pass."""
+    return gather_seconds(2 * 2 * w.tokens * layout.context * w.key_value, layout.context, wire)

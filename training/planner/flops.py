@@ -1,0 +1,65 @@
+"""Floating-point operations of a training step: the paper's formula, and the exact count layer by layer.
+
+A multiply and an add are two. A matmul [a, b] @ [b, c] is 2 a b c forward and twice that backward. Attention is counted
+in full (every row against every column, PaLM's and Megatron's rule for MFU) or causally (the pairs that are not masked).
+"""
+
+from collections.abc import Iterable
+
+from gristmill.training.planner.shape import Block, Shape
+
+
+def paper_flops(layers: int, width: int, vocab: int, samples: int, context: int, recompute: bool = True) -> float:
+    """A step of a GPT with 4 x width channel: 96 B s l h^2 (1 + s/6h + V/16lh), arXiv 2104.04473, section 5.1.
+
+    Full recomputation is counted as work there (4 forward passes of every layer); recompute=False gives the model's own
+    72 B s l h^2 (1 + s/6h + V/12lh). GPT-3 (96 layers, 12288), V = 51200, 1536 samples of 2048 -> 4.5e18."""
+    body = 24 * samples * context * layers * width**2 * (1 + context / (6 * width))
+    head = 6 * samples * context * width * vocab
+    return (4 if recompute else 3) * body + head
+
+
+def attended_pairs(context: int, window: int | None, causal: bool) -> float:
+    """Query-key pairs of one head in one sample. 4 tokens: 16 in full, 10 causally, 7 with a window of 2."""
+    if not causal:
+        return context * (context if window is None else min(window, context))
+    reach = context if window is None else min(window, context)
+    return reach * (reach + 1) / 2 + (context - reach) * reach
+
+
+def block_matmul_flops(block: Block) -> int:
+    """Forward, one token, of the matrices with weights: 2 for each weight."""
+    attention = block.width * (2 * block.query_width + 2 * block.kv_width)
+    channel = block.width * block.hidden * (3 if block.gated else 2)
+    return 2 * (attention + channel)
+
+
+def attention_flops(block: Block, context: int, causal: bool = False) -> float:
+    """Forward, one sample: scores and their product with the values, 4 x pairs x width of the heads."""
+    return 4 * attended_pairs(context, block.window, causal) * block.query_width
+
+
+def step_flops(shape: Shape, samples: int, causal: bool = False, context: int | None = None) -> float:
+    """Forward and backward of `samples` samples, nothing recomputed: the numerator of MFU."""
+    tokens = context or shape.context
+    blocks = sum(_forward(block, tokens, causal) for block in shape.blocks)
+    head = 2 * tokens * shape.width * shape.vocab
+    return 3 * samples * (blocks + head)
+
+
+def recomputed_flops(blocks: Iterable[Block], samples: int, context: int, recompute: str) -> float:
+    """What recomputation adds to a step: full runs a layer's forward again, attention its core."""
+    if recompute == "full":
+        return samples * sum(_forward(block, context, False) for block in blocks)
+    if recompute == "attention":
+        return samples * sum(attention_flops(block, context) for block in blocks)
+    return 0.0
+
+
+def flops_per_token(shape: Shape, causal: bool = False) -> float:
+    """Training, one token."""
+    return step_flops(shape, 1, causal) / shape.context
+
+
+def _forward(block: Block, context: int, causal: bool) -> float:
+    return context * block_matmul_flops(block) + attention_flops(block, context, causal)

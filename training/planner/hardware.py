@@ -1,0 +1,138 @@
+"""What a machine can do, as a profile: one YAML file a kind of GPU, every number with its source.
+
+Units: GB and TB are powers of ten, as vendors count bandwidth; GiB is 2**30 bytes, as allocators count memory. A field
+says which it is. Bandwidths are for one direction and one GPU (NVIDIA's NVLink figures count both directions: halve them).
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.errors import RecipeError
+
+GIB = 2**30
+PROFILES = Path(__file__).parent / "profiles"
+
+
+class Link(Config):
+    """One kind of wire. Time of a transfer of S bytes over it: latency + S / (bandwidth * efficiency)."""
+
+    kind: Literal["nvlink", "infiniband", "roce", "ethernet", "pcie", "memory"]
+    gb_per_second: float = Field(gt=0, description="one direction, one GPU, as the vendor states it")
+    efficiency: float = Field(1.0, gt=0, le=1.2, description="share of it that a collective reaches when nothing else runs")
+    latency_microseconds: float = Field(5.0, ge=0, description="of one hop; a collective over n takes log2(n) of them")
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.gb_per_second * 1e9 * self.efficiency
+
+
+class Device(Config):
+    """One GPU."""
+
+    memory_gib: float = Field(gt=0, description="what the driver reports, not the figure on the box")
+    memory_tb_per_second: float = Field(gt=0)
+    memory_efficiency: float = Field(0.9, gt=0, le=1, description="share that a large copy reaches")
+    matmul_tflops: float = Field(gt=0, description="dense 16-bit peak: the denominator of MFU")
+    matmul_efficiency: float = Field(0.85, gt=0, le=1, description="share that the best shape reaches")
+    float8_tflops: float | None = Field(None, gt=0, description="dense 8-bit peak")
+    multiprocessors: int = Field(gt=0, description="units over which the tiles of a matmul are dealt")
+    tile_penalty: float = Field(8.0, ge=0, description="elements; a tile of a x b runs at 1 / (1 + penalty (1/a + 1/b))")
+    depth_penalty: float = Field(128.0, ge=0, description="elements of K that filling and draining one tile costs")
+    flash_forward: float = Field(0.6, gt=0, le=1, description="share of peak of fused attention, forward")
+    flash_backward: float = Field(0.5, gt=0, le=1, description="share of peak of fused attention, backward")
+    kernel_microseconds: float = Field(4.0, ge=0, description="least time of one kernel")
+
+
+class Cluster(Config):
+    """Nodes joined by one network. speed: how fast its GPUs compute, relative to the profile's device."""
+
+    name: str
+    nodes: int = Field(gt=0)
+    network: Link | None = None
+    speed: float = Field(1.0, gt=0)
+
+
+class Hardware(Config):
+    """A kind of machine: the GPU, the wires within a node and between nodes, and, if they are given, the clusters."""
+
+    name: str
+    device: Device
+    node_gpus: int = Field(8, gt=0)
+    node_link: Link
+    network: Link
+    host_link: Link = Link(kind="pcie", gb_per_second=32.0, efficiency=0.8)
+    host_memory_gib_per_gpu: float = Field(128.0, ge=0)
+    usd_per_gpu_hour: float | None = Field(None, ge=0)
+    clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as asked")
+    between_clusters: Link | None = None
+    sources: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def clusters_are_joined(self) -> Self:
+        if len(self.clusters) > 1 and self.between_clusters is None:
+            raise ValueError(
+                f"{len(self.clusters)} clusters, but between_clusters is not given; "
+                "add between_clusters: {kind: ethernet, gb_per_second: 1.25}"
+            )
+        return self
+
+    @property
+    def gpus(self) -> int | None:
+        """How many there are; None where the profile sets no limit."""
+        return sum(c.nodes for c in self.clusters) * self.node_gpus if self.clusters else None
+
+
+def load_hardware(reference: str | Path) -> Hardware:
+    """The profile of a bare name (a100-80g, h100, h200) or of a YAML file. Raises RecipeError with the mend."""
+    path = Path(reference)
+    if path.suffix not in (".yaml", ".yml"):
+        path = PROFILES / f"{reference}.yaml"
+    if not path.is_file():
+        names = profile_names()
+        near = difflib.get_close_matches(str(reference), names, 1, 0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"hardware {reference}: no such profile or file; {hint}profiles are {', '.join(names)}, or a .yaml file")
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not a YAML file: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path}: holds {type(content).__name__}, not fields; begin with name, device, node_link, network")
+    return parse_hardware(content, str(path))
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def parse_hardware(content: dict[str, Any], origin: str) -> Hardware:
+    """A profile from plain values. Raises RecipeError naming the field, and the nearest one if it is unknown."""
+    try:
+        return Hardware(**content)
+    except ValidationError as error:
+        raise RecipeError(f"{origin}: " + "; ".join(_explain(e, content) for e in error.errors())) from error
+
+
+def _explain(error: Any, content: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        return f"{place or 'profile'}: {error['msg']} (got {error.get('input')!r})" if place else error["msg"]
+    known = _fields_at(error["loc"][:-1])
+    near = difflib.get_close_matches(str(error["loc"][-1]), known, 1, 0.3)
+    hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(known)}"
+    return f"unknown field {place}; {hint}"
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    by_name = {
+        "device": Device, "clusters": Cluster, "node_link": Link, "network": Link, "host_link": Link, "between_clusters": Link,
+    }  # fmt: skip
+    config: Any = Hardware
+    for part in location:
+        config = by_name.get(part, config) if isinstance(part, str) else config
+    return sorted(config.model_fields)

@@ -1,0 +1,93 @@
+"""A layout as the planner weighs it: a value with every choice that costs memory or time, and the way to and from a recipe."""
+
+from dataclasses import dataclass, replace
+
+from gristmill.training.config import STAGES_PER_RANK, LayoutConfig, Recompute, Schedule
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How `gpus` processes share the work. A plain value: thousands are weighed in a second."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    virtual: int = 1
+    micro_batch: int = 1
+    schedule: Schedule = "1f1b"
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    reshard: bool = False
+
+    @property
+    def data(self) -> int:
+        return self.replicate * self.shard
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.virtual
+
+    def microbatches(self, batch_samples: int) -> int:
+        """A step's micro-batches on each pipeline: 1536 samples, data 32, micro-batch 4 -> 12."""
+        return batch_samples // (self.data * self.micro_batch)
+
+    def config(self, cuts: tuple[int, ...] | None = None) -> LayoutConfig:
+        """The recipe's `train.layout`. Raises pydantic's ValidationError where the engine cannot run it yet."""
+        usual = STAGES_PER_RANK.get(self.schedule)
+        return LayoutConfig(
+            data=self.data,
+            replicate=self.replicate,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=self.context,
+            sequence_parallel=self.sequence_parallel,
+            schedule=self.schedule,
+            virtual_stages=0 if usual or self.pipeline == 1 else self.virtual,
+            cuts=cuts,
+            micro_batch=self.micro_batch,
+            reshard_after_forward=self.reshard and self.pipeline == 1,
+            recompute=self.recompute,
+        )
+
+    def name(self) -> str:
+        """tensor 8 x pipeline 8 (2 stages each, interleaved) x data 24, micro-batch 2, full recomputation."""
+        axes = [f"{axis} {size}" for axis, size in (("tensor", self.tensor), ("context", self.context)) if size > 1]
+        if self.pipeline > 1:
+            held = f"{self.virtual} stages each, " if self.virtual > 1 else ""
+            axes.append(f"pipeline {self.pipeline} ({held}{self.schedule})")
+        if self.data > 1:
+            copies = f" ({self.replicate} copies x shard {self.shard})" if self.replicate > 1 and self.shard > 1 else ""
+            axes.append(f"data {self.data}{copies}")
+        extras = [f"micro-batch {self.micro_batch}"]
+        if self.tensor > 1 and self.sequence_parallel:
+            extras.append("sequence parallel")
+        if self.recompute != "none":
+            extras.append(f"{self.recompute} recomputation")
+        return f"{' x '.join(axes) or 'one GPU'}, {', '.join(extras)}"
+
+
+def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
+    """The planner's view of a recipe's layout; micro_batch is what the engine would choose if the recipe leaves it open."""
+    return Layout(
+        tensor=config.tensor,
+        pipeline=config.pipeline,
+        replicate=config.replicate,
+        shard=config.shard,
+        context=config.context,
+        virtual=config.stages_per_rank,
+        micro_batch=config.micro_batch or micro_batch,
+        schedule=config.schedule,
+        recompute=config.recompute,
+        sequence_parallel=config.sequence_parallel and config.tensor > 1,
+        reshard=config.reshard_after_forward and config.pipeline == 1,
+    )
+
+
+def with_micro_batch(layout: Layout, micro_batch: int) -> Layout:
+    return replace(layout, micro_batch=micro_batch)

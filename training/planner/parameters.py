@@ -1,0 +1,115 @@
+"""Every parameter of a model with its shape and how it lies on the tensor ranks: counts, whole and for each rank, exact."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, gcd, prod
+from typing import Literal
+
+from gristmill.training.planner.shape import Block, Shape
+
+Cut = Literal["rows", "columns", "key_value", "whole"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """shape is the whole parameter's. rows and columns: cut over the tensor ranks; key_value: over as many of them as
+    there are key/value heads; whole: each rank has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    cut: Cut = "whole"
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    def local_shape(self, tensor: int, rank: int, kv_heads: int = 0) -> tuple[int, ...]:
+        """On one tensor rank. Rows are dealt in runs of ceil(n / tensor): 250 over 4 -> 63, 63, 63, 61."""
+        if self.cut == "whole" or tensor == 1:
+            return self.shape
+        if self.cut == "key_value":
+            pieces = gcd(kv_heads, tensor)
+            return (run(self.shape[0], pieces, rank * pieces // tensor), *self.shape[1:])
+        if self.cut == "columns":
+            return (self.shape[0], run(self.shape[1], tensor, rank))
+        return (run(self.shape[0], tensor, rank), *self.shape[1:])
+
+
+def run(length: int, pieces: int, index: int) -> int:
+    """Length of the index-th of `pieces` runs, as torch.chunk and FSDP deal them. 10 over 4 -> 3, 3, 3, 1."""
+    share = ceil(length / pieces)
+    return max(0, min(share, length - index * share))
+
+
+def block_weights(block: Block) -> list[Weight]:
+    """The parameters of one layer, in the model's order, without the `layers.N.` before them."""
+    bias = block.biases
+    weights = _norm("mixer_norm", block.width, block.norm_bias)
+    weights += _linear("mixer.query", block.query_width, block.width, "rows", bias)
+    weights += _linear("mixer.key", block.kv_width, block.width, "key_value", bias)
+    weights += _linear("mixer.value", block.kv_width, block.width, "key_value", bias)
+    weights += _linear("mixer.output", block.width, block.query_width, "columns", bias)
+    if block.qk_norm:
+        weights += _norm("mixer.query_norm", block.head_dim, block.norm_bias)
+        weights += _norm("mixer.key_norm", block.head_dim, block.norm_bias)
+    weights += _norm("channel_norm", block.width, block.norm_bias)
+    for name in ("gate", "up") if block.gated else ("up",):
+        weights += _linear(f"channel.{name}", block.hidden, block.width, "rows", bias)
+    return weights + _linear("channel.down", block.width, block.hidden, "columns", bias)
+
+
+def first_weights(shape: Shape) -> list[Weight]:
+    """The embedding, and the table of positions where they are learned."""
+    weights = [Weight("embedding.weight", (shape.vocab, shape.width), "rows")]
+    if shape.model.positions == "learned":
+        weights.append(Weight("positions.weight", (shape.model.context, shape.width)))
+    return weights
+
+
+def last_weights(shape: Shape, with_table: bool) -> list[Weight]:
+    """The last norm and the output table; with_table is false where it is the embedding itself (tied, same stage)."""
+    weights = _norm("final_norm", shape.width, shape.model.norm == "layernorm")
+    if with_table:
+        weights.append(Weight("head.weight", (shape.vocab, shape.width), "rows"))
+    return weights
+
+
+def parameter_count(shape: Shape) -> int:
+    """Of the whole model; a tied table counts once."""
+    counts = [sum(w.count for w in block_weights(block)) for block in shape.distinct]
+    ends = first_weights(shape) + last_weights(shape, not shape.tied)
+    return sum(counts[kind] for kind in shape.kinds) + sum(w.count for w in ends)
+
+
+def paper_parameters(layers: int, width: int, vocab: int, context: int) -> float:
+    """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh), arXiv 2104.04473, section 5.1: the GPT with all its biases and norms.
+
+    (105, 20480, 51200, 2048) -> 529.6e9. Leaves out the last norm's 2 h."""
+    return 12 * layers * width**2 * (1 + 13 / (12 * width) + (vocab + context) / (12 * layers * width))
+
+
+def rank_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int) -> int:
+    """Numbers that one tensor rank holds before the data axis cuts them."""
+    return sum(prod(w.local_shape(tensor, rank, kv_heads)) for w in weights)
+
+
+def sharded_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int, shard: int, index: int = 0) -> int:
+    """Numbers one rank keeps under FSDP: each parameter's first dim is dealt in runs over the shard axis.
+
+    Index 0 holds the most. A norm of 64 over 5 ranks: 13, 13, 13, 13, 12."""
+    total = 0
+    for weight in weights:
+        rows, *rest = weight.local_shape(tensor, rank, kv_heads)
+        total += run(rows, shard, index) * prod(rest)
+    return total
+
+
+def _norm(name: str, width: int, bias: bool) -> list[Weight]:
+    return [Weight(f"{name}.{kind}", (width,)) for kind in ("weight", "bias")[: 1 + bias]]
+
+
+def _linear(name: str, outputs: int, inputs: int, cut: Cut, bias: bool) -> list[Weight]:
+    weights = [Weight(f"{name}.weight", (outputs, inputs), cut)]
+    if bias:
+        weights.append(Weight(f"{name}.bias", (outputs,), "whole" if cut == "columns" else cut))
+    return weights

@@ -1,0 +1,89 @@
+"""What training keeps of a machine's best rates: three constants, fitted once to published runs, and the time of a matmul.
+
+A matmul is a roofline with quantisation (NVIDIA, Matrix Multiplication Background User's Guide): the result is dealt
+out in tiles over the multiprocessors, a part-filled tile or wave costs as much as a full one, small tiles reuse less of
+what they load, and short sums (small K) pay for filling and draining. The library's choice of tile is ours too: the
+fastest.
+"""
+
+from math import ceil
+
+from pydantic import Field
+
+from gristmill.data_pipeline.config import Config
+from gristmill.training.planner.hardware import Hardware, Link
+
+# Tiles that cuBLAS and CUTLASS ship for tensor cores, rows x columns of the result.
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
+# Share of the sum's length that one multiprocessor takes when a matmul has too few tiles to go round (split K).
+SPLITS = (1, 2, 4)
+# The K of the shape at which the table of achievable matmul rates was measured on the A100: 1024 x 10240 x 5120.
+MEASURED_DEPTH = 5120
+
+
+class Sustained(Config):
+    """The three free constants: shares of the profile's best rates that last through hours of training.
+
+    matmul: power and clocks under load, launches, imperfect kernels; memory: element-wise kernels against a plain copy;
+    network: collectives among compute against nccl-tests. Fitted by calibrate.py to five published rows."""
+
+    matmul: float = Field(1.0, gt=0, le=1.2)
+    memory: float = Field(1.0, gt=0, le=1.2)
+    network: float = Field(1.0, gt=0, le=1.2)
+
+
+class Rates:
+    """Seconds of matmuls, memory traffic and transfers on one kind of hardware. Remembers the matmuls it has timed."""
+
+    def __init__(self, hardware: Hardware, sustained: Sustained, float8: bool = False) -> None:
+        device = hardware.device
+        self.hardware, self.sustained, self.float8 = hardware, sustained, float8
+        self.peak = device.matmul_tflops * 1e12
+        best_tile = min(1 / rows + 1 / columns for rows, columns in TILES)
+        best = (1 + device.tile_penalty * best_tile) * (1 + device.depth_penalty / MEASURED_DEPTH)
+        self.matmul_rate = self.peak * min(1.0, device.matmul_efficiency * best) * sustained.matmul
+        self.memory_rate = device.memory_tb_per_second * 1e12 * device.memory_efficiency * sustained.memory
+        self.least = device.kernel_microseconds * 1e-6
+        self.tile_costs = [(a, b, 1 + device.tile_penalty * (1 / a + 1 / b)) for a, b in TILES]
+        self.depth_penalty, self.multiprocessors = device.depth_penalty, device.multiprocessors
+        self._timed: dict[tuple[int, int, int, int], float] = {}
+
+    def matmul(self, rows: int, depth: int, columns: int, batch: int = 1) -> float:
+        """Seconds of `batch` products [rows, depth] @ [depth, columns] in 16 bits with sums in 32."""
+        key = (rows, depth, columns, batch)
+        if key not in self._timed:
+            compute = self._tiles(rows, depth, columns, batch) / self.matmul_rate
+            traffic = 2 * batch * (rows * depth + depth * columns + rows * columns) / self.memory_rate
+            self._timed[key] = max(compute, traffic) + self.least
+        return self._timed[key]
+
+    def linear(self, rows: int, depth: int, columns: int) -> float:
+        """As matmul; in 8 bits where that is asked for and the GPU has it (casts and scales cost a copy of the input)."""
+        seconds = self.matmul(rows, depth, columns)
+        if not self.float8 or not self.hardware.device.float8_tflops:
+            return seconds
+        gain = self.hardware.device.float8_tflops / self.hardware.device.matmul_tflops
+        return seconds / gain + self.memory(3 * rows * depth)
+
+    def _tiles(self, rows: int, depth: int, columns: int, batch: int) -> float:
+        """FLOPs that the machine is busy for, whole waves of whole tiles counted, with the best tile and split."""
+        return min(
+            ceil(ceil(rows / a) * ceil(columns / b) * batch * split / self.multiprocessors)
+            * self.multiprocessors * 2 * a * b * (depth / split + self.depth_penalty) * cost
+            for a, b, cost in self.tile_costs
+            for split in SPLITS
+        )  # fmt: skip
+
+    def memory(self, num_bytes: float) -> float:
+        """Seconds of element-wise work that reads and writes so many bytes."""
+        return num_bytes / self.memory_rate
+
+    def flash(self, flops: float, backward: bool = False) -> float:
+        """Seconds of fused attention: its own share of the peak, and the same loss under load as a matmul."""
+        device = self.hardware.device
+        share = device.flash_backward if backward else device.flash_forward
+        return flops / (self.peak * share * self.sustained.matmul) + self.least if flops else 0.0
+
+    def link(self, link: Link) -> tuple[float, float]:
+        """(bytes a second, seconds of latency) of a wire during training."""
+        return link.bytes_per_second * self.sustained.network, link.latency_microseconds * 1e-6

@@ -1,0 +1,72 @@
+"""What a pipeline schedule costs: its bubble, and how many micro-batches' activations stand at its peak.
+
+p ranks, m micro-batches, v stages a rank. Sources: GPipe (arXiv 1811.06965), 1F1B and interleaved (arXiv 2104.04473,
+section 2.2), zero bubble (arXiv 2401.10241, table 1 and section 5), DualPipe (arXiv 2412.19437, table 2).
+"""
+
+from gristmill.training.config import Schedule
+
+
+def bubble_share(schedule: Schedule, pipeline: int, virtual: int, microbatches: int) -> float:
+    """Idle time over ideal time, when a backward pass costs two forwards, as its halves then cost one each.
+
+    1F1B, p = 4, m = 8: 3/8. Interleaved with v = 2: 3/16. zbv fills the whole bubble when m >= 2p - 1."""
+    if pipeline == 1:
+        return 0.0
+    if schedule in ("zbv", "dualpipev"):
+        return bubble_seconds(schedule, pipeline, virtual, 1.0, 2.0) / (3.0 * microbatches)
+    return (pipeline - 1) / (virtual * microbatches)
+
+
+def bubble_seconds(schedule: Schedule, pipeline: int, virtual: int, forward: float, backward: float) -> float:
+    """Idle seconds of a rank in one step. forward and backward: of one micro-batch through all the rank's stages.
+
+    gpipe and 1f1b (p-1)(F+B); interleaved that over v; zbv (p-1)(F + B - 2W) with the weights' half W = B/2, less
+    where recomputation makes the input's half longer; DualPipeV the half of (p-1)(F + B - 3W), never below 0."""
+    if pipeline == 1:
+        return 0.0
+    hops = pipeline - 1
+    if schedule == "zbv":
+        return hops * max(0.0, _input_half(forward, backward) + forward - 2 * _weight_half(forward, backward))
+    if schedule == "dualpipev":
+        rest = forward + _input_half(forward, backward) - _weight_half(forward, backward)
+        return hops / 2 * max(0.0, rest)
+    return hops * (forward + backward) / virtual
+
+
+def _weight_half(forward: float, backward: float) -> float:
+    """The weights' part of the backward pass is as long as the forward pass, and at most half the backward."""
+    return min(forward, backward / 2)
+
+
+def _input_half(forward: float, backward: float) -> float:
+    return backward - _weight_half(forward, backward)
+
+
+def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: int, rank: int) -> int:
+    """Stage-sized activations that stand at once on a pipeline rank (a rank's whole work is `virtual` of them).
+
+    gpipe: all m. 1f1b: p - rank. Interleaved: 2 (p - rank - 1) + (v-1) p + 1, which on rank 0 is the
+    p v + p - 1 of arXiv 2205.05198, section 4.2.3: 1 + (p-1)/(p v) of the model. zbv and dualpipev: 2p, as 1f1b."""
+    total = microbatches * virtual
+    if pipeline == 1:
+        return 1
+    if schedule == "gpipe":
+        return total
+    if schedule == "1f1b":
+        return min(total, pipeline - rank)
+    if schedule == "interleaved":
+        return min(total, 2 * (pipeline - rank - 1) + (virtual - 1) * pipeline + 1)
+    return min(total, 2 * pipeline + (schedule == "dualpipev"))
+
+
+def least_microbatches(schedule: Schedule, pipeline: int, virtual: int) -> int:
+    """Fewer are refused: 1f1b wants one for each stage, interleaved whole rounds of p, dualpipev two for each rank."""
+    if pipeline == 1:
+        return 1
+    return 2 * pipeline if schedule == "dualpipev" else pipeline
+
+
+def microbatches_fit(schedule: Schedule, pipeline: int, microbatches: int) -> bool:
+    """Interleaved runs in rounds of p micro-batches (arXiv 2104.04473, section 2.2.2)."""
+    return schedule != "interleaved" or microbatches % pipeline == 0

@@ -1,0 +1,79 @@
+"""How a training program does the work: which kernels, which precision lives where, what is hidden behind what.
+
+Three programs are described: ours; Megatron-LM of 2021, on which the constants are fitted and the paper's figures are
+judged; and Megatron-Core of 2024 and later, for the newer tables.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from gristmill.data_pipeline.config import Config
+
+
+class Software(Config):
+    """Bytes are for one parameter; `hidden` shares say how much of a transfer can stand behind compute, if there is enough."""
+
+    name: str
+    attention: Literal["flash", "unfused"] = "flash"
+    kernels: Literal["fused", "eager"] = Field("fused", description="fused: norms, activations, residuals in one pass each")
+    loss: Literal["fused", "whole"] = Field("fused", description="whole: fp32 logits and their softmax stand in memory")
+    data_parallel: Literal["replicate", "optimizer_shard", "fsdp"] = Field(
+        "fsdp", description="replicate: all-reduce of gradients; optimizer_shard: ZeRO-1; fsdp: the layout's shard axis"
+    )
+    weight_bytes: float = Field(2, description="a weight as the matmuls read it")
+    master_bytes: float = Field(4, description="its fp32 master copy, where the weight is not that itself")
+    gradient_bytes: float = Field(4, description="a gradient as it is kept until the optimizer")
+    reduce_bytes: float = Field(4, description="a gradient on the wire")
+    moments_bytes: float = Field(8, description="both moments of Adam")
+    accumulate_bytes: float = Field(8, description="traffic of adding one micro-batch's gradient to the sum")
+    optimizer_bytes: float = Field(32, description="traffic of clipping, one Adam step and the cast")
+    tensor_hidden: float = Field(0.0, ge=0, le=1, description="of the tensor axis's collectives")
+    pipeline_hidden: float = Field(0.0, ge=0, le=1, description="of the sends between stages, interleaved schedule")
+    data_hidden: float = Field(0.8, ge=0, le=1, description="of the data axis's collectives, without a pipeline")
+    data_hidden_in_pipeline: float = Field(0.0, ge=0, le=1, description="the same with a pipeline")
+    regather_in_backward: bool = Field(True, description="sequence parallelism gathers the layer's input again")
+    selective: Literal["mixer", "core"] = Field(
+        "mixer", description="what recompute: attention runs again: the whole mixer, or scores to values only"
+    )
+    scatter_gather: bool = Field(True, description="each tensor rank sends its slice between stages")
+    dropout: bool = False
+    step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
+
+
+# Our engine saves a layer's gathered input, so nothing is gathered again; FSDP2 prefetches one layer ahead; AdamW fused.
+GRISTMILL = Software(name="gristmill", regather_in_backward=False)
+
+# fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU and
+# bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").
+# optimizer_bytes: unscale and copy 2+4, norm 4, clip 4+4, Adam 16+12, cast 4+2. accumulate: 2+2 read, 2 written.
+MEGATRON_2021 = Software(
+    name="megatron-2021",
+    attention="unfused",
+    selective="core",
+    kernels="eager",
+    loss="whole",
+    data_parallel="replicate",
+    gradient_bytes=2,
+    reduce_bytes=2,
+    accumulate_bytes=6,
+    optimizer_bytes=52,
+    dropout=True,
+    data_hidden=0.8,
+    data_hidden_in_pipeline=0.0,
+)
+
+# bf16, distributed optimizer with overlapped reduce-scatter and all-gather, gradients summed in fp32 inside the matmul,
+# tensor collectives split into chunks behind the matmuls, sends overlapped in the interleaved schedule.
+MEGATRON_CORE = Software(
+    name="megatron-core",
+    data_parallel="optimizer_shard",
+    selective="core",
+    accumulate_bytes=8,
+    tensor_hidden=0.7,
+    pipeline_hidden=0.8,
+    data_hidden=0.9,
+    data_hidden_in_pipeline=0.7,
+)
+
+PROGRAMS = {program.name: program for program in (GRISTMILL, MEGATRON_2021, MEGATRON_CORE)}

@@ -1,0 +1,244 @@
+"""Seconds of one training step by part, for a layout: the sum of what the other files count."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from gristmill.training.planner.block_time import Parts, Passes, block_passes, embedding_passes, head_passes
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds, group_wire, send_seconds
+from gristmill.training.planner.parameters import block_weights, first_weights, last_weights, rank_count
+from gristmill.training.planner.rates import Rates
+from gristmill.training.planner.schedule import bubble_seconds
+from gristmill.training.planner.shape import Shape
+from gristmill.training.planner.software import Software
+from gristmill.training.planner.stages import Held, even_cuts, holdings, stages_from_cuts, stages_of_rank
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of the slowest pipeline rank. *_hidden stand behind compute and are not in the total."""
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    recompute: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    pipeline: float = 0.0
+    bubble: float = 0.0
+    data: float = 0.0
+    optimizer: float = 0.0
+    other: float = 0.0
+    tensor_hidden: float = 0.0
+    pipeline_hidden: float = 0.0
+    data_hidden: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, f.name) for f in fields(self) if not f.name.endswith("_hidden"))
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The wires of each axis's groups: consecutive ranks are tensor, then context, shard, replicate, pipeline."""
+
+    tensor: Wire
+    context: Wire
+    shard: Wire
+    replicate: Wire
+    data: Wire
+    pipeline: Wire
+
+
+def default_wires(layout: Layout, rates: Rates) -> Wires:
+    """With ranks in the mesh's order, the last axis fastest: pipeline, replicate, shard, context, tensor."""
+    beside_shard = layout.tensor * layout.context
+    beside_replicate = beside_shard * layout.shard
+    return Wires(
+        tensor=group_wire(rates, layout.tensor, 1),
+        context=group_wire(rates, layout.context, layout.tensor),
+        shard=group_wire(rates, layout.shard * layout.context, layout.tensor),
+        replicate=group_wire(rates, layout.replicate, beside_replicate),
+        data=group_wire(rates, layout.data * layout.context, layout.tensor),
+        pipeline=group_wire(rates, layout.pipeline, beside_shard * layout.data),
+    )
+
+
+class StepModel:
+    """Times layouts of one model on one machine. Costs of blocks are remembered, so that a search is quick."""
+
+    def __init__(self, shape: Shape, rates: Rates, software: Software) -> None:
+        self.shape, self.rates, self.software = shape, rates, software
+        self._passes: dict[tuple[object, ...], tuple[list[Passes], Passes, Passes]] = {}
+        self._counts: dict[tuple[int, Held], int] = {}
+        self._held: dict[tuple[object, ...], list[Held]] = {}
+
+    def held(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[Held]:
+        """What each pipeline rank holds; equal runs of layers where no cuts are given."""
+        key = (layout.pipeline, layout.virtual, layout.schedule, tuple(cuts) if cuts is not None else None)
+        if key not in self._held:
+            stages = stages_from_cuts(
+                len(self.shape.blocks), even_cuts(len(self.shape.blocks), layout.stages) if cuts is None else cuts
+            )
+            ranks = stages_of_rank(stages, layout.pipeline, layout.schedule)
+            self._held[key] = holdings(self.shape.kinds, len(self.shape.distinct), ranks)
+        return self._held[key]
+
+    def passes(self, layout: Layout, wires: Wires) -> tuple[list[Passes], Passes, Passes]:
+        """Of each kind of block, of the embedding, and of the head, for one micro-batch."""
+        key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, wires.tensor, wires.context)
+        if key not in self._passes:
+            context = self.shape.context
+            blocks = [
+                block_passes(block, layout, context, self.software, self.rates, wires.tensor, wires.context)
+                for block in self.shape.distinct
+            ]
+            first = embedding_passes(self.shape, layout, context, self.rates, wires.tensor)
+            last = head_passes(self.shape, layout, context, self.software, self.rates, wires.tensor)
+            self._passes[key] = (blocks, first, last)
+        return self._passes[key]
+
+    def local_parameters(self, tensor: int, held: Held) -> int:
+        """Numbers on tensor rank 0 of a pipeline rank, before the data axis cuts them."""
+        key = (tensor, held)
+        if key not in self._counts:
+            shape, kv_heads = self.shape, self.shape.model.num_kv_heads
+            total = sum(
+                count * rank_count(block_weights(block), tensor, 0, kv_heads)
+                for block, count in zip(shape.distinct, held.kinds, strict=True)
+            )
+            if held.embeds:
+                total += rank_count(first_weights(shape), tensor, 0, kv_heads)
+            if held.scores:
+                total += rank_count(last_weights(shape, not (shape.tied and held.embeds)), tensor, 0, kv_heads)
+            self._counts[key] = total
+        return self._counts[key]
+
+    def step(
+        self,
+        layout: Layout,
+        samples: int,
+        cuts: Sequence[int] | None = None,
+        wires: Wires | None = None,
+        speeds: Sequence[float] = (),
+    ) -> StepTime:
+        """One step over `samples` samples. speeds: of each pipeline rank's machines, relative to the profile's."""
+        wires = wires or default_wires(layout, self.rates)
+        held = self.held(layout, cuts)
+        passes = self.passes(layout, wires)
+        microbatches = layout.microbatches(samples)
+        distinct = Counter(zip(held, speeds or [1.0] * len(held), strict=True))
+        works = {key: self._work(key[0], layout, passes, key[1], microbatches) for key in distinct}
+        sends, sends_hidden = self._sends(layout, wires, min(w[0].seconds + w[1].seconds for w in works.values()))
+        times = {key: sum(part.seconds for part in work) + sends for key, work in works.items()}
+        slowest = max(times, key=times.__getitem__)
+        forward, backward, again = works[slowest]
+        mean = sum(times[key] * count for key, count in distinct.items()) / len(held)
+        both = forward.seconds + again.seconds + sends / 2
+        scale = mean / times[slowest]
+        bubble = bubble_seconds(
+            layout.schedule, layout.pipeline, layout.virtual, both * scale, (times[slowest] - both) * scale
+        )
+        data, data_hidden = self._data(layout, slowest[0], wires, backward.seconds, times[slowest], microbatches)
+        parts = forward.plus(backward)
+        return StepTime(
+            matmul=parts.matmul * microbatches,
+            attention=parts.attention * microbatches,
+            memory=parts.memory * microbatches,
+            recompute=again.seconds * microbatches,
+            tensor=parts.tensor * microbatches,
+            context=parts.context * microbatches,
+            pipeline=sends * microbatches,
+            bubble=bubble,
+            data=data,
+            optimizer=self._optimizer(layout, slowest[0]),
+            other=self.software.step_seconds,
+            tensor_hidden=parts.hidden * microbatches,
+            pipeline_hidden=sends_hidden * microbatches,
+            data_hidden=data_hidden,
+        )
+
+    def _work(
+        self, held: Held, layout: Layout, passes: tuple[list[Passes], Passes, Passes], speed: float, microbatches: int
+    ) -> tuple[Parts, Parts, Parts]:
+        """Forward, backward and recomputed, of one micro-batch through what a rank holds."""
+        blocks, first, last = passes
+        forward, backward, again = Parts(), Parts(), Parts()
+        for one, count in zip(blocks, held.kinds, strict=True):
+            forward, backward = forward.plus(one.forward, count), backward.plus(one.backward, count)
+            if layout.recompute == "full":
+                again = again.plus(one.forward, count)
+            elif layout.recompute == "attention":
+                again = again.plus(one.again, count)
+            elif layout.recompute == "operators":
+                again = again.plus(Parts(memory=one.forward.memory, tensor=one.forward.tensor), count)
+        for present, end in ((held.embeds, first), (held.scores, last)):
+            if present:
+                forward, backward = forward.plus(end.forward), backward.plus(end.backward)
+        if microbatches > 1:
+            added = self.local_parameters(layout.tensor, held) * self.software.accumulate_bytes
+            backward = backward.plus(Parts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
+        if speed != 1.0:
+            forward, backward, again = (Parts().plus(part, 1 / speed) for part in (forward, backward, again))
+        return forward, backward, again
+
+    def _sends(self, layout: Layout, wires: Wires, compute: float) -> tuple[float, float]:
+        """(exposed, hidden) seconds of one micro-batch's sends: one forward and one backward for each stage of a rank.
+
+        arXiv 2104.04473, section 4.1: each tensor rank sends its slice b s h / t, and the node gathers it."""
+        if layout.pipeline == 1:
+            return 0.0, 0.0
+        whole = 2 * layout.micro_batch * self.shape.context // layout.context * self.shape.width
+        seconds = self.send(layout, wires, whole) * 2 * layout.virtual
+        hidden = 0.0
+        if layout.schedule != "1f1b" and layout.schedule != "gpipe":
+            hidden = min(seconds * self.software.pipeline_hidden, compute)
+        return seconds - hidden, hidden
+
+    def send(self, layout: Layout, wires: Wires, whole: float) -> float:
+        """Seconds of handing one micro-batch's activations of `whole` bytes to the next stage."""
+        if layout.sequence_parallel:
+            return send_seconds(whole / layout.tensor, wires.pipeline)
+        if self.software.scatter_gather and layout.tensor > 1:
+            gather = gather_seconds(whole, layout.tensor, wires.tensor)
+            return send_seconds(whole / layout.tensor, wires.pipeline) + gather
+        return send_seconds(whole, wires.pipeline)
+
+    def _data(
+        self, layout: Layout, held: Held, wires: Wires, backward: float, one: float, microbatches: int
+    ) -> tuple[float, float]:
+        """(exposed, hidden) seconds of a step's gradient and weight traffic, tied tables over the pipeline included.
+
+        Gradients can hide behind the last micro-batch's backward pass, gathered weights behind each pass that reads
+        them. fsdp: reduce-scatter over the shard ranks, all-reduce of the shard over the replicate ranks; weights are
+        gathered once, or in each forward and each backward pass where they are resharded (ZeRO-3)."""
+        software, count = self.software, self.local_parameters(layout.tensor, held)
+        ranks = layout.data * layout.context
+        reduced, weights = count * software.reduce_bytes, count * software.weight_bytes
+        gather = 0.0
+        if software.data_parallel == "replicate":
+            reduce = all_reduce_seconds(reduced, ranks, wires.data)
+        elif software.data_parallel == "optimizer_shard":
+            reduce = gather_seconds(reduced, ranks, wires.data)
+            gather = gather_seconds(weights, ranks, wires.data)
+        else:
+            shard = layout.shard * layout.context
+            reduce = gather_seconds(reduced, shard, wires.shard)
+            reduce += all_reduce_seconds(reduced / shard, layout.replicate, wires.replicate)
+            gather = gather_seconds(weights, shard, wires.shard)
+            gather *= 2 * microbatches if layout.reshard else 1
+        share = software.data_hidden if layout.pipeline == 1 else software.data_hidden_in_pipeline
+        room = one * microbatches if layout.reshard else one - backward
+        hidden = min(share * reduce, backward) + min(share * gather, room)
+        tied = 0.0
+        if self.shape.tied and layout.pipeline > 1 and held.embeds != held.scores:
+            table = self.shape.vocab * self.shape.width / layout.tensor * software.reduce_bytes
+            tied = all_reduce_seconds(table, 2, wires.pipeline)
+        return reduce + gather - hidden + tied, hidden
+
+    def _optimizer(self, layout: Layout, held: Held) -> float:
+        """Clipping, the update and the cast, over what this rank updates."""
+        count = self.local_parameters(layout.tensor, held) * self.software.optimizer_bytes
+        shares = {"replicate": 1, "optimizer_shard": layout.data * layout.context, "fsdp": layout.shard * layout.context}
+        return self.rates.memory(count / shares[self.software.data_parallel])
