@@ -75,7 +75,7 @@ def _write(backbone: Backbone, prompts: Sequence[Sequence[int]], writers: Sequen
     steps = min(new_tokens, backbone.context - min(len(prompt) for prompt in prompts))
     for step in range(steps):
         first = 0 if step == 0 else longest + step - 1
-        positions_BT, visible_BTS = _places(padding_B, first, first + tokens_BT.shape[1])
+        positions_BT, visible_BTS = _places(padding_B, first, first + tokens_BT.shape[1], backbone.context)
         hidden_BTD, state = backbone.extend(tokens_BT, positions_BT, visible_BTS, state)
         logits_BV = backbone.head(hidden_BTD[:, -1]).double().cpu().numpy()
         for index, writer in enumerate(writers):
@@ -85,13 +85,13 @@ def _write(backbone: Backbone, prompts: Sequence[Sequence[int]], writers: Sequen
         tokens_BT = torch.tensor([[writer.last] for writer in writers], device=backbone.device)
 
 
-def _places(padding_B: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(padding_B: torch.Tensor, first: int, end: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(positions_BT, visible_BTS) of the columns first..end-1: padding on the left has no position and is not seen.
 
-    A row's first column sees itself at least, padding too: an empty softmax is not a number."""
+    Each column sees itself, padding too: an empty softmax is not a number. A full row waits at the last place."""
     columns_T = torch.arange(first, end, device=padding_B.device)
     columns_S = torch.arange(end, device=padding_B.device)
-    positions_BT = (columns_T[None] - padding_B[:, None]).clamp(min=0)
+    positions_BT = (columns_T[None] - padding_B[:, None]).clamp(0, context - 1)
     causal_TS = columns_S[None] <= columns_T[:, None]
     itself_TS = columns_S[None] == columns_T[:, None]
     visible_BTS = (causal_TS[None] & (columns_S[None, None] >= padding_B[:, None, None])) | itself_TS[None]

@@ -156,7 +156,7 @@ def notes(model: LanguageModel, config: EvaluateConfig, chances: Mapping[str, fl
     said = []
     if chances:
         said.append(
-            "chance of bits_per_byte: the same text under the unigram frequencies of the training tokens; lower is better"
+            "chance of bits_per_byte: the same text under the frequencies of the training tokens; lower is better"
         )
         said.append("bits_per_byte counts the UTF-8 bytes of the text; a text has no context but its own beginning")
     if config.limit is not None:

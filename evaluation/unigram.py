@@ -1,4 +1,4 @@
-"""What a model would score that knows how often each token occurs, and nothing else: the floor a real one must leave."""
+"""What a model would score that knows how often each token occurs, and nothing else. A real one must do better."""
 
 from collections.abc import Sequence
 from pathlib import Path

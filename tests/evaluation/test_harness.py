@@ -1,0 +1,89 @@
+import math
+
+import pytest
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.harness import run_tasks
+from gristmill.evaluation.held_out import HeldOut, Question
+from gristmill.evaluation.held_out_tasks import bits_per_byte_task, cloze_task
+from gristmill.evaluation.language_model import LanguageModel
+from gristmill.evaluation.results import write_results
+from gristmill.evaluation.table import markdown, score_rows
+
+
+@pytest.fixture
+def model(small_backbone, byte_codec) -> LanguageModel:
+    return LanguageModel(small_backbone(context=128), byte_codec, 2000, Reporter.silent())
+
+
+TEXTS = [HeldOut("0", "notes", "Grain goes in.\nFlour comes out.\n"), HeldOut("1", "notes", "The mill turns.\n")]
+QUESTIONS = [
+    Question("0", "notes", "Grain goes in.", ("Flour comes out.", "Water comes in.", "Bread is baked.", "So."), 0),
+    Question("1", "notes", "The mill", ("no", "turns", "stands", "sleeps"), 1),
+]
+
+
+def test_both_held_out_tasks_through_lm_eval(model):
+    results = run_tasks(model, [bits_per_byte_task("notes", TEXTS), cloze_task(QUESTIONS)], EvaluateConfig())
+    found = results.summary["results"]
+    bits = sum(-model.loglikelihood_rolling([_Request(text.text)])[0] / math.log(2) for text in TEXTS)
+    size = sum(len(text.text.encode()) for text in TEXTS)
+    assert found["bits_per_byte_notes"]["bits_per_byte,none"] == pytest.approx(bits / size)
+    assert found["bits_per_byte_notes"]["bits_per_byte_stderr,none"] > 0
+    assert found["cloze"]["sample_len"] == 2
+    rows = {(row.task, row.metric): row for row in score_rows(results.summary, {"bits_per_byte_notes": 5.0})}
+    assert rows["cloze", "acc"].chance == 0.25
+    assert rows["bits_per_byte notes", "bits_per_byte"].verdict.startswith("worse than chance")
+    assert results.summary["configs"]["cloze"]["metadata"]["version"] == 1.0
+
+
+def test_the_same_scores_are_the_same_bytes(model, tmp_path):
+    for name in ("first", "second"):
+        results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
+        rows = score_rows(results.summary, {})
+        write_results(tmp_path / name, results.summary, results.samples, rows, ["a note"])
+    first = {path.name: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
+    second = {path.name: path.read_bytes() for path in (tmp_path / "second").rglob("*") if path.is_file()}
+    assert first == second
+    assert first.keys() == {"results.json", "table.md", "cloze.jsonl"}
+    assert b"0x" not in first["results.json"] and str(tmp_path).encode() not in first["results.json"]
+
+
+def test_an_unknown_task_names_the_nearest(model):
+    with pytest.raises(RecipeError, match="no task 'cloz'"):
+        run_tasks(model, ["cloz"], EvaluateConfig())
+
+
+def test_the_table_reads_well(model):
+    results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
+    text = markdown(score_rows(results.summary, {}), ["one note"])
+    lines = text.splitlines()
+    assert len({len(line) for line in lines[:4]}) == 1
+    assert lines[0].split() == [
+        "|",
+        "task",
+        "|",
+        "shots",
+        "|",
+        "n",
+        "|",
+        "metric",
+        "|",
+        "score",
+        "|",
+        "±",
+        "s.e.",
+        "|",
+        "chance",
+        "|",
+        "verdict",
+        "|",
+    ]
+    assert lines[-1] == "- one note"
+
+
+class _Request:
+    def __init__(self, text: str):
+        self.args = (text,)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.language_model import LanguageModel
+
+
+@pytest.fixture
+def model(small_backbone, byte_codec) -> LanguageModel:
+    return LanguageModel(small_backbone(context=32), byte_codec, 500, Reporter.silent())
+
+
+def ask(kind: str, *arguments) -> list[Instance]:
+    return [Instance(kind, {}, item, index) for index, item in enumerate(arguments)]
+
+
+def logprob(model: LanguageModel, context: list[int], continuation: list[int]) -> float:
+    whole = (context + continuation)[-(model.max_length + 1) :]
+    logits = model.backbone.head(model.backbone.hidden(torch.tensor([whole[:-1]]))[0])
+    tail = torch.log_softmax(logits, -1)[-len(continuation) :]
+    return tail[range(len(continuation)), continuation].sum().item()
+
+
+def test_answers_are_scored_after_their_question(model):
+    pairs = [("What is it?", " a cat"), ("What is it?", " a dog"), ("", "alone"), ("ends with space ", "word")]
+    found = model.loglikelihood(ask("loglikelihood", *pairs))
+    expected = [
+        logprob(model, list(b"What is it?"), list(b" a cat")),
+        logprob(model, list(b"What is it?"), list(b" a dog")),
+        logprob(model, [256], list(b"alone")),
+        logprob(model, list(b"ends with space"), list(b" word")),
+    ]
+    assert [value for value, _ in found] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_long_question_loses_its_beginning_and_it_is_counted(model):
+    text = "x" * 50
+    found = model.loglikelihood(ask("loglikelihood", (text, "yz")))
+    assert found[0][0] == pytest.approx(logprob(model, list(text.encode()), list(b"yz")), abs=1e-9)
+    assert (model.cut_requests, model.cut_tokens) == (1, 52 - 33)
+
+
+def test_a_text_is_read_in_windows(model):
+    text = "a text of seventy-four bytes, which is more than two windows of thirty-two"
+    ids = list(text.encode())
+    windows = [([256], ids[:32]), ([ids[31]], ids[32:64]), (ids[41:64], ids[64:])]
+    expected = sum(logprob(model, *window) for window in windows)
+    assert model.loglikelihood_rolling(ask("loglikelihood_rolling", (text,), ("",))) == [
+        pytest.approx(expected, abs=1e-9),
+        0.0,
+    ]
+
+
+def test_generation_stops_where_the_task_says(model):
+    options = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, "temperature": 0.0}
+    (text,) = model.generate_until(ask("generate_until", ("Q: one\nA:", options)))
+    assert "\n" not in text and len(text) <= 8
+    with pytest.raises(InputError, match="num_beams"):
+        model.generate_until(ask("generate_until", ("Q", {"num_beams": 4})))
+
+
+def test_a_continuation_without_a_token_is_refused(model):
+    with pytest.raises(InputError, match="no token of its own"):
+        model.loglikelihood(ask("loglikelihood", ("context", "")))
+
+
+def test_another_tokenizer_is_refused(small_backbone, byte_codec):
+    with pytest.raises(InputError, match="257 tokens and the checkpoint was trained on 100"):
+        LanguageModel(small_backbone(vocab_size=100), byte_codec, 500, Reporter.silent())
