@@ -90,7 +90,9 @@ def embedding_passes(shape: Shape, layout: Layout, context: int, rates: Rates, w
     """Look-up and positions forward, scatter-add backward; partial rows are summed over the tensor ranks."""
     numbers = layout.micro_batch * context // layout.context * shape.width
     comm = all_reduce_seconds(2 * numbers, layout.tensor, wire) / (2 if layout.sequence_parallel else 1)
-    return Passes(Parts(memory=rates.memory(15 * numbers), tensor=comm), Parts(memory=rates.memory(8 * numbers)), Parts())
+    return Passes(
+        Parts(memory=rates.memory(15 * numbers), tensor=comm), Parts(memory=rates.memory(8 * numbers)), Parts()
+    )
 
 
 def head_passes(shape: Shape, layout: Layout, context: int, software: Software, rates: Rates, wire: Wire) -> Passes:

@@ -23,7 +23,9 @@ class Link(Config):
 
     kind: Literal["nvlink", "infiniband", "roce", "ethernet", "pcie", "memory"]
     gb_per_second: float = Field(gt=0, description="one direction, one GPU, as the vendor states it")
-    efficiency: float = Field(1.0, gt=0, le=1.2, description="share of it that a collective reaches when nothing else runs")
+    efficiency: float = Field(
+        1.0, gt=0, le=1.2, description="share of it that a collective reaches when nothing else runs"
+    )
     latency_microseconds: float = Field(5.0, ge=0, description="of one hop; a collective over n takes log2(n) of them")
 
     @property
@@ -41,7 +43,9 @@ class Device(Config):
     matmul_efficiency: float = Field(0.85, gt=0, le=1, description="share that the best shape reaches")
     float8_tflops: float | None = Field(None, gt=0, description="dense 8-bit peak")
     multiprocessors: int = Field(gt=0, description="units over which the tiles of a matmul are dealt")
-    tile_penalty: float = Field(8.0, ge=0, description="elements; a tile of a x b runs at 1 / (1 + penalty (1/a + 1/b))")
+    tile_penalty: float = Field(
+        8.0, ge=0, description="elements; a tile of a x b runs at 1 / (1 + penalty (1/a + 1/b))"
+    )
     depth_penalty: float = Field(128.0, ge=0, description="elements of K that filling and draining one tile costs")
     flash_forward: float = Field(0.6, gt=0, le=1, description="share of peak of fused attention, forward")
     flash_backward: float = Field(0.5, gt=0, le=1, description="share of peak of fused attention, backward")
@@ -96,13 +100,17 @@ def load_hardware(reference: str | Path) -> Hardware:
         names = profile_names()
         near = difflib.get_close_matches(str(reference), names, 1, 0.4)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise RecipeError(f"hardware {reference}: no such profile or file; {hint}profiles are {', '.join(names)}, or a .yaml file")
+        raise RecipeError(
+            f"hardware {reference}: no such profile or file; {hint}profiles are {', '.join(names)}, or a .yaml file"
+        )
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not a YAML file: {error}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: holds {type(content).__name__}, not fields; begin with name, device, node_link, network")
+        raise RecipeError(
+            f"{path}: holds {type(content).__name__}, not fields; begin with name, device, node_link, network"
+        )
     return parse_hardware(content, str(path))
 
 

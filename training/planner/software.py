@@ -16,7 +16,9 @@ class Software(Config):
 
     name: str
     attention: Literal["flash", "unfused"] = "flash"
-    kernels: Literal["fused", "eager"] = Field("fused", description="fused: norms, activations, residuals in one pass each")
+    kernels: Literal["fused", "eager"] = Field(
+        "fused", description="fused: norms, activations, residuals in one pass each"
+    )
     loss: Literal["fused", "whole"] = Field("fused", description="whole: fp32 logits and their softmax stand in memory")
     data_parallel: Literal["replicate", "optimizer_shard", "fsdp"] = Field(
         "fsdp", description="replicate: all-reduce of gradients; optimizer_shard: ZeRO-1; fsdp: the layout's shard axis"

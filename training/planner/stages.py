@@ -42,7 +42,9 @@ def even_cuts(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(cuts)
 
 
-def balanced_cuts(costs: Sequence[float], first: float, last: float, stages: int, speeds: Sequence[float] = ()) -> tuple[int, ...]:
+def balanced_cuts(
+    costs: Sequence[float], first: float, last: float, stages: int, speeds: Sequence[float] = ()
+) -> tuple[int, ...]:
     """The cuts that make the slowest stage fastest: costs of the layers, of embedding (first) and of scoring (last).
 
     speeds: how fast each stage's machines are, for uneven clusters (Holmes, arXiv 2312.03549, section 3.3). Exact: for a

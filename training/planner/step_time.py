@@ -240,5 +240,9 @@ class StepModel:
     def _optimizer(self, layout: Layout, held: Held) -> float:
         """Clipping, the update and the cast, over what this rank updates."""
         count = self.local_parameters(layout.tensor, held) * self.software.optimizer_bytes
-        shares = {"replicate": 1, "optimizer_shard": layout.data * layout.context, "fsdp": layout.shard * layout.context}
+        shares = {
+            "replicate": 1,
+            "optimizer_shard": layout.data * layout.context,
+            "fsdp": layout.shard * layout.context,
+        }
         return self.rates.memory(count / shares[self.software.data_parallel])

@@ -1,0 +1,94 @@
+"""Self-attention with grouped key/value heads."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.training.config import LayerConfig, ModelConfig
+from gristmill.training.model.norm import Norm
+from gristmill.training.model.plan import Plan, rotate
+from gristmill.training.parallel.tensor import ColumnLinear, Cut, RowLinear, TensorAxis
+
+# B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
+# Ht, Gt = heads on this tensor rank
+
+
+@dataclass(frozen=True)
+class KeyValueState:
+    """What attention remembers of the tokens before: a value, so a caller may keep, copy or drop it."""
+
+    key_BGSK: Tensor
+    value_BGSK: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return self.key_BGSK.shape[2]
+
+    def take(self, rows: Tensor) -> "KeyValueState":
+        """The state of the given batch rows, in that order: what beam search and batch compaction need."""
+        return KeyValueState(self.key_BGSK[rows], self.value_BGSK[rows])
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(K)) v over the tokens that the plan lets each token see."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig, tensor: TensorAxis):
+        super().__init__()
+        self.tensor, self.window, self.head_dim = tensor, layer.window, config.head_dim
+        self.scale = attention_scale(config)
+        query_width = config.heads * config.head_dim
+        key_width = config.num_kv_heads * config.head_dim
+        self.query = ColumnLinear(tensor, config.width, query_width, config.biases)
+        self.key = ColumnLinear(tensor, config.width, key_width, config.biases, Cut.KEY_VALUE)
+        self.value = ColumnLinear(tensor, config.width, key_width, config.biases, Cut.KEY_VALUE)
+        self.output = RowLinear(tensor, query_width, config.width, config.biases)
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = Norm(config, tensor, config.head_dim, Cut.WHOLE_ON_HEADS)
+            self.key_norm = Norm(config, tensor, config.head_dim, Cut.WHOLE_ON_HEADS)
+
+    def forward(
+        self, x_BTD: Tensor, plan: Plan, state: KeyValueState | None = None
+    ) -> tuple[Tensor, KeyValueState | None]:
+        """The mixed tokens and, if the plan keeps state, the state grown by these tokens."""
+        x_BTD = self.tensor.enter(x_BTD)
+        query_BTHtK = self._heads(self.query(x_BTD), self.query_norm, plan)
+        key_BTGtK = self._heads(self.key(x_BTD), self.key_norm, plan)
+        value_BTGtK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
+        grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
+        mask_BTS = plan.masks_BTS[self.window]
+        mixed_BHtTK = attend(query_BTHtK.transpose(1, 2), grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
+        y_BTD = self.output(mixed_BHtTK.transpose(1, 2).flatten(2))
+        return y_BTD, grown if plan.keep_state else None
+
+    def _heads(self, flat_BTF: Tensor, norm: Norm | None, plan: Plan) -> Tensor:
+        x_BTHK = flat_BTF.unflatten(-1, (-1, self.head_dim))
+        if norm is not None:
+            x_BTHK = norm(x_BTHK)
+        return x_BTHK if plan.rotation_BTK is None else rotate(x_BTHK, plan.rotation_BTK)
+
+
+def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Tensor | None, scale: float) -> Tensor:
+    """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel."""
+    mask = None if mask_BTS is None else mask_BTS.unsqueeze(1)
+    grouped = query_BHTK.shape[1] != key_BGSK.shape[1]
+    if grouped and query_BHTK.device.type == "cpu":  # torch 2.13's fused CPU kernel takes equal head counts only
+        copies = query_BHTK.shape[1] // key_BGSK.shape[1]
+        key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))
+        grouped = False
+    return F.scaled_dot_product_attention(
+        query_BHTK, key_BGSK, value_BGSK, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def attention_scale(config: ModelConfig) -> float:
+    """1 / sqrt(K); under muP 8 / K, equal to it at the usual K = 64 (arXiv 2203.03466, definition 4.1)."""
+    return 8 / config.head_dim if config.initialisation == "mup" else config.head_dim**-0.5
+
+
+def _grow(state: KeyValueState | None, key: Tensor, value: Tensor) -> KeyValueState:
+    if state is None:
+        return KeyValueState(key, value)
+    return KeyValueState(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))

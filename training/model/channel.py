@@ -1,0 +1,44 @@
+"""The channel blocks: what happens to each token by itself."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.training.config import ModelConfig
+from gristmill.training.parallel.tensor import ColumnLinear, RowLinear, TensorAxis
+
+# B batch, T tokens, D width, Ft = this tensor rank's share of the hidden width
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x) (arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorAxis):
+        super().__init__()
+        self.tensor = tensor
+        hidden = config.hidden_width("swiglu")
+        self.gate = ColumnLinear(tensor, config.width, hidden, config.biases)
+        self.up = ColumnLinear(tensor, config.width, hidden, config.biases)
+        self.down = RowLinear(tensor, hidden, config.width, config.biases)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = self.tensor.enter(x_BTD)
+        hidden_BTFt = F.silu(self.gate(x_BTD)) * self.up(x_BTD)
+        return self.down(hidden_BTFt)
+
+
+class GELU(nn.Module):
+    """down(gelu(up x)), with GPT-2's tanh form of gelu."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorAxis):
+        super().__init__()
+        self.tensor = tensor
+        hidden = config.hidden_width("gelu")
+        self.up = ColumnLinear(tensor, config.width, hidden, config.biases)
+        self.down = RowLinear(tensor, hidden, config.width, config.biases)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = self.tensor.enter(x_BTD)
+        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
+
+
+CHANNELS = {"swiglu": SwiGLU, "gelu": GELU}

@@ -1,0 +1,48 @@
+"""Dropout whose mask is a hash of where an element stands, so that it is the same on every layout and on recomputation.
+
+keep = hash(seed, layer, site, sample, position, feature): a 64-bit hash for each token and one for each feature, then one
+int32 mixing round an element. No random state is kept, saved or restored."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ROUNDS = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))  # SplitMix64's finaliser (Steele et al. 2014)
+_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The dropout of one forward pass. samples_B: the numbers k of the samples; positions_T: the tokens' places in their
+    sample that this rank's residual stream holds."""
+
+    rate: float
+    seed: int
+    samples_B: Tensor
+    positions_T: Tensor
+
+    def __call__(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
+        if self.rate == 0:
+            return x_BTD
+        kept = _keep(self, x_BTD.shape[-1], layer, site)
+        return torch.where(kept, x_BTD * (1 / (1 - self.rate)), torch.zeros((), dtype=x_BTD.dtype, device=x_BTD.device))
+
+
+def _keep(dropout: Dropout, width: int, layer: int, site: int) -> Tensor:
+    """bool[B, T, D]; each element is kept with probability 1 - rate."""
+    place = torch.tensor((dropout.seed * 1_000_003 + layer) * 1_009 + site, device=dropout.samples_B.device)
+    token_BT = _hash(_hash(place + dropout.samples_B * _GOLDEN).unsqueeze(-1) + dropout.positions_T)
+    feature_D = _hash(place + torch.arange(width, device=place.device))
+    low_BT1, high_BT1 = token_BT.to(torch.int32).unsqueeze(-1), (token_BT >> 32).to(torch.int32).unsqueeze(-1)
+    mixed_BTD = feature_D.to(torch.int32) * (high_BT1 | 1) + low_BT1
+    mixed_BTD = (mixed_BTD ^ (mixed_BTD >> 15)) * 0x2C1B3C6D
+    mixed_BTD = mixed_BTD ^ (mixed_BTD >> 13)
+    return mixed_BTD >= int((dropout.rate - 0.5) * 2**32)
+
+
+def _hash(x: Tensor) -> Tensor:
+    x = x * _GOLDEN
+    for shift, factor in _ROUNDS:
+        x = (x ^ (x >> shift)) * factor
+    return x ^ (x >> 31)

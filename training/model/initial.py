@@ -1,0 +1,57 @@
+"""First values: each parameter is drawn whole from (seed, its name), then cut. The same model on every layout."""
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from gristmill.training.config import ModelConfig
+from gristmill.training.model.roles import Role, initial_std, role_of
+from gristmill.training.model.transformer import Transformer
+
+
+def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Fills every parameter. Drawn in float32 on the CPU, so that device and precision do not choose the model."""
+
+    def first_value(name: str, parameter: Tensor) -> Tensor:
+        whole = draw(stored_name(name, model.config), parameter.shape, seed, model.config).to(device, dtype)
+        return cut_like(whole, parameter)
+
+    fill(model, first_value)
+
+
+def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor:
+    """The whole first value of one parameter, float32."""
+    role = role_of(name)
+    if role is Role.NORM:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    if role is Role.BIAS:
+        return torch.zeros(shape)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.randn(shape, generator=generator) * initial_std(role, config)
+
+
+def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
+    """Replaces each parameter by value(name, parameter); parameters that are one stay one."""
+    replaced: dict[int, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in replaced:
+                name = f"{path}.{leaf}" if path else leaf
+                replaced[id(parameter)] = nn.Parameter(value(name, parameter))
+            module.register_parameter(leaf, replaced[id(parameter)])
+
+
+def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """The whole tensor, stored as `parameter` is."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def stored_name(name: str, config: ModelConfig) -> str:
+    """The name under which a parameter is drawn and saved: a tied head's is the embedding's, wherever it stands."""
+    return "embedding.weight" if name == "head.weight" and config.tied_embeddings else name

@@ -1,0 +1,65 @@
+"""Who may look at whom: positions, documents and masks of one forward pass. Blocks are handed a plan and build no mask."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gristmill.training.model.dropout import Dropout
+
+# B batch, T tokens (queries), S tokens looked at (the past, then T), K head width
+
+
+@dataclass(frozen=True)
+class Plan:
+    """masks_BTS: for each window that some layer has, which tokens each token sees; None means plainly causal, which
+    needs no mask. rotation_BTK: cosine and sine of the rotary angles, or None. keep_state: mixers return their state."""
+
+    positions_BT: Tensor
+    masks_BTS: Mapping[int | None, Tensor | None]
+    rotation_BTK: tuple[Tensor, Tensor] | None = None
+    dropout: Dropout | None = None
+    keep_state: bool = False
+
+    def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
+        return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)
+
+
+def causal_masks(
+    windows: Iterable[int | None], tokens: int, past: int, documents_BT: Tensor | None, device: torch.device
+) -> dict[int | None, Tensor | None]:
+    """A mask for each window. Token t sees itself and the window - 1 before it, in its own document where documents are
+    given (int64[B, T], equal numbers are one document). past counts the tokens already in the state.
+
+    tokens 3, window 2 -> [[1, 0, 0], [1, 1, 0], [0, 1, 1]]."""
+    back_TS = _distances(tokens, past, device)
+    same_BTS = None if documents_BT is None else documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
+    masks: dict[int | None, Tensor | None] = {}
+    for window in set(windows):
+        if same_BTS is None and past == 0 and (window is None or window >= tokens):
+            masks[window] = None
+            continue
+        seen_TS = back_TS >= 0 if window is None else (back_TS >= 0) & (back_TS < window)
+        masks[window] = seen_TS.unsqueeze(0) if same_BTS is None else seen_TS & same_BTS
+    return masks
+
+
+def rotary_angles(positions_BT: Tensor, head_width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [B, T, K] for `rotate` (RoFormer, arXiv 2104.09864). Feature i turns with feature i + K / 2."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    exponent = torch.arange(0, head_width, 2, device=positions_BT.device, dtype=exact) / head_width
+    angles = positions_BT.unsqueeze(-1).to(exact) * base**-exponent
+    angles_BTK = torch.cat([angles, angles], dim=-1)
+    return angles_BTK.cos().to(dtype), angles_BTK.sin().to(dtype)
+
+
+def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
+    cosine, sine = (part.unsqueeze(2) for part in rotation_BTK)
+    first, second = x_BTHK.chunk(2, dim=-1)
+    return x_BTHK * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+def _distances(tokens: int, past: int, device: torch.device) -> Tensor:
+    """How far back each seen token lies: int64[T, past + T]."""
+    return (torch.arange(tokens, device=device) + past).unsqueeze(1) - torch.arange(past + tokens, device=device)

@@ -1,0 +1,53 @@
+"""What a parameter is, told by its name: initialisation, weight decay, Muon and muP's rates all read it here."""
+
+from enum import Enum
+
+from gristmill.training.config import ModelConfig
+
+
+class Role(Enum):
+    EMBEDDING = "embedding"  # token and position tables
+    HEAD = "head"
+    HIDDEN = "hidden"  # matrices inside the layers
+    OUTPUT = "output"  # those of them that write to the residual stream
+    NORM = "norm"
+    BIAS = "bias"
+
+    @property
+    def is_matrix_of_layer(self) -> bool:
+        return self in (Role.HIDDEN, Role.OUTPUT)
+
+    @property
+    def decays(self) -> bool:
+        """Matrices and tables decay, vectors do not."""
+        return self not in (Role.NORM, Role.BIAS)
+
+
+def role_of(name: str) -> Role:
+    """layers.3.mixer.output.weight -> OUTPUT."""
+    *path, leaf = name.split(".")
+    if path[-1].endswith("norm"):
+        return Role.NORM
+    if leaf == "bias":
+        return Role.BIAS
+    if path[-1] in ("embedding", "positions"):
+        return Role.EMBEDDING
+    if path[-1] == "head":
+        return Role.HEAD
+    return Role.OUTPUT if path[-1] in ("output", "down") else Role.HIDDEN
+
+
+def initial_std(role: Role, config: ModelConfig) -> float:
+    """Standard deviation of a drawn parameter. "scaled" and "mup" divide the outputs of layers by sqrt(2 layers)
+    (GPT-2, section 2.3; Megatron-LM); "mup" divides matrices of layers by sqrt(width / base) as well (table 8)."""
+    std = config.init_std
+    if role is Role.OUTPUT and config.initialisation != "normal":
+        std /= (2 * config.layers) ** 0.5
+    if role.is_matrix_of_layer and config.initialisation == "mup":
+        std *= (config.mup_base_width / config.width) ** 0.5
+    return std
+
+
+def rate_factor(role: Role, config: ModelConfig) -> float:
+    """muP for Adam: matrices of layers learn at base / width of the rate (table 8)."""
+    return config.mup_base_width / config.width if role.is_matrix_of_layer and config.initialisation == "mup" else 1.0

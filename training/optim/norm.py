@@ -1,0 +1,43 @@
+"""The norm of all gradients over all processes, each element counted once, and the cut to a greatest norm."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from gristmill.training.loss import exact_dtype
+from gristmill.training.optim.local import local
+from gristmill.training.parallel.mesh import Mesh
+
+
+@torch.no_grad()
+def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
+    """Square root of the sum of squares. Parameters may lie on different meshes: each process adds its pieces, divided by
+    the number of processes that hold the same piece, and one all-reduce over the world sums them."""
+    total = torch.zeros((), device=mesh.device, dtype=torch.float64)
+    for parameter in parameters:
+        gradient = local(parameter.grad)
+        total += gradient.to(exact_dtype(gradient)).square().sum() / copies(parameter)
+    if mesh.distributed:
+        dist.all_reduce(total, group=mesh.world.group)
+    return total.sqrt()
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], norm: float, greatest: float | None) -> None:
+    """Scales all gradients so that their norm is at most `greatest`."""
+    if greatest is not None and norm > greatest:
+        torch._foreach_mul_([local(parameter.grad) for parameter in parameters], greatest / norm)
+
+
+def copies(parameter: Tensor) -> int:
+    """How many processes hold this process's piece."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    number = 1
+    for axis, placement in enumerate(parameter.placements):
+        if placement.is_replicate():
+            number *= parameter.device_mesh.size(axis)
+    return number

@@ -1,0 +1,105 @@
+"""The four collectives of tensor parallelism, each with its mirror image in the backward pass, on local tensors.
+
+Megatron's f and g (arXiv 1909.08053, section 3) and their sequence-parallel forms (arXiv 2205.05198, section 4.2).
+All are synchronous and give contiguous tensors: torch.compile loses the gradient of an asynchronous tensor that crosses
+from eager code, and gloo sends contiguous tensors only. On an axis of size 1 each is the identity."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# B batch, T tokens, D width; Tt = tokens on this tensor rank
+
+
+def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    x = x.contiguous().clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def all_gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, Tt, D] on each rank -> [B, T, D] on all."""
+    size = dist.get_world_size(group)
+    x_TtBD = x_BTtD.transpose(0, 1).contiguous()
+    x_TBD = x_TtBD.new_empty((x_TtBD.shape[0] * size, *x_TtBD.shape[1:]))
+    dist.all_gather_into_tensor(x_TBD, x_TtBD, group=group)
+    return x_TBD.transpose(0, 1).contiguous()
+
+
+def reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Partial sums [B, T, D] on each rank -> this rank's tokens [B, Tt, D] of the sum."""
+    size = dist.get_world_size(group)
+    x_TBD = x_BTD.transpose(0, 1).contiguous()
+    x_TtBD = x_TBD.new_empty((x_TBD.shape[0] // size, *x_TBD.shape[1:]))
+    dist.reduce_scatter_tensor(x_TtBD, x_TBD, group=group)
+    return x_TtBD.transpose(0, 1).contiguous()
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return all_reduce(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.contiguous(), None
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_gather_tokens(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter_tokens(gradient, ctx.group), None
+
+
+class _ScatterTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return reduce_scatter_tokens(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_gather_tokens(gradient, ctx.group), None
+
+
+def copy_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """f: the identity forward, the sum over ranks backward; stands before a layer whose outputs are cut."""
+    return _Copy.apply(x, group)
+
+
+def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """g: the sum over ranks forward, the identity backward; stands after a layer whose inputs are cut."""
+    return _Sum.apply(x, group)
+
+
+def gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """f under sequence parallelism: all-gather of the tokens forward, reduce-scatter backward."""
+    return _GatherTokens.apply(x_BTtD, group)
+
+
+def scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """g under sequence parallelism: reduce-scatter over the tokens forward, all-gather backward."""
+    return _ScatterTokens.apply(x_BTD, group)

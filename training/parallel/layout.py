@@ -1,0 +1,130 @@
+"""Which layouts can be right for a model and a batch. Everything wrong is named, with the nearest that is legal,
+before a process group is made: torch itself checks almost none of it."""
+
+import math
+from collections.abc import Iterator
+
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
+
+
+def check_layout(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> None:
+    """Raises RecipeError with every reason why this run cannot be right."""
+    reasons = list(objections(model, train, vocab_size, world_size))
+    if reasons:
+        raise RecipeError("this layout cannot be right:\n" + "\n".join(f"- {reason}" for reason in reasons))
+
+
+def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> Iterator[str]:
+    layout = train.layout
+    yield from _world(layout, world_size)
+    yield from _tensor(model, layout, vocab_size)
+    yield from _pipeline(model, layout)
+    yield from _batches(model, train)
+
+
+def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
+    """The layout's micro-batch, or the engine's choice: the most samples up to 8192 tokens that divide every batch evenly
+    and leave a pipeline its micro-batches."""
+    layout = train.layout
+    if layout.micro_batch:
+        return layout.micro_batch
+    shares = [samples // layout.data for samples in batch_sizes(model, train)]
+    fitting = [
+        size
+        for size in divisors(math.gcd(*shares) or 1)
+        if size * model.context <= 8192 and min(shares) // size >= least_micro_batches(layout)
+    ]
+    return max(fitting, default=1)
+
+
+def least_micro_batches(layout: LayoutConfig) -> int:
+    """A pipeline needs a micro-batch for each rank (dualpipev: for each stage) to be in flight."""
+    if layout.pipeline == 1:
+        return 1
+    return layout.num_stages if layout.schedule == "dualpipev" else layout.pipeline
+
+
+def batch_sizes(model: ModelConfig, train: TrainConfig) -> list[int]:
+    """Samples of every batch size the run passes through."""
+    sizes = {train.batch_tokens}
+    if train.batch_ramp is not None:
+        sizes |= set(range(train.batch_ramp.start_tokens, train.batch_tokens, train.batch_ramp.increment_tokens))
+    return sorted(size // model.context for size in sizes)
+
+
+def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
+    if layout.world_size != world_size:
+        rest = layout.world_size // layout.data
+        mend = f"set data: {world_size // rest}" if world_size % rest == 0 else f"tensor x pipeline x context is {rest}"
+        yield (
+            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} = "
+            f"{layout.world_size} processes, but {world_size} run; start {layout.world_size} (torchrun "
+            f"--nproc-per-node {layout.world_size}), or {mend}"
+        )
+
+
+def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterator[str]:
+    size = layout.tensor
+    if size == 1:
+        return
+    legal = [number for number in divisors(model.heads) if not list(_uneven(model, number, vocab_size, layout))]
+    for reason in _uneven(model, size, vocab_size, layout):
+        yield f"tensor {size}: {reason}; legal for this model: {legal}"
+
+
+def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig) -> Iterator[str]:
+    if model.heads % size:
+        yield f"{model.heads} heads do not split evenly"
+    if model.num_kv_heads % size and size % model.num_kv_heads:
+        yield f"{model.num_kv_heads} key/value heads neither split over the ranks nor repeat over them evenly"
+    for channel in sorted({layer.channel for layer in model.layer_list}):
+        if model.hidden_width(channel) % size:
+            yield f"the hidden width {model.hidden_width(channel)} does not split evenly"
+    if (size - 1) * math.ceil(vocab_size / size) >= vocab_size:
+        yield f"a vocabulary of {vocab_size} leaves the last rank without a row"
+    if layout.sequence_parallel and model.context % size:
+        yield f"context {model.context} does not split evenly; set sequence_parallel: false"
+
+
+def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
+    if layout.pipeline == 1:
+        return
+    if layout.num_stages > model.layers:
+        yield (
+            f"{layout.num_stages} stages but {model.layers} layers; use at most {model.layers // layout.stages_per_rank} "
+            f"pipeline ranks with {layout.stages_per_rank} stages each"
+        )
+    if layout.cuts and (layout.cuts[0] < 1 or layout.cuts[-1] >= model.layers):
+        yield f"cuts {list(layout.cuts)} must lie between 1 and {model.layers - 1}"
+
+
+def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    layout = train.layout
+    sizes = [train.batch_tokens]
+    if train.batch_ramp is not None:
+        sizes += [train.batch_ramp.start_tokens, train.batch_ramp.increment_tokens]
+    for tokens in sizes:
+        if tokens % (model.context * layout.data):
+            unit = model.context * layout.data
+            nearest = max(unit, round(tokens / unit) * unit)
+            yield (
+                f"a batch of {tokens} tokens is not a whole number of samples of {model.context} tokens on each of "
+                f"{layout.data} data ranks; try {nearest}"
+            )
+            return
+    size = micro_batch_size(model, train)
+    for samples in batch_sizes(model, train):
+        share = samples // layout.data
+        if share % size:
+            yield f"{share} samples a data rank do not split into micro-batches of {size}; try one of {divisors(share)}"
+        elif share // size < least_micro_batches(layout):
+            yield (
+                f"schedule {layout.schedule} needs {least_micro_batches(layout)} micro-batches or more, a data rank has "
+                f"{share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
+            )
+        elif layout.pipeline > 1 and layout.schedule == "interleaved" and share // size % layout.pipeline:
+            yield (
+                f"interleaved runs rounds of {layout.pipeline} micro-batches, {share // size} are no whole number of "
+                "rounds; change micro_batch or batch_tokens"
+            )

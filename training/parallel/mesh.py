@@ -1,0 +1,87 @@
+"""The processes as a grid with named axes. A mesh is a value that is passed; nothing here is global."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from gristmill.training.config import LayoutConfig
+
+
+@dataclass(frozen=True)
+class Axis:
+    """This process's place on one axis. group is None where the axis has size 1 and nobody to talk to."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+
+
+ALONE = Axis()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """data is replicate x shard (the axis over which batches differ and losses are summed).
+
+    tensor_grid, key_value_grid and data_grid are where parameters are stored: cut over the tensor ranks; over as many
+    of them as there are key/value heads, copied over the rest; and sharded over the data ranks. All three are None in
+    a single process without a process group, where parameters are plain tensors. ranks: int64[pipeline, the rest]."""
+
+    device: torch.device
+    pipeline: Axis = ALONE
+    data: Axis = ALONE
+    tensor: Axis = ALONE
+    world: Axis = ALONE
+    tensor_grid: DeviceMesh | None = None
+    key_value_grid: DeviceMesh | None = None
+    data_grid: DeviceMesh | None = None
+    ranks: torch.Tensor | None = None
+
+    @property
+    def distributed(self) -> bool:
+        return self.tensor_grid is not None
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one process that writes what all agree on."""
+        return self.world.rank == 0
+
+
+def single_process(device: torch.device | str = "cpu") -> Mesh:
+    return Mesh(torch.device(device))
+
+
+def build_mesh(
+    layout: LayoutConfig, num_kv_heads: int, device: torch.device, rank_order: Sequence[int] | None = None
+) -> Mesh:
+    """The mesh of the default process group. rank_order lists the ranks in the order pipeline, replicate, shard, context,
+    tensor (the last changes fastest): the planner's placement; by default tensor ranks are neighbours.
+
+    With fewer key/value heads than tensor ranks, consecutive ranks share one head: kv_shard x kv_copy = tensor."""
+    kv_shard = math.gcd(num_kv_heads, layout.tensor)
+    sizes = (layout.pipeline, layout.replicate, layout.shard, layout.context, kv_shard, layout.tensor // kv_shard)
+    names = ("pipeline", "replicate", "shard", "context", "kv_shard", "kv_copy")
+    ranks = torch.tensor(rank_order if rank_order is not None else range(math.prod(sizes))).reshape(sizes)
+    grid = DeviceMesh(device.type, ranks, mesh_dim_names=names)
+    tensor_grid = grid["kv_shard", "kv_copy"]._flatten("tensor")
+    sharded = grid["shard", "context"]._flatten("fsdp")
+    summed = grid["replicate", "shard", "context"]._flatten("data")
+    return Mesh(
+        device=device,
+        pipeline=_axis(grid["pipeline"]),
+        data=_axis(summed),
+        tensor=_axis(tensor_grid),
+        world=Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD),
+        tensor_grid=tensor_grid,
+        key_value_grid=grid["kv_shard", "kv_copy"],
+        data_grid=grid["replicate", "fsdp"] if layout.replicate > 1 else sharded,
+        ranks=ranks.flatten(1),
+    )
+
+
+def _axis(grid: DeviceMesh) -> Axis:
+    return Axis(grid.size(), grid.get_local_rank(), grid.get_group())

@@ -1,0 +1,150 @@
+"""Linear layers and norms cut over the tensor ranks. They store DTensors, so that checkpoints reshard, and compute on
+the local pieces with the collectives of `collectives.py`."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from gristmill.training.parallel.collectives import copy_to_ranks, gather_tokens, scatter_tokens, sum_over_ranks
+from gristmill.training.parallel.mesh import Mesh
+
+# B batch, T tokens, D width, F outputs; a small t after a letter = this tensor rank's share
+
+
+class Cut(Enum):
+    """How a parameter lies on the tensor ranks."""
+
+    ROWS = "rows"  # dimension 0 is cut: the outputs of a column-parallel layer, the vocabulary
+    COLUMNS = "columns"  # dimension 1 is cut: the inputs of a row-parallel layer
+    KEY_VALUE = "key_value"  # dimension 0 is cut over the key/value heads, copied where ranks share a head
+    WHOLE = "whole"  # every rank has all of it and applies it to the tokens it holds
+    WHOLE_ON_HEADS = "whole_on_heads"  # every rank has all of it and applies it to its own heads
+
+
+@dataclass(frozen=True)
+class TensorAxis:
+    """What a layer needs to know of the tensor ranks. `enter` stands before a cut layer, `leave` after one.
+
+    Under sequence parallelism the residual stream holds this rank's tokens [B, Tt, D] only."""
+
+    mesh: Mesh
+    sequence_parallel: bool
+
+    @property
+    def size(self) -> int:
+        return self.mesh.tensor.size
+
+    @property
+    def rank(self) -> int:
+        return self.mesh.tensor.rank
+
+    @property
+    def cuts_tokens(self) -> bool:
+        return self.size > 1 and self.sequence_parallel
+
+    def enter(self, x: Tensor) -> Tensor:
+        if self.size == 1:
+            return x
+        collective = gather_tokens if self.sequence_parallel else copy_to_ranks
+        return collective(x, self.mesh.tensor.group)
+
+    def leave(self, x: Tensor) -> Tensor:
+        if self.size == 1:
+            return x
+        collective = scatter_tokens if self.sequence_parallel else sum_over_ranks
+        return collective(x, self.mesh.tensor.group)
+
+    def own_tokens(self, per_token: Tensor, dim: int = 1) -> Tensor:
+        """The slice that belongs to the tokens of this rank's residual stream."""
+        if not self.cuts_tokens:
+            return per_token
+        share = per_token.shape[dim] // self.size
+        return per_token.narrow(dim, self.rank * share, share)
+
+    def parameter(self, shape: tuple[int, ...], cut: Cut) -> nn.Parameter:
+        """A parameter of the true whole shape, without memory yet; `initial.py` or a checkpoint fills it."""
+        return nn.Parameter(self.store(torch.empty(shape, device="meta"), cut))
+
+    def store(self, whole: Tensor, cut: Cut) -> Tensor:
+        if not self.mesh.distributed:
+            return whole
+        grid = self.mesh.key_value_grid if cut is Cut.KEY_VALUE else self.mesh.tensor_grid
+        return distribute_tensor(whole, grid, _STORED[cut], src_data_rank=None)
+
+    def local(self, parameter: Tensor, cut: Cut, dtype: torch.dtype) -> Tensor:
+        """This rank's piece, in the dtype of the computation. Its gradient is declared a partial sum where each rank
+        sees a part of the tokens or of the heads; the sum is taken when the gradient is stored."""
+        if isinstance(parameter, DTensor):
+            placements = list(_STORED[cut])
+            if cut is Cut.KEY_VALUE:
+                placements = [Shard(0), Partial()]
+            elif cut is Cut.WHOLE_ON_HEADS or (cut is Cut.WHOLE and self.cuts_tokens):
+                placements = [Partial()]
+            parameter = parameter.to_local(grad_placements=placements)
+        return parameter.to(dtype)
+
+
+_STORED = {
+    Cut.ROWS: (Shard(0),),
+    Cut.COLUMNS: (Shard(1),),
+    Cut.KEY_VALUE: (Shard(0), Replicate()),
+    Cut.WHOLE: (Replicate(),),
+    Cut.WHOLE_ON_HEADS: (Replicate(),),
+}
+
+
+class ColumnLinear(nn.Module):
+    """x W^T + b; each rank holds some of the outputs. Takes whole inputs (after `enter`), gives its share."""
+
+    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool, cut: Cut = Cut.ROWS):
+        super().__init__()
+        self.tensor, self.cut = tensor, cut
+        self.weight = tensor.parameter((outputs, inputs), cut)
+        self.bias = tensor.parameter((outputs,), cut) if bias else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        weight_FtD = self.tensor.local(self.weight, self.cut, x_BTD.dtype)
+        bias_Ft = None if self.bias is None else self.tensor.local(self.bias, self.cut, x_BTD.dtype)
+        return F.linear(x_BTD, weight_FtD, bias_Ft)
+
+
+class RowLinear(nn.Module):
+    """x W^T + b; each rank holds some of the inputs. Gives the whole sum (its tokens of it), so nobody calls `leave`."""
+
+    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool):
+        super().__init__()
+        self.tensor = tensor
+        self.weight = tensor.parameter((outputs, inputs), Cut.COLUMNS)
+        self.bias = tensor.parameter((outputs,), Cut.WHOLE) if bias else None
+
+    def forward(self, x_BTFt: Tensor) -> Tensor:
+        y_BTD = self.tensor.leave(F.linear(x_BTFt, self.tensor.local(self.weight, Cut.COLUMNS, x_BTFt.dtype)))
+        return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Cut.WHOLE, x_BTFt.dtype)
+
+
+class VocabularyEmbedding(nn.Module):
+    """Rows of the table by token id; each rank holds a run of ids. Nothing is padded: the last rank may hold fewer."""
+
+    def __init__(self, tensor: TensorAxis, vocab_size: int, width: int, dtype: torch.dtype):
+        super().__init__()
+        self.tensor, self.vocab_size, self.dtype = tensor, vocab_size, dtype
+        self.weight = tensor.parameter((vocab_size, width), Cut.ROWS)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        table_VtD = self.tensor.local(self.weight, Cut.ROWS, self.dtype)
+        if self.tensor.size == 1:
+            return F.embedding(tokens_BT, table_VtD)
+        index_BT, mine_BT = local_ids(tokens_BT, self.vocab_size, self.tensor, len(table_VtD))
+        return self.tensor.leave(F.embedding(index_BT, table_VtD) * mine_BT.unsqueeze(-1).to(self.dtype))
+
+
+def local_ids(ids: Tensor, vocab_size: int, tensor: TensorAxis, rows: int) -> tuple[Tensor, Tensor]:
+    """(row in this rank's piece of the table, whether the id is there); ids of other ranks point at row 0."""
+    index = ids - tensor.rank * math.ceil(vocab_size / tensor.size)
+    mine = (index >= 0) & (index < rows)
+    return index.where(mine, torch.zeros_like(index)), mine

@@ -1,0 +1,155 @@
+"""Bytes that one micro-batch leaves standing for its backward pass: the closed forms of the literature, and our engine's.
+
+The engine's are counted operation by operation from what autograd saves; tests/training/planner holds them against hooks.
+n tokens of the micro-batch; n_r those in this rank's residual stream (n / t under sequence parallelism); c bytes of a
+number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's widths.
+"""
+
+from typing import NamedTuple
+
+from gristmill.training.planner.block_time import widths
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.shape import Block, Shape
+from gristmill.training.planner.software import Software
+
+
+def korthikanti_layer(
+    tokens: int,
+    width: int,
+    heads: int,
+    context: int,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    kept: str = "none",
+) -> float:
+    """Bytes a layer of the 16-bit GPT with dropout keeps, arXiv 2205.05198, table 2 (s b h = tokens x width).
+
+    none: sbh (34 + 5as/h); tensor: sbh (10 + 24/t + 5as/ht); with sequence parallelism all over t; selective drops
+    5as/h; full keeps the layer's input, 2 sbh. GPT-3's 12288, 96 heads, 2048: 34 + 80 a number."""
+    sbh = tokens * width
+    share = tensor if sequence_parallel else 1
+    if kept == "full":
+        return 2 * sbh / share
+    scores = 0.0 if kept in ("attention", "operators") else 5 * heads * context / width
+    return sbh * (10 / share + 24 / tensor + scores / tensor)
+
+
+def korthikanti_ends(tokens: int, width: int, vocab: int, tensor: int, sequence_parallel: bool) -> tuple[float, float]:
+    """(embedding, head): the mask of the embedding's dropout; last norm, output layer and fp32 logits.
+
+    arXiv 2205.05198, section 4.3: sbh p/t and 4 sbh/t (1 + v/h); without sequence parallelism their uncut forms."""
+    share = tensor if sequence_parallel else 1
+    return tokens * width / share, 4 * tokens * (width / share + vocab / tensor)
+
+
+class Kept(NamedTuple):
+    """kept stands from a layer's forward to its backward pass; extra while that layer is computed again."""
+
+    kept: float
+    extra: float
+
+
+class Numbers(NamedTuple):
+    """Bytes of a number: in the computation, and of statistics. cuda: whether the fused CUDA kernels run."""
+
+    compute: int = 2
+    exact: int = 4
+    cuda: bool = True
+
+
+def layer_bytes(
+    block: Block, layout: Layout, context: int, software: Software, numbers: Numbers, dropout: bool, norm: str
+) -> Kept:
+    """Of one layer under the layout's recomputation."""
+    if software.name != "gristmill":
+        return _megatron_layer(block, layout, context, software)
+    mixer, channel = _mixer(block, layout, context, numbers, dropout, norm), 0.0
+    channel = _channel(block, layout, context, numbers, dropout, norm)
+    stream = _residual(block, layout, context) * numbers.compute
+    if layout.recompute == "full":
+        return Kept(stream, mixer + channel)
+    if layout.recompute == "attention":
+        return Kept(stream + channel, mixer)
+    if layout.recompute == "operators":
+        kept = _products(block, layout, context, numbers)
+        return Kept(stream + kept, max(0.0, mixer + channel - kept))
+    return Kept(mixer + channel, 0.0)
+
+
+def ends_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> tuple[float, float]:
+    """(embedding, head) of one micro-batch, without the logits of the chunk at work."""
+    tokens = layout.micro_batch * shape.context // layout.context
+    if software.name != "gristmill":
+        first, last = korthikanti_ends(tokens, shape.width, 0, layout.tensor, layout.sequence_parallel)
+        return (first if software.dropout else 0.0), last
+    residual = tokens // (layout.tensor if layout.sequence_parallel else 1)
+    drop = residual * shape.width if shape.model.dropout else 0
+    # The head keeps its own gradients: of the hidden states, and of its share of the table.
+    table = -(-shape.vocab // layout.tensor) * shape.width
+    norm = _norm(residual, shape.width, numbers, shape.model.norm)
+    return drop + 8 * tokens, norm + (tokens * shape.width + table) * numbers.compute
+
+
+def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> float:
+    """Of the logits at work. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
+    tokens = layout.micro_batch * shape.context // layout.context
+    count = tokens * -(-shape.vocab // layout.tensor)
+    if software.name != "gristmill":
+        return 4 * count if software.loss == "whole" else 2 * count
+    return min(count, 2**27 if numbers.cuda else 2**21) * (2 * numbers.exact + 2 * numbers.compute)
+
+
+def boundary_bytes(shape: Shape, layout: Layout, numbers: Numbers) -> float:
+    """What a stage keeps of one micro-batch beside its layers: its input and its output, until their gradients are sent."""
+    tokens = layout.micro_batch * shape.context // layout.context
+    share = layout.tensor if layout.sequence_parallel else 1
+    return 2 * tokens * shape.width / share * numbers.compute
+
+
+def _residual(block: Block, layout: Layout, context: int) -> float:
+    return widths(block, layout, context).residual
+
+
+def _norm(tokens: float, width: int, numbers: Numbers, norm: str) -> float:
+    """The input in fp32 and the statistics; torch's RMSNorm on CPU keeps the normed copy as well."""
+    if norm == "layernorm":
+        return tokens * (width + 2) * numbers.exact
+    return tokens * ((width if numbers.cuda else 2 * width) + 1) * numbers.exact
+
+
+def _mixer(block: Block, layout: Layout, context: int, numbers: Numbers, dropout: bool, norm: str) -> float:
+    """Norm, its output (gathered), query, key, value, the attention's output with its log-sums, dropout's mask."""
+    w = widths(block, layout, context)
+    # The CPU kernel wants as many key/value heads as query heads, and is given copies.
+    keys = 2 * (w.key_value if numbers.cuda or w.key_value == w.query else w.query)
+    total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
+    total += w.tokens * (block.width + 2 * w.query + keys) * numbers.compute
+    total += w.tokens * w.heads * numbers.exact
+    if block.qk_norm:
+        heads = w.tokens * (w.query + w.key_value) / block.head_dim
+        total += _norm(heads, block.head_dim, numbers, norm)
+    return total
+
+
+def _channel(block: Block, layout: Layout, context: int, numbers: Numbers, dropout: bool, norm: str) -> float:
+    """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
+    w = widths(block, layout, context)
+    total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
+    return total + w.tokens * (block.width + (4 if block.gated else 2) * w.hidden) * numbers.compute
+
+
+def _products(block: Block, layout: Layout, context: int, numbers: Numbers) -> float:
+    """What `operators` keeps: the results of the matrix products and of attention."""
+    w = widths(block, layout, context)
+    inner = (2 if block.gated else 1) * w.hidden
+    count = w.tokens * (2 * w.query + 2 * w.key_value + 2 * block.width + inner)
+    return count * numbers.compute + w.tokens * w.heads * numbers.exact
+
+
+def _megatron_layer(block: Block, layout: Layout, context: int, software: Software) -> Kept:
+    tokens = layout.micro_batch * context // layout.context
+    kept = "attention" if software.attention == "flash" and layout.recompute == "none" else layout.recompute
+    arguments = (tokens, block.width, block.heads, context, layout.tensor, layout.sequence_parallel)
+    whole = korthikanti_layer(*arguments, "none" if software.attention == "unfused" else "attention")
+    now = korthikanti_layer(*arguments, kept)
+    return Kept(now, max(0.0, whole - now) if layout.recompute != "none" else 0.0)
