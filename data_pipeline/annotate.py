@@ -1,0 +1,140 @@
+"""Measured once: raw files become Parquet files of repaired texts with every signal beside them.
+
+An annotated file is named by what it was made from (raw digests, the reader's and the signals' settings), so it is
+right whenever it is found: thresholds are applied later, on its columns, and change nothing here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.document import Record, Unreadable, doc_id
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.provenance.canonical import fingerprint
+from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile
+from gristmill.data_pipeline.readers.fields import metadata_json
+from gristmill.data_pipeline.readers.read import FilePart, file_parts, read_part
+from gristmill.data_pipeline.readers.resolve import grouped, located_files
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect
+from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
+from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.text import NormalizeConfig, normalize
+
+ANNOTATE_VERSION = 1  # raised whenever the code changes what an annotated file holds
+# Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
+LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
+BATCH_DOCUMENTS = 512
+ROW_GROUP_ROWS = 1024
+
+RECORD_FIELDS = [
+    pa.field("doc_id", pa.string()),
+    pa.field("text", pa.string()),  # empty where the record could not be read
+    pa.field("url", pa.string()),
+    pa.field("language", pa.string()),
+    pa.field("metadata", pa.string()),
+    pa.field("raw_digest", pa.string()),
+    pa.field("record", pa.int64()),
+    pa.field("text_hash", pa.uint64()),  # of the repaired text: decides its split
+    pa.field("changes", pa.list_(pa.string())),  # which repairs changed the text
+    pa.field("reason", pa.string()),  # null, or why the record could not be read
+    pa.field("offset", pa.int64()),
+    pa.field("excerpt", pa.string()),
+]
+ANNOTATED_SCHEMA = pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS])
+
+
+class AnnotateConfig(Config):
+    """What of the recipe decides an annotated file, beside the source itself."""
+
+    normalize: NormalizeConfig
+    words: WordRule
+    language_id: LanguageConfig
+
+
+@dataclass(frozen=True)
+class AnnotateTask:
+    path: Path
+    source: SourceConfig
+    config: AnnotateConfig
+    parts: tuple[FilePart, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.end - part.start if part.end else part.file.bytes for part in self.parts)
+
+
+def annotation_tasks(
+    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path
+) -> list[AnnotateTask]:
+    """The source cut into tasks, in canonical order: (raw digest, record number)."""
+    total = sum(file.bytes for file in locked.files)
+    part_bytes = min(max(total // WANTED_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
+    located = located_files(source, locked)
+    parts = [part for file, location in located for part in file_parts(file, location, source, part_bytes)]
+    sizes = [part.file.bytes if part.end is None else part_bytes for part in parts]
+    tasks = []
+    for group in grouped(parts, sizes, part_bytes):
+        name = fingerprint(_identity(source, config, group))
+        tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group)))
+    return tasks
+
+
+def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
+    """Every task's file is there. Files that are there already are kept as they are."""
+    missing = [task for task in tasks if not task.path.exists()]
+    if missing:
+        engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
+
+
+def annotate(task: AnnotateTask) -> None:
+    """Writes the task's file: one row a record, readable or not, in the order of the parts."""
+    with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, ANNOTATED_SCHEMA, compression="zstd") as file:
+        records = ((part.file, record) for part in task.parts for record in read_part(part, task.source))
+        while batch := list(islice(records, BATCH_DOCUMENTS)):
+            file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)
+
+
+def _annotated(
+    batch: Sequence[tuple[RawFile, Record | Unreadable]], source: SourceConfig, config: AnnotateConfig
+) -> pa.RecordBatch:
+    normalized = [normalize(r.text if isinstance(r, Record) else "", config.normalize) for _, r in batch]
+    texts = [n.text for n in normalized]
+    rows = [
+        {
+            "doc_id": doc_id(source.name, file, record.number),
+            "text": done.text,
+            "raw_digest": file.sha256,
+            "record": record.number,
+            "text_hash": xxhash.xxh3_64_intdigest(done.text.encode()),
+            "changes": list(done.changes),
+            **_description(record),
+        }
+        for (file, record), done in zip(batch, normalized, strict=True)
+    ]
+    described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
+    languages = detect(texts, config.language_id)
+    measured = measure(texts, config.words)
+    return pa.record_batch([*described.columns, *languages.columns, *measured.columns], schema=ANNOTATED_SCHEMA)
+
+
+def _description(record: Record | Unreadable) -> dict:
+    if isinstance(record, Unreadable):
+        return {"reason": record.reason, "offset": record.offset, "excerpt": record.excerpt}
+    return {"url": record.url, "language": record.language, "metadata": metadata_json(record.metadata)}
+
+
+def _identity(source: SourceConfig, config: AnnotateConfig, parts: Sequence[FilePart]) -> dict:
+    return {
+        "version": ANNOTATE_VERSION,
+        "source": source.model_dump(mode="json", exclude={"paths", "weight", "priority", "filters"}),
+        "config": config.model_dump(mode="json"),
+        "parts": [[p.file.name, p.file.sha256, p.file.copy_index, p.first_record, p.start, p.end] for p in parts],
+    }

@@ -1,0 +1,74 @@
+"""The curated corpus on disk: documents and, row for row beside them, their signals, in shards cut by text bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.document import DOCUMENT_SCHEMA
+from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
+from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
+from gristmill.data_pipeline.slices import Slice, slice_groups
+
+ROW_GROUP_ROWS = 1024
+CORPUS_SIGNALS = [*LANGUAGE_FIELDS, *SIGNAL_FIELDS]
+SIGNALS_SCHEMA = pa.schema([pa.field("doc_id", pa.string()), *CORPUS_SIGNALS])
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard: documents/SPLIT/NAME and signals/SPLIT/NAME, of these slices in this order."""
+
+    folder: Path
+    split: str
+    name: str
+    source: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def documents(self) -> Path:
+        return self.folder / "documents" / self.split / self.name
+
+    @property
+    def signals(self) -> Path:
+        return self.folder / "signals" / self.split / self.name
+
+
+def write_shard(task: ShardTask) -> None:
+    """Both files of the shard are there; a shard of which both are there already is kept."""
+    if task.documents.exists() and task.signals.exists():
+        return
+    with (
+        atomic_path(task.documents) as documents,
+        atomic_path(task.signals) as signals,
+        pq.ParquetWriter(documents, DOCUMENT_SCHEMA, compression="zstd") as documents_file,
+        pq.ParquetWriter(signals, SIGNALS_SCHEMA, compression="zstd") as signals_file,
+    ):
+        held: list[pa.Table] = []
+        for cut in task.slices:
+            for table in slice_groups(cut, _COLUMNS):
+                held.append(table)
+                while sum(map(len, held)) >= ROW_GROUP_ROWS:
+                    whole = pa.concat_tables(held)
+                    _write(whole.slice(0, ROW_GROUP_ROWS), task.source, documents_file, signals_file)
+                    held = [whole.slice(ROW_GROUP_ROWS)]
+        rest = pa.concat_tables(held) if held else None
+        if rest is not None and len(rest):
+            _write(rest, task.source, documents_file, signals_file)
+
+
+_COLUMNS = ["doc_id", "text", "url", "language", "metadata", *(field.name for field in CORPUS_SIGNALS)]
+
+
+def _write(table: pa.Table, source: str, documents: pq.ParquetWriter, signals: pq.ParquetWriter) -> None:
+    """One row group of each. What the reader said of the language goes before what was detected."""
+    columns = {name: table.column(name) for name in ("doc_id", "text", "url", "metadata")}
+    columns["source"] = pa.array([source] * len(table), pa.string())
+    said, found = table.column("language").to_pylist(), table.column("detected_language").to_pylist()
+    columns["language"] = pa.array([one or other for one, other in zip(said, found, strict=True)], pa.string())
+    # combine_chunks: how the rows were spread over row groups before must not show in the pages
+    batch = pa.table([columns[name] for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA).combine_chunks()
+    documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
+    signals.write_table(table.select(SIGNALS_SCHEMA.names).combine_chunks(), row_group_size=ROW_GROUP_ROWS)

@@ -1,0 +1,61 @@
+"""A document, the record it was read from, and the identity that neither path nor worker nor order can change."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from gristmill.data_pipeline.provenance.lock import RawFile
+
+# The files of a corpus (documents/SPLIT/SOURCE-00000.parquet). metadata is a JSON object with sorted keys.
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("text", pa.string()),
+        ("source", pa.string()),
+        ("url", pa.string()),
+        ("language", pa.string()),
+        ("metadata", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One readable record. number: its place in the raw file, from 0 (lines count, blank ones too).
+
+    is_html: the text is still a page, to be extracted. metadata: whatever else the record held."""
+
+    number: int
+    text: str
+    url: str = ""
+    language: str = ""
+    metadata: dict = field(default_factory=dict)
+    html: bytes | None = None
+    charset: str | None = None
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A record, or the rest of a file, that could not be read. offset: bytes from the file's start, uncompressed;
+    -1 where the format has none. excerpt: the first characters of what stood there."""
+
+    number: int
+    reason: str
+    offset: int = -1
+    excerpt: str = ""
+
+
+def doc_id(source: str, file: RawFile, record: int) -> str:
+    """32 hex digits: BLAKE2b-128 of the source's name, the raw file's digest and copy index, and the record's number.
+
+    A source may hold one file twice under two names; the copy index (0, 1, ...) keeps their ids apart, and the
+    ledger then shows the second as an exact duplicate of the first."""
+    identity = "\0".join([source, file.sha256, str(file.copy_index), str(record)])
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+
+def excerpt(raw: bytes | str, length: int = 120) -> str:
+    """The first characters, on one line, whatever the bytes are."""
+    text = raw if isinstance(raw, str) else raw[: 4 * length].decode("utf-8", "backslashreplace")
+    return " ".join(text.split())[:length]

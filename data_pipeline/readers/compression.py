@@ -1,0 +1,84 @@
+"""Compressed files as a stream of plain bytes, read as far as they can be."""
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import zstandard
+
+BLOCK_BYTES = 1 << 20
+
+
+class Damaged(Exception):
+    """The stream ends too early or holds what cannot be decompressed. All that could be read was handed out first."""
+
+
+def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The plain bytes of the file, in blocks; the name's suffix (.gz .zst .bz2 .xz) says how it is compressed.
+
+    Files of several compressed streams in a row are read through. Raises Damaged after the last readable byte."""
+    suffix = name.rpartition(".")[2]
+    if suffix not in ("gz", "zst", "bz2", "xz"):
+        while block := file.read(BLOCK_BYTES):
+            yield block
+        return
+    yield from _decompressed(file, suffix)
+
+
+def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
+    stream: Any = None
+    while compressed := file.read(BLOCK_BYTES):
+        while compressed:
+            if stream is None:
+                compressed = compressed.lstrip(b"\0") if suffix == "gz" else compressed  # padding between members
+                if not compressed:
+                    break
+                stream = _decompressor(suffix)
+            try:
+                plain = stream.decompress(compressed)
+            except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError) as error:
+                raise Damaged(f"damaged {suffix} data: {error}") from error
+            if plain:
+                yield plain
+            compressed = b""
+            if stream.eof:
+                compressed, stream = stream.unused_data, None
+    if stream is not None:
+        if suffix == "gz" and (rest := stream.flush()):
+            yield rest
+        raise Damaged(f"truncated {suffix} file: its end is missing")
+
+
+def _decompressor(suffix: str) -> Any:
+    if suffix == "gz":
+        return zlib.decompressobj(wbits=31)
+    if suffix == "zst":
+        return zstandard.ZstdDecompressor().decompressobj()
+    return bz2.BZ2Decompressor() if suffix == "bz2" else lzma.LZMADecompressor()
+
+
+def lines(stream: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(offset, line without its end) for every line, the last one too when no line end follows it.
+
+    Whatever stands before a Damaged is handed out, and the Damaged raised after it."""
+    offset, rest = 0, b""
+    damage: Damaged | None = None
+    while True:
+        try:
+            block = next(stream, None)
+        except Damaged as error:
+            damage = error
+            break
+        if block is None:
+            break
+        pieces = (rest + block).split(b"\n")
+        rest = pieces.pop()
+        for piece in pieces:
+            yield offset, piece
+            offset += len(piece) + 1
+    if damage is not None:
+        raise damage  # the unfinished line before the damage is not handed out: half a record is no record
+    if rest:
+        yield offset, rest

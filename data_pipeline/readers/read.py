@@ -1,0 +1,56 @@
+"""One way to read them all: raw files cut into parts, each part read as records."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gristmill.data_pipeline.document import Record, Unreadable
+from gristmill.data_pipeline.provenance.lock import RawFile
+from gristmill.data_pipeline.readers.files import open_raw
+from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
+from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
+from gristmill.data_pipeline.readers.plain import read_plain
+from gristmill.data_pipeline.readers.python_docs import read_python_docs
+from gristmill.data_pipeline.readers.source import SourceConfig
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Some records of a raw file: those that begin in bytes start to end (JSON lines), in row groups start to end
+    (Parquet), or all of them (end None). first_record is the number of the first."""
+
+    file: RawFile
+    location: str
+    first_record: int = 0
+    start: int = 0
+    end: int | None = None
+
+
+def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: int) -> list[FilePart]:
+    """The file whole, or in record ranges of about part_bytes where its format can be entered in the middle."""
+    if file.bytes <= part_bytes:
+        return [FilePart(file, location)]
+    ranges: list[tuple[int, int, int]] = []
+    if source.format == "jsonl" and not location.endswith((".gz", ".zst", ".bz2", ".xz")):
+        with open_raw(location) as opened:
+            ranges = line_starts(opened, file.bytes, part_bytes)
+    elif source.format == "parquet":
+        with open_raw(location) as opened:
+            ranges = row_groups(opened, part_bytes)
+    if not ranges:
+        return [FilePart(file, location)]
+    return [FilePart(file, location, first, start, end) for first, start, end in ranges]
+
+
+def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    """The part's records in their order, each readable or not. Nothing a file holds raises."""
+    with open_raw(part.location) as opened:
+        if source.format == "jsonl":
+            yield from read_jsonl(opened, part.location, source, part.first_record, part.start, part.end)
+        elif source.format == "parquet":
+            yield from read_parquet(opened, source, part.first_record, part.start, part.end)
+        elif source.format in ("text", "markdown"):
+            yield from read_plain(opened, part.location, source)
+        elif source.format == "python_docs":
+            yield from read_python_docs(opened.read(), part.file.name, source)
+        else:
+            raise NotImplementedError(source.format)

@@ -1,0 +1,88 @@
+"""What each character is, for the signals: one table of flags over all code points, from Unicode's own properties."""
+
+import unicodedata
+from functools import lru_cache
+
+import numpy as np
+
+SPACE = 1  # str.isspace: what str.split separates words at
+LINE_END = 2  # what str.splitlines ends a line at
+WORD = 4  # letters, digits, marks, "_" and the joiners U+200C, U+200D: what a word is made of
+IDEOGRAPH = 8  # of a script written without spaces: each is a word by itself
+JOINER = 16  # between two word characters it does not end the word: don't, 3.14, a/b, me@home, 12:30
+ALPHA = 32  # str.isalpha
+DIGIT = 64  # str.isdigit
+UPPER = 128  # str.isupper
+PUNCTUATION = 256  # a word of nothing else is no plain word
+TERMINAL = 512  # ends a sentence
+
+JOINERS = "'’.:/@"
+
+# Unicode 15's Sentence_Terminal (UAX 29), with Khmer U+17D6, U+17D9 and U+17DA; datatrove 0.10 decides by the same set.
+_TERMINAL = """
+    21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 104A-104B 1362 1367-1368 166E 1735-1736
+    17D4-17D6 17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F 1B7D-1B7E 1C3B-1C3C 1C7E-1C7F
+    203C-203D 2047-2049 2E2E 2E3C 2E53-2E54 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F
+    A9C8-A9C9 AA5D-AA5F AAF0-AAF1 ABEB FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59
+    10F86-10F89 11047-11048 110BE-110C1 11141-11143 111C5-111C6 111CD 111DE-111DF 11238-11239
+    1123B-1123C 112A9 1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 1173C-1173E 11944 11946
+    11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 16B37-16B38 16B44
+    16E98 1BC9F 1DA88
+"""
+
+# Beside the terminals, the controls and all of ASCII's punctuation. datatrove 0.10 decides by the same set, U+FF11
+# (a full-width digit one) among them.
+_PUNCTUATION = """
+    0-8 B-1F 7F-9F AB B4 BB 2013-2014 2019 201C-201E 2026 2236 2501 25BA 3001 3008-300D 3010-3011
+    FF05 FF08-FF09 FF0C FF11 FF1A-FF1B FF5E
+"""
+
+# Han, Hiragana, Katakana, Bopomofo, Thai, Lao, Myanmar, Khmer. Their marks count as word characters.
+_WITHOUT_SPACES = """
+    E01-E30 E32-E33 E40-E46 E81-EB0 EB2-EB3 EC0-EC6 1000-102A 1780-17B3 3005-3007 3021-3029 3041-3096 309D-309F
+    30A1-30FA 30FC-30FF 3105-312F 31F0-31FF 3400-4DBF 4E00-9FFF F900-FAFF FF66-FF9D 20000-323AF
+"""
+
+# Above this code point and below the tags and variation selectors nothing is assigned but private use.
+_LAST_ASSIGNED = 0x323AF
+
+
+@lru_cache(maxsize=1)
+def character_table() -> np.ndarray:
+    """uint16[0x110000]: the flags of every code point. Takes 0.2 s, once a process."""
+    table_C = np.zeros(0x110000, dtype=np.uint16)
+    for code in [*range(_LAST_ASSIGNED + 1), *range(0xE0100, 0xE01F0)]:
+        table_C[code] = _flags(chr(code))
+    table_C[_codes(_TERMINAL)] |= TERMINAL | PUNCTUATION
+    table_C[_codes(_PUNCTUATION)] |= PUNCTUATION
+    table_C[[ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"]] |= PUNCTUATION
+    table_C[[ord(c) for c in JOINERS]] |= JOINER
+    ideographs = _codes(_WITHOUT_SPACES)
+    table_C[ideographs] = table_C[ideographs] & ~np.uint16(WORD) | IDEOGRAPH
+    return table_C
+
+
+def _flags(character: str) -> int:
+    flags = 0
+    if character.isspace():
+        flags |= SPACE
+    if len(f"a{character}a".splitlines()) == 2:
+        flags |= LINE_END
+    if character.isalnum() or character in "_\u200c\u200d" or unicodedata.category(character)[0] == "M":
+        flags |= WORD
+    if character.isalpha():
+        flags |= ALPHA
+    if character.isdigit():
+        flags |= DIGIT
+    if character.isupper():
+        flags |= UPPER
+    return flags
+
+
+def _codes(ranges: str) -> list[int]:
+    """ "41-43 7A" -> [0x41, 0x42, 0x43, 0x7A]."""
+    codes: list[int] = []
+    for piece in ranges.split():
+        first, _, last = piece.partition("-")
+        codes.extend(range(int(first, 16), int(last or first, 16) + 1))
+    return codes

