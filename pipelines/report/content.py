@@ -1,0 +1,176 @@
+"""What a report says, section by section, read from the folders of the stages and from nothing else."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.data_pipeline.provenance.manifest import read_manifest
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
+from gristmill.pipelines.report.curation import curation_blocks
+from gristmill.pipelines.report.figures import curves
+
+SMOOTHED_OVER = 0.02  # share of a run: the curve a reader looks at is the mean over so many steps
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The whole folders of the stages, by name."""
+
+    curate: Path
+    tokenizer: Path
+    index: Path
+    train: Path
+    evaluate: Path
+
+    def items(self) -> list[tuple[str, Path]]:
+        return list(vars(self).items())
+
+
+def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
+    """The whole report. Equal folders give equal blocks: no time, no path, no host stands in it."""
+    return [
+        Heading(f"gristmill: {recipe.name}", 1),
+        Paragraph(
+            "From raw files to an evaluated checkpoint: what came in, what became of it, what the model learnt, "
+            "and how every number can be traced back."
+        ),
+        *score_blocks(folders),
+        *curation_blocks(recipe, folders.curate),
+        *blend_blocks(recipe, folders),
+        *training_blocks(folders),
+        *sample_blocks(folders),
+        *provenance_blocks(folders),
+    ]
+
+
+def score_blocks(folders: Folders) -> list[Block]:
+    """The table of scores as the stage `evaluate` wrote it, with its notes."""
+    lines = (folders.evaluate / "table.md").read_text("utf-8").splitlines()
+    cells = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines if line.startswith("| ")]
+    notes = [Paragraph(line.removeprefix("- ")) for line in lines if line.startswith("- ")]
+    return [Heading("Scores"), Table(cells[0], tuple(cells[1:])), *notes]
+
+
+def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
+    """The weights asked for beside what the run's samples really were, and how often each source was seen."""
+    samples = open_samples(folders.index, "train", recipe.model.context, recipe.seed, recipe.index)
+    trained = last_line(folders.train / "metrics.jsonl", "tokens")
+    drawn = samples.drawn(trained // recipe.model.context)
+    weights = {source.name: source.weight for source in recipe.sources}
+    total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
+    rows = tuple(
+        (
+            draw.source,
+            percent(weights[draw.source] / total_weight),
+            percent(draw.samples / total_drawn),
+            number(draw.tokens),
+            f"{draw.epochs:.2f}",
+        )
+        for draw in drawn
+    )
+    columns = ("source", "planned", "drawn", "tokens", "epochs")
+    return [Heading("Blend"), Table(columns, rows, 4, "Shares of the tokens that were trained on.")]
+
+
+def training_blocks(folders: Folders) -> list[Block]:
+    lines = read_lines(folders.train / "metrics.jsonl")
+    losses = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
+    model = json.loads((folders.train / "model.json").read_bytes())
+    series = {
+        "training": ([tokens / 1e6 for tokens, _ in losses], smoothed([loss for _, loss in losses])),
+        **validation_series(lines),
+    }
+    facts = read_manifest(folders.train).facts
+    rows = tuple((name.replace("_", " "), shown(value)) for name, value in sorted(facts.items()) if is_plain(value))
+    return [
+        Heading("Training"),
+        Figure("loss", curves(series, "million tokens", "loss, nats a token"), "Loss against tokens seen"),
+        Table(("", ""), rows, 1) if rows else Paragraph("The stage recorded no facts."),
+        Excerpt("The model's configuration", json.dumps(model, indent=2, sort_keys=True)),
+    ]
+
+
+def validation_series(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
+    """name of the source -> (million tokens, validation loss)."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for line in lines:
+        for name, loss in (line.get("validation") or {}).items():
+            tokens, losses = found.setdefault(f"validation, {name}", ([], []))
+            tokens.append(line["tokens"] / 1e6)
+            losses.append(loss)
+    return found
+
+
+def sample_blocks(folders: Folders) -> list[Block]:
+    path = folders.evaluate / "generations.json"
+    if not path.is_file():
+        return []
+    blocks: list[Block] = [Heading("Samples"), Paragraph("Held-out text, and how the model goes on.")]
+    for each in json.loads(path.read_bytes()):
+        for way in sorted(set(each) - {"doc_id", "prompt", "source"}):
+            blocks.append(Excerpt(f"{each.get('source', '')} {way}", f"{each['prompt']}⟩⟩⟩{each[way]}"))
+    return blocks
+
+
+def provenance_blocks(folders: Folders) -> list[Block]:
+    """The chain of fingerprints, from the report's inputs down to the locked raw files."""
+    rows: list[tuple[str, ...]] = []
+    for name, folder in reversed(folders.items()):
+        manifest = read_manifest(folder)
+        inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(manifest.inputs.items()))
+        rows.append((name, manifest.fingerprint, str(len(manifest.outputs)), inputs))
+    libraries: dict[str, str] = {}
+    for _, folder in folders.items():
+        libraries |= read_manifest(folder).libraries
+    lock = read_manifest(folders.curate).origin["lock"]
+    raw = tuple(
+        (
+            source["name"],
+            number(len(source["files"])),
+            number(sum(file["bytes"] for file in source["files"])),
+            read_manifest(folders.curate).inputs[f"raw:{source['name']}"],
+        )
+        for source in lock["sources"]
+    )
+    return [
+        Heading("Provenance"),
+        Table(("stage", "fingerprint", "files", "made from"), tuple(rows)),
+        Table(("source", "raw files", "bytes", "fingerprint of their digests"), raw, caption="Locked raw files"),
+        Table(("library", "version"), tuple(sorted(libraries.items()))),
+        Paragraph("`gristmill verify` compares every file with its manifest; `gristmill reproduce` builds it again."),
+    ]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def last_line(path: Path, field: str) -> int:
+    return max(line[field] for line in read_lines(path) if field in line)
+
+
+def smoothed(values: list[float]) -> list[float]:
+    """Mean over the last SMOOTHED_OVER of the run's steps: [4, 2] over 2 steps -> [4, 3]."""
+    width = max(1, round(SMOOTHED_OVER * len(values)))
+    return [sum(values[max(0, end - width) : end]) / min(end, width) for end in range(1, len(values) + 1)]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def number(value: float) -> str:
+    """1234567 -> '1,234,567'."""
+    return f"{value:,}"
+
+
+def is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, Mapping)
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) else number(value) if isinstance(value, int) else f"{value:.4f}"

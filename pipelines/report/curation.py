@@ -1,0 +1,160 @@
+"""What a report says of curation: what came in, what each rule took, duplicates, examples beside a threshold."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
+from gristmill.pipelines.report.figures import histogram, stacked_bars
+
+CLUSTERS_SHOWN = 8
+QUARANTINED_SHOWN = 10
+EXCERPT_CHARACTERS = 500
+
+
+def curation_blocks(recipe: Recipe, folder: Path) -> list[Block]:
+    counts = json.loads((folder / "counts.json").read_bytes())
+    ledger = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "ledger").glob("*.parquet"))])
+    return [
+        *flow_blocks(counts["sources"]),
+        *rule_blocks(counts, ledger, folder),
+        *duplicate_blocks(ledger, folder),
+        *quarantine_blocks(folder),
+    ]
+
+
+def flow_blocks(sources: Mapping[str, Any]) -> list[Block]:
+    """read = kept + removed + quarantined, for each source and together."""
+    rows = [(name, *flow(entry)) for name, entry in sources.items()]
+    total = tuple(sum(row[column] for row in rows) for column in range(1, 8))
+    shown = [(row[0], *(f"{value:,}" for value in row[1:])) for row in [*rows, ("together", *total)]]
+    columns = ("source", "read", "train", "validation", "test", "removed", "quarantined", "MB read")
+    parts = {
+        heading: [row[column] for row in rows]
+        for column, heading in enumerate(columns[:7])
+        if heading in columns[2:7] and any(row[column] for row in rows)
+    }
+    return [
+        Heading("What came in, and what became of it"),
+        Figure("flow", stacked_bars([row[0] for row in rows], parts, "documents"), "Documents by source and fate"),
+        Table(columns, tuple(shown), 7, "Documents: read = kept (train, validation, test) + removed + quarantined."),
+    ]
+
+
+def flow(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    kept = [entry["kept"].get(split, {"documents": 0})["documents"] for split in ("train", "validation", "test")]
+    removed = sum(each["documents"] for each in entry["removed"].values())
+    quarantined = sum(each["documents"] for each in entry["quarantined"].values())
+    return (entry["read"]["documents"], *kept, removed, quarantined, round(entry["read"]["bytes"] / 1e6))
+
+
+def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> list[Block]:
+    """What each rule took, then for each that took something its signal's histogram and examples on both sides."""
+    took: dict[str, list[tuple[str, dict[str, int]]]] = {}
+    for source, entry in counts["sources"].items():
+        for rule, taken in entry["removed"].items():
+            took.setdefault(rule, []).append((source, taken))
+    rows = [
+        (rule, source, f"{taken['documents']:,}", f"{taken['bytes']:,}")
+        for rule, by_source in sorted(took.items())
+        for source, taken in by_source
+    ]
+    columns = ("rule", "source", "documents", "bytes")
+    blocks: list[Block] = [
+        Heading("What was removed, by which rule"),
+        Table(columns, tuple(rows), 2, "The rule that took the document; the ledger keeps every rule it failed."),
+    ]
+    if not rows:
+        return [blocks[0], Paragraph("No rule took a document.")]
+    examples = [json.loads(line) for line in (folder / "examples.jsonl").read_text("utf-8").splitlines()]
+    for rule in sorted(took):
+        blocks += [Heading(rule, 3), *histogram_block(rule, counts["rules"], ledger, folder)]
+        blocks += [example_block(each) for each in examples if each["rule"] == rule]
+    return blocks
+
+
+def histogram_block(rule: str, rules: list[dict[str, Any]], ledger: pa.Table, folder: Path) -> list[Block]:
+    """The rule's signal over the kept documents and those that fail it, with its threshold drawn in."""
+    described = next((each for each in rules if each["rule"] == rule), None)
+    if described is None:
+        return []
+    kept = [
+        pq.read_table(path, columns=[described["signal"]]).column(0).to_numpy()
+        for path in sorted((folder / "signals").rglob("*.parquet"))
+        if described["signal"] in pq.read_schema(path).names
+    ]
+    flat = pa.chunked_array(pc.list_flatten(ledger.column("failed")))
+    fails = flat.filter(pc.equal(pc.struct_field(flat, "rule"), rule))
+    values = np.concatenate([*kept, pc.struct_field(fails, "value").to_numpy()]).astype(np.float64)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return []
+    low, high = np.quantile(values, [0.0, 0.999])
+    label = f"{described['signal']} (kept if {described['keep']} {described['threshold']:g}; {described['source']})"
+    svg = histogram(values[values <= max(high, described["threshold"])].tolist(), described["threshold"], label)
+    return [Figure(f"rule-{rule}", svg, f"{rule}: {len(values):,} values from {low:g}")]
+
+
+def example_block(example: Mapping[str, Any]) -> Excerpt:
+    """Just past the threshold, or just inside it."""
+    other = f", duplicate of {example['duplicate_of']}" if example.get("duplicate_of") else ""
+    title = f"{example['side']}, {example['source']}: {example['value']:.4g} against {example['threshold']:g}{other}"
+    return Excerpt(f"{title} ({example['doc_id']})", example["excerpt"])
+
+
+def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:
+    """The largest groups of documents of which one was kept in the stead of the others."""
+    removed = ledger.filter(pc.is_valid(ledger.column("duplicate_of")))
+    if not removed.num_rows:
+        return [Heading("Duplicates"), Paragraph("None.")]
+    groups = removed.group_by("duplicate_of").aggregate([("doc_id", "count"), ("similarity", "min"), ("bytes", "sum")])
+    groups = groups.sort_by([("doc_id_count", "descending"), ("duplicate_of", "ascending")]).slice(0, CLUSTERS_SHOWN)
+    found = groups.to_pylist()
+    texts = kept_texts(folder, {group["duplicate_of"] for group in found})
+    rows = tuple(
+        (
+            group["duplicate_of"],
+            f"{group['doc_id_count']:,}",
+            f"{group['similarity_min']:.3f}",
+            f"{group['bytes_sum']:,}",
+        )
+        for group in found
+    )
+    similar = pc.value_counts(removed.column("step")).to_pylist()
+    summary = ", ".join(f"{each['values']}: {each['counts']:,} documents" for each in similar)
+    columns = ("kept document", "removed in its stead", "least similarity", "bytes removed")
+    return [
+        Heading("Duplicates"),
+        Paragraph(f"{summary}. Each was compared with the very document that is kept: exact Jaccard decides."),
+        Table(columns, rows, 3, f"The {len(rows)} largest groups."),
+        *(
+            Excerpt(f"{group['duplicate_of']}, kept for {group['doc_id_count']:,} others", text[:EXCERPT_CHARACTERS])
+            for group in found
+            if (text := texts.get(group["duplicate_of"]))
+        ),
+    ]
+
+
+def kept_texts(folder: Path, wanted: set[str]) -> dict[str, str]:
+    texts = {}
+    for path in sorted((folder / "documents").rglob("*.parquet")):
+        table = pq.read_table(path, columns=["doc_id", "text"], filters=[("doc_id", "in", sorted(wanted))])
+        texts |= dict(zip(table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True))
+    return texts
+
+
+def quarantine_blocks(folder: Path) -> list[Block]:
+    lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text("utf-8").splitlines()]
+    if not lines:
+        return [Heading("Quarantine"), Paragraph("Every record could be read.")]
+    fields = tuple(lines[0])
+    rows = tuple(tuple(str(line.get(field, "")) for field in fields) for line in lines[:QUARANTINED_SHOWN])
+    caption = f"{len(lines):,} records could not be read; the first {len(rows)}."
+    return [Heading("Quarantine"), Table(fields, rows, caption=caption)]

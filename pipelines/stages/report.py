@@ -1,0 +1,42 @@
+"""The stage `report`: one page, as Markdown and as self-contained HTML, on everything from raw files to scores."""
+
+from typing import Any
+
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.report.blocks import Figure
+from gristmill.pipelines.report.content import Folders, report_blocks
+from gristmill.pipelines.report.html import to_html
+from gristmill.pipelines.report.markdown import to_markdown
+from gristmill.pipelines.stage import Stage, StageContext
+
+
+def config(recipe: Recipe) -> dict[str, Any]:
+    return {"name": recipe.name, "weights": {source.name: source.weight for source in recipe.sources}}
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Writes report.md, report.html and figures/*.svg."""
+    folders = Folders(**{name: folder for name, folder in context.inputs.items()})
+    blocks = report_blocks(context.recipe, folders)
+    figures = [block for block in blocks if isinstance(block, Figure)]
+    for figure in figures:
+        write_atomic(context.folder / "figures" / f"{figure.name}.svg", figure.svg)
+    write_atomic(context.folder / "report.md", to_markdown(blocks).encode())
+    write_atomic(context.folder / "report.html", to_html(f"gristmill: {context.recipe.name}", blocks).encode())
+    return {"figures": len(figures)}
+
+
+STAGE = Stage(
+    name="report",
+    code_version=1,
+    inputs=("curate", "tokenizer", "index", "train", "evaluate"),
+    config=config,
+    run=run,
+    libraries=("matplotlib",),
+)
+
+if __name__ == "__main__":
+    from gristmill.pipelines.cli import stage_script
+
+    stage_script("report")
