@@ -31,15 +31,19 @@ class Results:
 
 
 def run_tasks(
-    model: LM, tasks: Sequence[str | dict[str, Any]], config: EvaluateConfig, metadata: Mapping[str, Any] | None = None
+    model: LM, tasks: Sequence[str | dict[str, Any]], config: EvaluateConfig, data: Path | None = None
 ) -> Results | None:
     """Results of the tasks: names of ours, or lm-eval task configs. None on every rank but the first.
 
     Only `evaluate` is called, not lm-eval's command line: that one asks the machine for a description of itself and
-    indexes 14,683 tasks. metadata reaches the loaders of the tasks as keyword arguments."""
+    indexes 14,683 tasks. data: the folder below which the tasks' files stand."""
     printed = io.StringIO()
     with redirect_stderr(printed), redirect_stdout(printed):
-        manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=dict(metadata or {}))
+        manager = TaskManager(
+            include_path=str(TASK_FOLDER),
+            include_defaults=False,
+            metadata={"data": None if data is None else str(data)},
+        )
         require_known([name for name in tasks if isinstance(name, str)], manager.all_tasks)
         loaded = manager.load(list(tasks))
         for task in loaded["tasks"].values():
@@ -69,7 +73,7 @@ def _set_shots(task: Task, shots: int | None) -> None:
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
 
 
-LEFT_OUT_OF_CONFIGS = ("custom_dataset", "dataset_kwargs", "process_docs", "fewshot_config")  # code, paths, documents
+LEFT_OUT_OF_CONFIGS = ("custom_dataset", "process_docs", "fewshot_config")  # code
 
 
 def _portable(raw: dict[str, Any]) -> dict[str, Any]:

@@ -76,15 +76,18 @@ def evaluate(
     config: EvaluateConfig,
     reporter: Reporter,
     corpus: Corpus | None = None,
+    data: Path | None = None,
 ) -> list[ScoreRow]:
-    """Asks every task, writes results.json, samples/ and table.md into `output`, and gives the rows of the table."""
+    """Asks every task, writes results.json, samples/ and table.md into `output`, and gives the rows of the table.
+
+    data: the folder that holds the files of the named tasks."""
     model = LanguageModel(backbone, codec, config.batch_tokens, reporter)
     held_out = held_out_work(config, codec, corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
-    results = run_tasks(model, [*held_out.tasks, *named], config)
+    results = run_tasks(model, [*held_out.tasks, *named], config, data)
     chances = dict(held_out.unigram)
     add_all_sources(results, chances)
-    rows = score_rows(results.summary, chances)
+    rows = score_rows(results.summary, results.samples, chances)
     write_results(output, results.summary, results.samples, rows, notes(model, config, chances))
     return rows
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.evaluation.standard_errors import leaves
+
 HEADINGS = ("task", "shots", "n", "metric", "score", "± s.e.", "chance", "verdict")
 CLEAR = 3.0  # standard errors from chance that we call clear: by luck alone once in 740 times (normal, one-sided)
 
@@ -32,11 +34,13 @@ class ScoreRow:
         return f"{word} ({distance:+.1f} s.e.)"
 
 
-def score_rows(summary: Mapping[str, Any], chances: Mapping[str, float]) -> list[ScoreRow]:
-    """A row for each metric of each task and group. chances: what is not in the tasks' own metadata, by task name."""
+def score_rows(
+    summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]], unigram: Mapping[str, float]
+) -> list[ScoreRow]:
+    """A row for each metric of each task and group. unigram: the chance of bits per byte, by task name."""
     rows = []
     for name, result in summary["results"].items():
-        metadata = summary["configs"].get(name, {}).get("metadata", {})
+        guessing = guessing_chance(name, summary, samples)
         for key in result:
             if "," not in key or "_stderr," in key:
                 continue
@@ -50,15 +54,27 @@ def score_rows(summary: Mapping[str, Any], chances: Mapping[str, float]) -> list
                     score=result[key],
                     error=result.get(f"{metric}_stderr,{chosen_filter}"),
                     higher_is_better=summary["higher_is_better"].get(name, {}).get(metric, True),
-                    chance=chances.get(name, _chance(metadata, metric)),
+                    chance=unigram.get(name) if metric == "bits_per_byte" else guessing if guessed(metric) else None,
                 )
             )
     return rows
 
 
-def _chance(metadata: Mapping[str, Any], metric: str) -> float | None:
-    """A task's metadata gives `chance` for its accuracies: guessing says nothing on perplexities."""
-    return metadata.get("chance") if metric.startswith(("acc", "exact_match", "f1")) else None
+def guessed(metric: str) -> bool:
+    """Guessing says nothing on perplexities."""
+    return metric.startswith(("acc", "exact_match"))
+
+
+def guessing_chance(
+    name: str, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> float | None:
+    """Of multiple choice: the mean of 1 / choices over what was asked. Of other tasks: what their metadata says."""
+    tasks = [name] if name in samples else leaves(name, summary["group_subtasks"])
+    configs = [summary["configs"].get(task, {}) for task in tasks]
+    if configs and all(config.get("output_type") == "multiple_choice" for config in configs):
+        shares = [1 / len(sample["arguments"]) for task in tasks for sample in samples[task]]
+        return sum(shares) / len(shares)
+    return configs[0].get("metadata", {}).get("chance") if len(configs) == 1 else None
 
 
 def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:
@@ -75,11 +91,14 @@ NUMBERS = (1, 2, 4, 5, 6)  # columns aligned to the right
 
 
 def _cells(row: ScoreRow) -> tuple[str, ...]:
-    error = "" if row.error is None or not math.isfinite(row.error) else f"{row.error:.4f}"
+    error = "" if row.error is None or not math.isfinite(row.error) else _number(row.error)
     chance = "" if row.chance is None else f"{row.chance:.4f}"
-    number = f"{row.score:.4f}" if abs(row.score) < 1e6 else f"{row.score:.4g}"
     name = row.task.replace("|", "\\|")
-    return (name, str(row.shots), str(row.count), row.metric, number, error, chance, row.verdict)
+    return (name, str(row.shots), str(row.count), row.metric, _number(row.score), error, chance, row.verdict)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

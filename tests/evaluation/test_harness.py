@@ -33,7 +33,10 @@ def test_both_held_out_tasks_through_lm_eval(model):
     assert found["bits_per_byte_notes"]["bits_per_byte,none"] == pytest.approx(bits / size)
     assert found["bits_per_byte_notes"]["bits_per_byte_stderr,none"] > 0
     assert found["cloze"]["sample_len"] == 2
-    rows = {(row.task, row.metric): row for row in score_rows(results.summary, {"bits_per_byte_notes": 5.0})}
+    rows = {
+        (row.task, row.metric): row
+        for row in score_rows(results.summary, results.samples, {"bits_per_byte_notes": 5.0})
+    }
     assert rows["cloze", "acc"].chance == 0.25
     assert rows["bits_per_byte notes", "bits_per_byte"].verdict.startswith("worse than chance")
     assert results.summary["configs"]["cloze"]["metadata"]["version"] == 1.0
@@ -42,7 +45,7 @@ def test_both_held_out_tasks_through_lm_eval(model):
 def test_the_same_scores_are_the_same_bytes(model, tmp_path):
     for name in ("first", "second"):
         results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
-        rows = score_rows(results.summary, {})
+        rows = score_rows(results.summary, results.samples, {})
         write_results(tmp_path / name, results.summary, results.samples, rows, ["a note"])
     first = {path.name: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
     second = {path.name: path.read_bytes() for path in (tmp_path / "second").rglob("*") if path.is_file()}
@@ -58,7 +61,7 @@ def test_an_unknown_task_names_the_nearest(model):
 
 def test_the_table_reads_well(model):
     results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
-    text = markdown(score_rows(results.summary, {}), ["one note"])
+    text = markdown(score_rows(results.summary, results.samples, {}), ["one note"])
     lines = text.splitlines()
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[0].split() == [
