@@ -1,6 +1,6 @@
-"""Bytes that one micro-batch leaves standing for its backward pass: the closed forms of the literature, and our engine's.
+"""Bytes that one micro-batch leaves for its backward pass: the closed forms of the literature, and our engine's.
 
-The engine's are counted operation by operation from what autograd saves; tests/training/planner holds them against hooks.
+Ours are counted operation by operation from what autograd saves; the tests hold them against saved-tensor hooks.
 n tokens of the micro-batch; n_r those in this rank's residual stream (n / t under sequence parallelism); c bytes of a
 number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's widths.
 """
@@ -63,7 +63,7 @@ def layer_bytes(
     """Of one layer under the layout's recomputation."""
     if software.name != "gristmill":
         return _megatron_layer(block, layout, context, software)
-    mixer, channel = _mixer(block, layout, context, numbers, dropout, norm), 0.0
+    mixer = _mixer(block, layout, context, numbers, dropout, norm)
     channel = _channel(block, layout, context, numbers, dropout, norm)
     stream = _residual(block, layout, context) * numbers.compute
     if layout.recompute == "full":
@@ -100,7 +100,7 @@ def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numb
 
 
 def boundary_bytes(shape: Shape, layout: Layout, numbers: Numbers) -> float:
-    """What a stage keeps of one micro-batch beside its layers: its input and its output, until their gradients are sent."""
+    """What a stage keeps of one micro-batch beside its layers: its input and its output, until the backward pass."""
     tokens = layout.micro_batch * shape.context // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
     return 2 * tokens * shape.width / share * numbers.compute

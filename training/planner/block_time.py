@@ -1,8 +1,8 @@
 """Seconds of one block, of the embedding and of the head, for one micro-batch on one rank, forward and backward.
 
 n tokens of a micro-batch on this context rank; u = n x width numbers of the residual stream, divided by the tensor size
-under sequence parallelism; f, q, kv = this rank's share of the channel, query and key/value widths. Bytes of element-wise
-work are counted pass by pass over 16-bit numbers: read 2, write 2, a mask 1.
+under sequence parallelism; f, q, kv = this rank's share of the channel, query and key/value widths. Bytes of
+element-wise work are counted pass by pass over 16-bit numbers: read 2, write 2, a mask 1.
 """
 
 from math import gcd
@@ -54,7 +54,7 @@ class Widths(NamedTuple):
 
 
 def widths(block: Block, layout: Layout, context: int) -> Widths:
-    """tokens are those of the micro-batch on this context rank; tensor ranks that share a key/value head each compute it."""
+    """tokens: of the micro-batch on this context rank. Tensor ranks that share a key/value head each compute it."""
     tokens = layout.micro_batch * context // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
     return Widths(

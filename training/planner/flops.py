@@ -1,7 +1,7 @@
 """Floating-point operations of a training step: the paper's formula, and the exact count layer by layer.
 
-A multiply and an add are two. A matmul [a, b] @ [b, c] is 2 a b c forward and twice that backward. Attention is counted
-in full (every row against every column, PaLM's and Megatron's rule for MFU) or causally (the pairs that are not masked).
+A multiply and an add are two. A matmul [a, b] @ [b, c] is 2 a b c forward and twice that backward. Attention is
+counted in full (every row against every column, PaLM's and Megatron's rule for MFU) or causally (pairs not masked).
 """
 
 from collections.abc import Iterable

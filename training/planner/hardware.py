@@ -1,7 +1,7 @@
 """What a machine can do, as a profile: one YAML file a kind of GPU, every number with its source.
 
-Units: GB and TB are powers of ten, as vendors count bandwidth; GiB is 2**30 bytes, as allocators count memory. A field
-says which it is. Bandwidths are for one direction and one GPU (NVIDIA's NVLink figures count both directions: halve them).
+Units: GB and TB are powers of ten, as vendors count bandwidth; GiB is 2**30 bytes, as allocators count memory. A
+field says which. Bandwidths are for one direction and one GPU (NVIDIA's NVLink figures count both: halve them).
 """
 
 import difflib
@@ -23,9 +23,7 @@ class Link(Config):
 
     kind: Literal["nvlink", "infiniband", "roce", "ethernet", "pcie", "memory"]
     gb_per_second: float = Field(gt=0, description="one direction, one GPU, as the vendor states it")
-    efficiency: float = Field(
-        1.0, gt=0, le=1.2, description="share of it that a collective reaches when nothing else runs"
-    )
+    efficiency: float = Field(1.0, gt=0, le=1.2, description="share that a collective reaches when nothing else runs")
     latency_microseconds: float = Field(5.0, ge=0, description="of one hop; a collective over n takes log2(n) of them")
 
     @property
@@ -74,7 +72,7 @@ class Hardware(Config):
     usd_per_gpu_hour: float | None = Field(None, ge=0)
     clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as asked")
     between_clusters: Link | None = None
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def clusters_are_joined(self) -> Self:
@@ -101,7 +99,7 @@ def load_hardware(reference: str | Path) -> Hardware:
         near = difflib.get_close_matches(str(reference), names, 1, 0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(
-            f"hardware {reference}: no such profile or file; {hint}profiles are {', '.join(names)}, or a .yaml file"
+            f"hardware {reference}: no such profile or file; {hint}profiles: {', '.join(names)}, or a .yaml file"
         )
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
@@ -137,9 +135,8 @@ def _explain(error: Any, content: dict[str, Any]) -> str:
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    by_name = {
-        "device": Device, "clusters": Cluster, "node_link": Link, "network": Link, "host_link": Link, "between_clusters": Link,
-    }  # fmt: skip
+    by_name: dict[str, Any] = {"device": Device, "clusters": Cluster}
+    by_name |= dict.fromkeys(("node_link", "network", "host_link", "between_clusters"), Link)
     config: Any = Hardware
     for part in location:
         config = by_name.get(part, config) if isinstance(part, str) else config

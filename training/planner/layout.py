@@ -1,4 +1,4 @@
-"""A layout as the planner weighs it: a value with every choice that costs memory or time, and the way to and from a recipe."""
+"""A layout as the planner weighs it: every choice that costs memory or time, and the way to and from a recipe."""
 
 from dataclasses import dataclass, replace
 
@@ -73,7 +73,7 @@ class Layout:
 
 
 def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
-    """The planner's view of a recipe's layout; micro_batch is what the engine would choose if the recipe leaves it open."""
+    """The planner's view of a recipe's layout; micro_batch is the engine's choice where the recipe leaves it open."""
     return Layout(
         tensor=config.tensor,
         pipeline=config.pipeline,

@@ -17,6 +17,7 @@ from gristmill.training.planner.shape import Shape
 from gristmill.training.planner.software import Software
 from gristmill.training.planner.stages import Held
 
+BF16_CUDA = Numbers()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
 FRAMEWORK_BYTES = 1.5 * GIB
 # Share of what comes and goes that the caching allocator loses to gaps.
@@ -44,7 +45,7 @@ class Memory:
 class MemoryModel:
     """Weighs layouts of one model. Counts are remembered, so that a search is quick."""
 
-    def __init__(self, shape: Shape, software: Software, numbers: Numbers = Numbers(), offload: bool = False) -> None:
+    def __init__(self, shape: Shape, software: Software, numbers: Numbers = BF16_CUDA, offload: bool = False) -> None:
         self.shape, self.software, self.numbers, self.offload = shape, software, numbers, offload
         self._counts: dict[tuple[int, Held, int], int] = {}
         self._layers: dict[tuple[object, ...], list[tuple[float, float]]] = {}

@@ -18,9 +18,9 @@ class Wire(NamedTuple):
 
 
 def group_wire(rates: Rates, size: int, stride: int) -> Wire:
-    """Of the ranks 0, stride, 2 stride, ... of which `size` form a group; node_gpus neighbours share a node.
+    """Of the group of `size` ranks 0, stride, 2 stride, ...; node_gpus neighbours share a node.
 
-    A group with k members in a node drives k adapters: 4 data ranks in each of 8 nodes have 4 x 25 GB/s between nodes."""
+    A group with k members in a node drives k adapters: 4 data ranks in each of 8 nodes share 4 x 25 GB/s."""
     hardware = rates.hardware
     inside, inside_latency = rates.link(hardware.node_link)
     members = max(1, min(size, hardware.node_gpus // stride)) if stride < hardware.node_gpus else 1

@@ -1,4 +1,4 @@
-"""Every parameter of a model with its shape and how it lies on the tensor ranks: counts, whole and for each rank, exact."""
+"""Every parameter of a model, its shape and how it lies on the tensor ranks: exact counts, whole and for each rank."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

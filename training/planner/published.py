@@ -1,6 +1,6 @@
 """Published runs the planner is held against. Each row says where it comes from.
 
-The layouts of the first table, its micro-batches and stages included, are those of Megatron-LM's examples/sc21/run_table_1.sh.
+The layouts of table 1, its micro-batches and stages included, are those of Megatron-LM's examples/sc21/run_table_1.sh.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ class Row:
     hardware: str = "a100-80g"
     software: str = "megatron-2021"
     recompute_counted: bool = True
+    float8: bool = False
 
 
 def _table_1(

@@ -1,4 +1,4 @@
-"""What training keeps of a machine's best rates: three constants, fitted once to published runs, and the time of a matmul.
+"""What training keeps of a machine's best rates: three constants, fitted to published runs, and the time of a matmul.
 
 A matmul is a roofline with quantisation (NVIDIA, Matrix Multiplication Background User's Guide): the result is dealt
 out in tiles over the multiprocessors, a part-filled tile or wave costs as much as a full one, small tiles reuse less of
@@ -32,6 +32,10 @@ class Sustained(Config):
     network: float = Field(1.0, gt=0, le=1.2)
 
 
+# python -m gristmill.training.planner.calibrate: the five rows of published.CALIBRATION, mean error 0.8 % (2026-11-20).
+FITTED = Sustained(matmul=0.87, memory=0.764, network=1.0)
+
+
 class Rates:
     """Seconds of matmuls, memory traffic and transfers on one kind of hardware. Remembers the matmuls it has timed."""
 
@@ -58,7 +62,7 @@ class Rates:
         return self._timed[key]
 
     def linear(self, rows: int, depth: int, columns: int) -> float:
-        """As matmul; in 8 bits where that is asked for and the GPU has it (casts and scales cost a copy of the input)."""
+        """As matmul; in 8 bits where asked for and the GPU has it (casts and scales cost a copy of the input)."""
         seconds = self.matmul(rows, depth, columns)
         if not self.float8 or not self.hardware.device.float8_tflops:
             return seconds

@@ -84,7 +84,7 @@ def shape_of(model: ModelConfig, vocab: int, context: int | None = None) -> Shap
 
 
 def gpt(layers: int, width: int, heads: int, context: int = 2048, vocab: int = 51200) -> Shape:
-    """The GPT of the papers of 2021 and 2022: learned positions, LayerNorm, GELU of 4 x width, biases, tied embeddings."""
+    """The GPT of the papers of 2021 and 2022: learned positions, LayerNorm, GELU of 4 x width, biases, tied tables."""
     model = ModelConfig(
         layers=layers,
         width=width,

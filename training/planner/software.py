@@ -12,7 +12,7 @@ from gristmill.data_pipeline.config import Config
 
 
 class Software(Config):
-    """Bytes are for one parameter; `hidden` shares say how much of a transfer can stand behind compute, if there is enough."""
+    """Bytes are for one parameter; `hidden` shares say how much of a transfer can stand behind compute."""
 
     name: str
     attention: Literal["flash", "unfused"] = "flash"
@@ -40,14 +40,15 @@ class Software(Config):
     )
     scatter_gather: bool = Field(True, description="each tensor rank sends its slice between stages")
     dropout: bool = False
+    layers: Literal["even", "balanced"] = Field("even", description="stages of equal layers, or of equal cost")
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
 
 
-# Our engine saves a layer's gathered input, so nothing is gathered again; FSDP2 prefetches one layer ahead; AdamW fused.
-GRISTMILL = Software(name="gristmill", regather_in_backward=False)
+# Our engine keeps a layer's gathered input, so nothing is gathered again; FSDP2 fetches a layer ahead; AdamW is fused.
+GRISTMILL = Software(name="gristmill", regather_in_backward=False, scatter_gather=False, layers="balanced")
 
-# fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU and
-# bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").
+# fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU
+# and bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").
 # optimizer_bytes: unscale and copy 2+4, norm 4, clip 4+4, Adam 16+12, cast 4+2. accumulate: 2+2 read, 2 written.
 MEGATRON_2021 = Software(
     name="megatron-2021",

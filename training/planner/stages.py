@@ -6,6 +6,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from gristmill.training.planner.flops import block_matmul_flops
+from gristmill.training.planner.shape import Shape
+
 
 class Stage(NamedTuple):
     """Layers first to last - 1; the first stage embeds, the last scores."""
@@ -47,8 +50,8 @@ def balanced_cuts(
 ) -> tuple[int, ...]:
     """The cuts that make the slowest stage fastest: costs of the layers, of embedding (first) and of scoring (last).
 
-    speeds: how fast each stage's machines are, for uneven clusters (Holmes, arXiv 2312.03549, section 3.3). Exact: for a
-    bound on the time, stages are filled greedily, and the bound is bisected. 4 equal layers, last = 1, 2 stages -> (2,)."""
+    speeds: of each stage's machines, for uneven clusters (Holmes, arXiv 2312.03549, section 3.3). Exact: stages are
+    filled greedily up to a bound, and the bound is bisected. 4 equal layers, last = 1, 2 stages -> (3,)."""
     speeds = speeds or [1.0] * stages
     low, high = 0.0, (sum(costs) + first + last) / min(speeds)
     best: tuple[int, ...] = even_cuts(len(costs), stages)
@@ -62,10 +65,20 @@ def balanced_cuts(
     return best
 
 
+@lru_cache(maxsize=1024)
+def cost_cuts(shape: Shape, stages: int) -> tuple[int, ...]:
+    """The engine's rule: multiply-adds of a token's forward pass, the head counted, attention at its mean reach."""
+    costs = [
+        block_matmul_flops(block) / 2 + block.query_width * min(block.window or shape.context, shape.context)
+        for block in shape.blocks
+    ]
+    return balanced_cuts(costs, 0.0, float(shape.width * shape.vocab), stages)
+
+
 def _fill(
     costs: Sequence[float], first: float, last: float, stages: int, speeds: Sequence[float], bound: float
 ) -> tuple[int, ...] | None:
-    """Cuts under which no stage takes longer than the bound, each stage with at least one layer; None if there are none."""
+    """Cuts under which no stage takes longer than the bound, each with at least one layer; None if there are none."""
     cuts, layer = [], 0
     for stage in range(stages):
         time = (first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0)
@@ -92,7 +105,7 @@ def stages_of_rank(stages: Sequence[Stage], pipeline: int, schedule: str) -> lis
 
 
 class Held(NamedTuple):
-    """What one pipeline rank holds: how many layers of each kind, and which ends. Ranks that hold the same are equal."""
+    """What one pipeline rank holds: how many layers of each kind, and which ends."""
 
     kinds: tuple[int, ...]
     embeds: bool

@@ -12,7 +12,7 @@ from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.schedule import bubble_seconds
 from gristmill.training.planner.shape import Shape
 from gristmill.training.planner.software import Software
-from gristmill.training.planner.stages import Held, even_cuts, holdings, stages_from_cuts, stages_of_rank
+from gristmill.training.planner.stages import Held, cost_cuts, even_cuts, holdings, stages_from_cuts, stages_of_rank
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,17 @@ class StepModel:
         self._counts: dict[tuple[int, Held], int] = {}
         self._held: dict[tuple[object, ...], list[Held]] = {}
 
+    def cuts(self, layout: Layout) -> tuple[int, ...]:
+        """Where the program cuts the layers when it is not told."""
+        if self.software.layers == "even" or layout.pipeline == 1:
+            return even_cuts(len(self.shape.blocks), layout.stages)
+        return cost_cuts(self.shape, layout.stages)
+
     def held(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[Held]:
-        """What each pipeline rank holds; equal runs of layers where no cuts are given."""
+        """What each pipeline rank holds; the program's own cuts where none are given."""
         key = (layout.pipeline, layout.virtual, layout.schedule, tuple(cuts) if cuts is not None else None)
         if key not in self._held:
-            stages = stages_from_cuts(
-                len(self.shape.blocks), even_cuts(len(self.shape.blocks), layout.stages) if cuts is None else cuts
-            )
+            stages = stages_from_cuts(len(self.shape.blocks), self.cuts(layout) if cuts is None else cuts)
             ranks = stages_of_rank(stages, layout.pipeline, layout.schedule)
             self._held[key] = holdings(self.shape.kinds, len(self.shape.distinct), ranks)
         return self._held[key]
@@ -212,7 +216,8 @@ class StepModel:
 
         Gradients can hide behind the last micro-batch's backward pass, gathered weights behind each pass that reads
         them. fsdp: reduce-scatter over the shard ranks, all-reduce of the shard over the replicate ranks; weights are
-        gathered once, or in each forward and each backward pass where they are resharded (ZeRO-3)."""
+        gathered once with a pipeline, else in each forward pass, and where they are resharded (ZeRO-3) in each backward
+        pass too."""
         software, count = self.software, self.local_parameters(layout.tensor, held)
         ranks = layout.data * layout.context
         reduced, weights = count * software.reduce_bytes, count * software.weight_bytes
@@ -227,9 +232,10 @@ class StepModel:
             reduce = gather_seconds(reduced, shard, wires.shard)
             reduce += all_reduce_seconds(reduced / shard, layout.replicate, wires.replicate)
             gather = gather_seconds(weights, shard, wires.shard)
-            gather *= 2 * microbatches if layout.reshard else 1
+            if layout.pipeline == 1:
+                gather *= 2 * microbatches if layout.reshard else microbatches
         share = software.data_hidden if layout.pipeline == 1 else software.data_hidden_in_pipeline
-        room = one * microbatches if layout.reshard else one - backward
+        room = one * microbatches if layout.pipeline == 1 else one - backward
         hidden = min(share * reduce, backward) + min(share * gather, room)
         tied = 0.0
         if self.shape.tied and layout.pipeline > 1 and held.embeds != held.scores:

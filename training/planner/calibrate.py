@@ -1,0 +1,74 @@
+"""Fits the three constants to published runs. Physics does the rest: nothing else is fitted anywhere.
+
+python -m gristmill.training.planner.calibrate
+"""
+
+from collections.abc import Callable, Sequence
+
+from gristmill.training.planner.flops import recomputed_flops, step_flops
+from gristmill.training.planner.hardware import Hardware, load_hardware
+from gristmill.training.planner.published import CALIBRATION, Row
+from gristmill.training.planner.rates import Rates, Sustained
+from gristmill.training.planner.software import PROGRAMS
+from gristmill.training.planner.step_time import StepModel
+
+# How firmly a constant is held near 1 (a profile's best rates last): as much as one row that is off by this share when
+# the constant is off by 1. It decides between fits that the rows cannot tell apart, and no more.
+PRIOR = 0.02
+
+
+def forecast_row(row: Row, sustained: Sustained, hardware: Hardware | None = None) -> float:
+    """TFLOP/s on each GPU, counted as the row's source counts them."""
+    rates = Rates(hardware or load_hardware(row.hardware), sustained, float8=row.float8)
+    step = StepModel(row.shape, rates, PROGRAMS[row.software]).step(row.layout, row.samples)
+    flops = step_flops(row.shape, row.samples)
+    if row.recompute_counted:
+        flops += recomputed_flops(row.shape.blocks, row.samples, row.shape.context, row.layout.recompute)
+    return flops / step.total / row.layout.gpus / 1e12
+
+
+def errors(rows: Sequence[Row], sustained: Sustained) -> list[float]:
+    """Forecast over published, less 1, of each row."""
+    return [forecast_row(row, sustained) / row.tflops - 1 for row in rows]
+
+
+def fit(rows: Sequence[Row] = CALIBRATION) -> Sustained:
+    """The constants of least squared error, to three decimals."""
+
+    def loss(point: Sequence[float]) -> float:
+        constants = Sustained(matmul=point[0], memory=point[1], network=point[2])
+        prior = sum((PRIOR * (value - 1)) ** 2 for value in point)
+        return sum(error**2 for error in errors(rows, constants)) + prior
+
+    best = pattern_search(loss, [0.9, 0.9, 0.9], step=0.1, least=0.0005, low=0.4, high=1.0)
+    return Sustained(matmul=round(best[0], 3), memory=round(best[1], 3), network=round(best[2], 3))
+
+
+def pattern_search(
+    loss: Callable[[Sequence[float]], float], start: Sequence[float], step: float, least: float, low: float, high: float
+) -> list[float]:
+    """A minimum of loss within [low, high], by moves along each axis, halved when none helps (Hooke and Jeeves)."""
+    point, value = list(start), loss(start)
+    while step > least:
+        moved = False
+        for axis in range(len(point)):
+            for change in (step, -step):
+                trial = list(point)
+                trial[axis] = min(high, max(low, trial[axis] + change))
+                trial_value = loss(trial)
+                if trial_value < value:
+                    point, value, moved = trial, trial_value, True
+        step = step if moved else step / 2
+    return point
+
+
+def main() -> None:
+    constants = fit()
+    print(constants)
+    for row, error in zip(CALIBRATION, errors(CALIBRATION, constants), strict=True):
+        print(f"{row.name:8s} published {row.tflops:5.0f}  forecast {row.tflops * (1 + error):6.1f}  {error:+.1%}")
+    print(f"mean error {sum(abs(e) for e in errors(CALIBRATION, constants)) / len(CALIBRATION):.2%}")
+
+
+if __name__ == "__main__":
+    main()
