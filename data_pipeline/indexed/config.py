@@ -58,5 +58,6 @@ def check_weights(weights: dict[str, float]) -> None:
     for name, weight in weights.items():
         if not 0 < weight < float("inf"):
             raise ValueError(
-                f"weight of source {name!r} is {weight}; a weight is a finite number above 0: leave out what is not drawn"
+                f"weight of source {name!r} is {weight}; a weight is a finite number above 0: "
+                "leave out a source that is not to be drawn"
             )

@@ -1,0 +1,149 @@
+"""A SentencePiece model as Hugging Face's tokenizer.json: the same text gives the same ids, which `differences` proves.
+
+No control symbol stands among the added tokens: Hugging Face would find it in text, SentencePiece does not."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from gristmill.data_pipeline.provenance.canonical import canonical_json
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.tokenizers.case_marks import marked
+from gristmill.tokenizers.encoders import HuggingFaceEncoder, SentencePieceEncoder
+from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+UNIGRAM, BPE, CHARACTERS = 1, 2, 4  # TrainerSpec.ModelType
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # SentencePiece.Type
+
+# Byte pieces and control symbols stand in the vocabulary by name ("<0x0A>"), and Hugging Face's unigram would take the
+# name for text. So bad a score is never on a best path: it is worse than a thousand of the worst single characters.
+UNREACHABLE_SCORE = -10_000.0
+
+
+def write_huggingface(folder: Path, case_marks: bool = False) -> None:
+    """Puts tokenizer.json and tokenizer_config.json beside the folder's tokenizer.model.
+
+    case_marks: the model was trained with them. Its normalisation table is then written rule by rule: Hugging Face applies
+    a compiled table to whole graphemes, sentencepiece to the longest match, and they part at combining marks."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString((folder / MODEL_NAME).read_bytes())
+    write_atomic(folder / JSON_NAME, canonical_json(tokenizer_json(proto, case_marks)) + b"\n")
+    end = proto.pieces[proto.trainer_spec.eos_id].piece
+    write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(end)) + b"\n")
+
+
+def settings_json(end_of_document: str) -> dict[str, Any]:
+    """tokenizer_config.json. split_special_tokens: transformers, too, takes "<|endofdocument|>" in text for letters."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end_of_document,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+
+
+def differences(folder: Path, strings: Sequence[str]) -> list[str]:
+    """The strings to which tokenizer.json gives other ids than tokenizer.model."""
+    reference = SentencePieceEncoder(sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL_NAME)))
+    exported = HuggingFaceEncoder(HuggingFaceTokenizer.from_file(str(folder / JSON_NAME)))
+    pairs = zip(strings, reference.encode_batch(strings), exported.encode_batch(strings), strict=True)
+    return [text for text, ours, theirs in pairs if ours != theirs]
+
+
+def tokenizer_json(proto: Any, case_marks: bool) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(proto),
+        "normalizer": _normalizer(proto.normalizer_spec, case_marks),
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": _decoder(proto, case_marks),
+        "model": _unigram(proto) if proto.trainer_spec.model_type == UNIGRAM else _bpe(proto),
+    }
+
+
+def _added_tokens(proto: Any) -> list[dict[str, Any]]:
+    """Only the user's symbols: they are cut out of the text first, in both."""
+    return [
+        {
+            "id": number,
+            "content": piece.piece,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": "▁" in piece.piece,  # looked for after spaces became ▁, as in SentencePiece
+            "special": False,
+        }
+        for number, piece in enumerate(proto.pieces)
+        if piece.type == USER_DEFINED
+    ]
+
+
+def _normalizer(spec: Any, case_marks: bool) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    if case_marks:
+        steps += [_replace(source, target) for source, target in marked()]
+    elif spec.precompiled_charsmap:
+        charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
+        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    if spec.remove_extra_whitespaces:
+        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    if spec.add_dummy_prefix:
+        steps.append({"type": "Prepend", "prepend": "▁"})
+    steps.append(_replace(" ", "▁"))
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(source: str, target: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": source}, "content": target}
+
+
+def _decoder(proto: Any, case_marks: bool) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [_replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if case_marks:
+        steps += [_replace(target, source) for source, target in reversed(marked())]
+    if proto.normalizer_spec.add_dummy_prefix:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _unigram(proto: Any) -> dict[str, Any]:
+    vocabulary = [[piece.piece, piece.score if piece.type == NORMAL else UNREACHABLE_SCORE] for piece in proto.pieces]
+    byte_fallback = proto.trainer_spec.byte_fallback
+    return {"type": "Unigram", "unk_id": proto.trainer_spec.unk_id, "vocab": vocabulary, "byte_fallback": byte_fallback}
+
+
+def _bpe(proto: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": proto.trainer_spec.unk_piece,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": proto.trainer_spec.byte_fallback,
+        "ignore_merges": False,
+        "vocab": {piece.piece: number for number, piece in enumerate(proto.pieces)},
+        "merges": _merges(proto) if proto.trainer_spec.model_type == BPE else [],
+    }
+
+
+def _merges(proto: Any) -> list[list[str]]:
+    """Every way to make a piece of two others, the pieces in the order of their scores, which is the order of merging.
+
+    SentencePiece merges any two neighbours whose join is a piece; Hugging Face needs each such pair named."""
+    ranks = {piece.piece: -piece.score for piece in proto.pieces if piece.type == NORMAL}
+    merges = []
+    for piece in sorted((piece for piece in ranks if len(piece) > 1), key=lambda piece: ranks[piece]):
+        halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        pairs = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return [list(pair) for pair in merges]

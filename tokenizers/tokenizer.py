@@ -1,0 +1,151 @@
+"""A tokenizer as everyone above uses it: text to ids and back, whatever made it."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.tokenizers.config import FIM_SYMBOLS
+from gristmill.tokenizers.encoders import (
+    Encoder,
+    HuggingFaceEncoder,
+    KitokenEncoder,
+    SentencePieceEncoder,
+    fastest_equal,
+)
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+MODEL_NAME = "tokenizer.model"
+JSON_NAME = "tokenizer.json"
+SETTINGS_NAME = "tokenizer_config.json"
+
+
+class Tokenizer:
+    """encoder is the name of what encodes; fingerprint is that of the file the ids are defined by.
+
+    decode(encode(text)) == text for tokenizers that gristmill trained, but for U+2581, which reads back as a space:
+    it is SentencePiece's own sign for one."""
+
+    def __init__(self, encoder: Encoder, decoder: Any, pieces: Sequence[str], end_of_document: int, fingerprint: str):
+        self._encoder, self._decoder = encoder, decoder
+        self.pieces = tuple(pieces)
+        self.vocab_size = len(self.pieces)
+        self.end_of_document = end_of_document
+        self.fingerprint = fingerprint
+        self.encoder = encoder.name
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without a beginning or an end; control symbols in the text are encoded as letters.
+
+        Raises InputError on a lone surrogate, which no UTF-8 text holds."""
+        try:
+            return self._encoder.encode(text)
+        except UnicodeEncodeError as error:
+            raise _surrogate(error) from error
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            return self._encoder.encode_batch(texts)
+        except UnicodeEncodeError as error:
+            raise _surrogate(error) from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids; control symbols give nothing, bytes that are no UTF-8 give U+FFFD."""
+        return self._decoder.decode([int(token) for token in ids])
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of a piece by its exact name, None if there is none."""
+        try:
+            return self.pieces.index(piece)
+        except ValueError:
+            return None
+
+    def fim_ids(self) -> tuple[int, int, int] | None:
+        """Ids of the prefix, middle and suffix symbols, None unless all three are there."""
+        prefix, middle, suffix = (self.id_of(symbol) for symbol in FIM_SYMBOLS)
+        if prefix is None or middle is None or suffix is None:
+            return None
+        return prefix, middle, suffix
+
+
+def load_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
+    """The tokenizer of a `tokenizer` folder: its .model if it has one, else its tokenizer.json.
+
+    encoder names the encoder to take, without the proof that finds the fastest equal one: for worker processes, whose
+    parent has made it. Raises InputError if the folder holds neither file, or no symbol that ends a document."""
+    if (folder / MODEL_NAME).is_file():
+        return _from_model(folder / MODEL_NAME, encoder)
+    if (folder / JSON_NAME).is_file():
+        return _from_json(folder / JSON_NAME)
+    raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; this is no tokenizer folder")
+
+
+def _from_model(path: Path, encoder: str | None) -> Tokenizer:
+    content = path.read_bytes()
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise InputError(f"{path}: not a SentencePiece model ({error})") from error
+    pieces = [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
+    end = processor.eos_id()
+    if end < 0:
+        raise InputError(f"{path}: has no end-of-sentence piece to end documents with; train it with one")
+    chosen: Encoder
+    if encoder is None:
+        chosen = fastest_equal(path, processor)
+    else:
+        chosen = KitokenEncoder(path) if encoder == KitokenEncoder.name else SentencePieceEncoder(processor)
+    return Tokenizer(chosen, processor, pieces, end, hashlib.sha256(content).hexdigest()[:32])
+
+
+class _SkippingDecoder:
+    """Hugging Face's decoder without the symbols that are no text."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, skipped: set[int]):
+        self._tokenizer, self._skipped = tokenizer, skipped
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode([token for token in ids if token not in self._skipped], skip_special_tokens=True)
+
+
+def _from_json(path: Path) -> Tokenizer:
+    content = path.read_bytes()
+    try:
+        tokenizer = HuggingFaceTokenizer.from_str(content.decode())
+    except Exception as error:  # the package raises plain Exception, and UnicodeDecodeError comes from us
+        raise InputError(f"{path}: not a tokenizer.json that Hugging Face's tokenizers reads ({error})") from error
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    pieces = [""] * (max(vocabulary.values()) + 1)
+    for piece, number in vocabulary.items():
+        pieces[number] = piece
+    end = end_symbol(path.with_name(SETTINGS_NAME))
+    if end not in vocabulary:
+        raise InputError(
+            f"{path}: its end-of-document symbol {end!r} is no piece; name one in tokenizer.end_of_document"
+        )
+    decoder = _SkippingDecoder(tokenizer, {vocabulary[end]})
+    digest = hashlib.sha256(content + end.encode()).hexdigest()[:32]
+    return Tokenizer(HuggingFaceEncoder(tokenizer), decoder, pieces, vocabulary[end], digest)
+
+
+def end_symbol(path: Path) -> str:
+    """The eos_token of a tokenizer_config.json. Raises InputError if there is no such file or it names none."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file, so nothing says which symbol ends a document")
+    symbol = json.loads(path.read_bytes()).get("eos_token")
+    symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
+    if not isinstance(symbol, str):
+        raise InputError(f"{path}: names no eos_token; set tokenizer.end_of_document")
+    return symbol
+
+
+def _surrogate(error: UnicodeEncodeError) -> InputError:
+    return InputError(
+        f"the text holds a lone surrogate U+{ord(error.object[error.start]):04X} at character {error.start}; "
+        "it is no Unicode text: replace it when the document is read"
+    )
