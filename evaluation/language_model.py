@@ -26,6 +26,8 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
@@ -56,12 +58,17 @@ class LanguageModel(TemplateLM):
         return self.backbone.context
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
-        """Never adds a special token. Remembers texts: a question is encoded once for all its choices."""
-        if string not in self._encoded:
-            self._encoded[string] = list(self.codec.encode(string))
-        return self._encoded[string]
+        """Never adds a special token."""
+        known = self._encoded.get(string)
+        return list(self.codec.encode(string)) if known is None else known
+
+    def _remember(self, texts: Sequence[str]) -> None:
+        """Encodes each text once, all in one call: a question is the same for all its choices."""
+        unique = list(dict.fromkeys(texts))
+        self._encoded = dict(zip(unique, self.codec.encode_batch(unique), strict=True))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self._remember([text for request in requests for text in _texts(*request.args)])
         pairs = [self._encode_request(*request.args) for request in requests]
         self._encoded.clear()
         return self._loglikelihood_tokens(pairs)
@@ -130,6 +137,11 @@ class LanguageModel(TemplateLM):
         self.read_tokens += found.read_tokens
         self.asked_tokens += found.asked_tokens
         return found
+
+
+def _texts(context: str, continuation: str) -> tuple[str, str]:
+    """What `_encode_pair` encodes: all of it, and the context without the white space that goes to the answer."""
+    return context + continuation, context.rstrip()
 
 
 Settings = tuple[tuple[str, ...], int, SamplingConfig]

@@ -1,11 +1,20 @@
 """A random small transformer, written out plainly, and a tokenizer of bytes: what evaluation's own tests run on."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+from gristmill.training.checkpoint import ModelCard, save, step_folder
+from gristmill.training.config import ModelConfig
+from gristmill.training.model.initial import fill
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import single_process
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # B rows, T tokens, S tokens before them and they, D width, H heads, K head width, V vocabulary
 
@@ -18,6 +27,9 @@ class ByteCodec:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
@@ -78,3 +90,61 @@ def small_backbone() -> type[SmallBackbone]:
 @pytest.fixture
 def byte_codec() -> ByteCodec:
     return ByteCodec()
+
+
+END = "<|end|>"
+SHAPES = {
+    "llama": {"kv_heads": 2},
+    "gpt2": {
+        "positions": "learned",
+        "norm": "layernorm",
+        "channel": "gelu",
+        "biases": True,
+        "tied_embeddings": True,
+    },
+}
+
+
+def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Every parameter is drawn, norms and biases too, so that a forgotten one shows."""
+    generator = torch.Generator().manual_seed(1)
+    model = Transformer(config, vocab_size, dtype=dtype)
+    spread = {1: 0.1, 2: 0.3}
+
+    def draw(name: str, parameter: Tensor) -> Tensor:
+        value = torch.randn(parameter.shape, generator=generator) * spread[parameter.dim()]
+        return (value + ("norm" in name and name.endswith("weight"))).to(dtype)
+
+    fill(model, draw)
+    return model.eval()
+
+
+@pytest.fixture
+def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a random model of a family: random_checkpoint("llama", layers=2) -> its step folder."""
+
+    def make(family: str = "llama", name: str = "checkpoints", vocab_size: int = 257, step: int = 3, **fields) -> Path:
+        settings = {"layers": 2, "width": 32, "heads": 4, "context": 96} | SHAPES[family] | fields
+        config = ModelConfig(**settings)
+        model = random_model(config, vocab_size)
+        tensors = {f"model.{key}": value.detach() for key, value in model.named_parameters()}
+        save(tmp_path / name, step, tensors, ModelCard.of(config, vocab_size, 256), {}, single_process())
+        return step_folder(tmp_path / name, step)
+
+    return make
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    """A tokenizer.json of the 256 bytes and an end of document, which both gristmill and transformers read."""
+    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab={**letters, END: 256}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
