@@ -1,7 +1,8 @@
 """Cross entropy straight from the hidden states, over a vocabulary that may be cut, without ever holding all logits.
 
-Tokens go through in chunks; each chunk's logits live only until its loss and its gradient are taken. On a cut vocabulary
-two small all-reduces a chunk (the maximum; the sum of exponentials with the target's logit) stand for the gather."""
+Tokens go through in chunks; each chunk's logits live only until its loss and its gradient are taken. On a cut
+vocabulary two small all-reduces a chunk (the maximum; the sum of exponentials with the target's logit) stand for the
+gather."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ CHUNK_LOGITS_GPU = 2**27  # 512 MB: large enough to fill the device, small besid
 
 @dataclass(frozen=True)
 class Scoring:
-    """How hidden states become a loss. scale multiplies the logits (muP), softcap bounds them, z_loss weighs log(Z)^2."""
+    """How hidden states become a loss. scale multiplies the logits (muP), softcap bounds them, z_loss weighs
+    log(Z)^2."""
 
     tensor: TensorAxis
     vocab_size: int

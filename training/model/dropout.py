@@ -1,7 +1,7 @@
 """Dropout whose mask is a hash of where an element stands, so that it is the same on every layout and on recomputation.
 
-keep = hash(seed, layer, site, sample, position, feature): a 64-bit hash for each token and one for each feature, then one
-int32 mixing round an element. No random state is kept, saved or restored."""
+keep = hash(seed, layer, site, sample, position, feature): a 64-bit hash for each token and one for each feature, then
+one int32 mixing round an element. No random state is kept, saved or restored."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
 
 @dataclass(frozen=True)
 class Dropout:
-    """The dropout of one forward pass. samples_B: the numbers k of the samples; positions_T: the tokens' places in their
-    sample that this rank's residual stream holds."""
+    """The dropout of one forward pass. samples_B: the numbers k of the samples; positions_T: the tokens' places in
+    their sample that this rank's residual stream holds."""
 
     rate: float
     seed: int

@@ -1,4 +1,5 @@
-"""Who may look at whom: positions, documents and masks of one forward pass. Blocks are handed a plan and build no mask."""
+"""Who may look at whom: positions, documents and masks of one forward pass. Blocks are handed a plan and build no
+mask."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from gristmill.training.model.dropout import Dropout
 @dataclass(frozen=True)
 class Plan:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None means plainly causal, which
-    needs no mask. rotation_BTK: cosine and sine of the rotary angles, or None. keep_state: mixers return their state."""
+    needs no mask. rotation_BTK: cosine and sine of the rotary angles, or None. keep_state: mixers return their
+    state."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Tensor | None]

@@ -1,4 +1,5 @@
-"""The transformer, or a run of its layers: embedding, layers, head. It knows no parallelism but the layers it is made of."""
+"""The transformer, or a run of its layers: embedding, layers, head. It knows no parallelism but the layers it is made
+of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,8 +91,8 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         samples: Tensor | None = None,
     ) -> Tensor:
-        """tokens int64[B, T] (or, after the first part, hidden states) -> hidden states, or at the end logits float[B, T,
-        Vt], or losses [B, 2] where targets are given. positions restart where documents do; both are int64[B, T].
+        """tokens int64[B, T] (or, after the first part, hidden states) -> hidden states, or at the end logits float[B,
+        T, Vt], or losses [B, 2] where targets are given. positions restart where documents do; both are int64[B, T].
         samples int64[B], the samples' numbers, turn dropout on."""
         plan = self.plan(x, positions, documents, samples)
         x_BTD = self._embed(x, plan)
@@ -102,8 +103,8 @@ class Transformer(nn.Module):
     def extend(
         self, tokens_BT: Tensor, states: Sequence[Any] | None = None, past: int = 0
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        """Logits [B, T, V] of new tokens after `past` earlier ones, and the states to hand in with the next: one a layer,
-        values that may be kept or dropped. For one process and a whole model."""
+        """Logits [B, T, V] of new tokens after `past` earlier ones, and the states to hand in with the next: one a
+        layer, values that may be kept or dropped. For one process and a whole model."""
         positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
         plan = self.plan(tokens_BT, positions_BT, None, None, past, keep_state=True)
         x_BTD = self._embed(tokens_BT, plan)

@@ -13,8 +13,9 @@ def shard_over_data(
 ) -> None:
     """Cuts each layer by itself, and embedding, last norm and head together (so that a tied table is one parameter).
 
-    Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. Their sum is forced on gloo,
-    which lacks the scaled sum that a factor of 1 would need. With a pipeline nothing is gathered anew by micro-batch."""
+    Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. Their sum is forced on
+    gloo, which lacks the scaled sum that a factor of 1 would need. With a pipeline nothing is gathered anew by
+    micro-batch."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = layout.reshard_after_forward and layout.pipeline == 1
     for layer in part.layers.values():

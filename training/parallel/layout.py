@@ -24,8 +24,8 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
-    """The layout's micro-batch, or the engine's choice: the most samples up to 8192 tokens that divide every batch evenly
-    and leave a pipeline its micro-batches."""
+    """The layout's micro-batch, or the engine's choice: the most samples up to 8192 tokens that divide every batch
+    evenly and leave a pipeline its micro-batches."""
     layout = train.layout
     if layout.micro_batch:
         return layout.micro_batch
@@ -92,8 +92,8 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
         return
     if layout.num_stages > model.layers:
         yield (
-            f"{layout.num_stages} stages but {model.layers} layers; use at most {model.layers // layout.stages_per_rank} "
-            f"pipeline ranks with {layout.stages_per_rank} stages each"
+            f"{layout.num_stages} stages but {model.layers} layers; use at most "
+            f"{model.layers // layout.stages_per_rank} pipeline ranks with {layout.stages_per_rank} stages each"
         )
     if layout.cuts and (layout.cuts[0] < 1 or layout.cuts[-1] >= model.layers):
         yield f"cuts {list(layout.cuts)} must lie between 1 and {model.layers - 1}"
@@ -120,8 +120,8 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             yield f"{share} samples a data rank do not split into micro-batches of {size}; try one of {divisors(share)}"
         elif share // size < least_micro_batches(layout):
             yield (
-                f"schedule {layout.schedule} needs {least_micro_batches(layout)} micro-batches or more, a data rank has "
-                f"{share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
+                f"schedule {layout.schedule} needs {least_micro_batches(layout)} micro-batches or more, a data rank "
+                f"has {share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
             )
         elif layout.pipeline > 1 and layout.schedule == "interleaved" and share // size % layout.pipeline:
             yield (

@@ -58,8 +58,8 @@ def single_process(device: torch.device | str = "cpu") -> Mesh:
 def build_mesh(
     layout: LayoutConfig, num_kv_heads: int, device: torch.device, rank_order: Sequence[int] | None = None
 ) -> Mesh:
-    """The mesh of the default process group. rank_order lists the ranks in the order pipeline, replicate, shard, context,
-    tensor (the last changes fastest): the planner's placement; by default tensor ranks are neighbours.
+    """The mesh of the default process group. rank_order lists the ranks in the order pipeline, replicate, shard,
+    context, tensor (the last changes fastest): the planner's placement; by default tensor ranks are neighbours.
 
     With fewer key/value heads than tensor ranks, consecutive ranks share one head: kv_shard x kv_copy = tensor."""
     kv_shard = math.gcd(num_kv_heads, layout.tensor)

@@ -20,9 +20,9 @@ from gristmill.training.parallel.precision import Precision
 class ModelParts:
     """parts by stage number. parameters: what the optimizer updates and a checkpoint saves, by their one name.
 
-    A tied table on both ends of a pipeline is two parameters with one name. On two ranks, `tie` is the group of both: their
-    gradients are summed and each is updated alike. On one rank (V-shaped schedules) `second_copy` is added to the first
-    and takes its value after the update."""
+    A tied table on both ends of a pipeline is two parameters with one name. On two ranks, `tie` is the group of both:
+    their gradients are summed and each is updated alike. On one rank (V-shaped schedules) `second_copy` is added to the
+    first and takes its value after the update."""
 
     parts: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]
@@ -102,7 +102,8 @@ def _with_one_name_each(
 
 
 def _tie_group(mesh: Mesh) -> dist.ProcessGroup | None:
-    """The pair (first, last pipeline rank) this process is in, or None. Every process takes part in making every group."""
+    """The pair (first, last pipeline rank) this process is in, or None. Every process takes part in making every
+    group."""
     own = None
     first, last = mesh.ranks[0].flatten(), mesh.ranks[-1].flatten()
     for pair in zip(first.tolist(), last.tolist(), strict=True):

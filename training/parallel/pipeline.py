@@ -31,8 +31,8 @@ class Pipeline:
     """What crosses a stage boundary is this tensor rank's share of the tokens under sequence parallelism (the saving of
     arXiv 2104.04473, section 4.1, without its gather), all of them otherwise.
 
-    torch fixes the shapes of a schedule when it is made, so each shape of batch has its own. Evaluation needs no order but
-    first stage to last, and is done here, for any number of samples."""
+    torch fixes the shapes of a schedule when it is made, so each shape of batch has its own. Evaluation needs no order
+    but first stage to last, and is done here, for any number of samples."""
 
     def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh, micro_batch: int):
         self.parts, self.layout, self.mesh, self.micro_batch = parts, layout, mesh, micro_batch
@@ -78,7 +78,8 @@ class Pipeline:
         return multiple(stages, micro_batches, loss_fn=_scaled_sum, scale_grads=False)
 
     def _stage(self, number: int, tokens: int) -> PipelineStage:
-        """A stage of known shapes; torch would otherwise find them out with a real extra pass on uninitialised memory."""
+        """A stage of known shapes; torch would otherwise find them out with a real extra pass on uninitialised
+        memory."""
         part = self.parts[number]
         hidden = self._boundary(self.micro_batch, tokens).requires_grad_()
         first = torch.empty(self.micro_batch, tokens, dtype=torch.int64, device=self.mesh.device)

@@ -1,4 +1,5 @@
-"""The dtypes of a run: parameters are stored in one, computed with in another, and their gradients summed in a third."""
+"""The dtypes of a run: parameters are stored in one, computed with in another, and their gradients summed in a
+third."""
 
 from dataclasses import dataclass
 

@@ -114,7 +114,8 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """x W^T + b; each rank holds some of the inputs. Gives the whole sum (its tokens of it), so nobody calls `leave`."""
+    """x W^T + b; each rank holds some of the inputs. Gives the whole sum (its tokens of it), so nobody calls
+    `leave`."""
 
     def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool):
         super().__init__()

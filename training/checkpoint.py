@@ -1,0 +1,187 @@
+"""Checkpoints: torch.distributed.checkpoint folders under names that no layout changes, whole or absent, equal bytes
+for equal runs.
+
+ROOT/step-00000250/ holds one .distcp file a rank, .metadata, model.json and, written last, manifest.json with every
+file's digest. The digests are checked before torch unpickles .metadata; a checkpoint from elsewhere should come as
+safetensors, because a manifest proves that files belong together, not that their author means well."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.canonical import canonical_json
+from gristmill.data_pipeline.provenance.files import sync, write_atomic
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest, write_manifest
+from gristmill.training.config import ModelConfig
+from gristmill.training.model.initial import fill
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import Mesh
+
+MODEL_NAME = "model.json"
+CODE_VERSION = 1  # of the names and meaning of what is saved
+
+
+class ModelCard(dict[str, Any]):
+    """What model.json says: {"model": ModelConfig, "vocab_size", "end_of_document"}."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "ModelCard":
+        config = model.model_dump(mode="json")
+        return cls(model=config, vocab_size=vocab_size, end_of_document=end_of_document)
+
+
+class _Writer(FileSystemWriter):
+    """torch stamps a random identifier and the path into .metadata; without them equal states give equal bytes."""
+
+    def storage_meta(self) -> None:
+        return None
+
+
+def step_folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def steps_in(root: Path) -> list[int]:
+    """Steps whose checkpoint stands, rising."""
+    return sorted(int(path.name.removeprefix("step-")) for path in root.glob("step-*"))
+
+
+def save(
+    root: Path, step: int, tensors: Mapping[str, Tensor], card: ModelCard, facts: Mapping[str, Any], mesh: Mesh
+) -> None:
+    """The checkpoint of this step is whole on disk; called by all processes. facts: the run's state, as JSON."""
+    folder = _fresh_folder(root, step, mesh)
+    with _quiet():
+        dcp.save(dict(tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
+    _commit(root, step, card, facts, mesh)
+
+
+def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
+    """Fills the tensors in place from a checkpoint of any layout. The folder must be `verified` before."""
+    with _quiet():
+        dcp.load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=not mesh.distributed)
+
+
+def verified(folder: Path) -> dict[str, Any]:
+    """The facts of a checkpoint all of whose files are as they were written. Raises InputError naming what is not."""
+    manifest = read_manifest(folder)
+    wrong = differences(folder, manifest)
+    if wrong:
+        raise InputError(
+            f"{folder}: this checkpoint is damaged: {'; '.join(wrong)}; remove it to use the one before it"
+        )
+    if manifest.code_version != CODE_VERSION:
+        raise InputError(f"{folder}: a checkpoint of version {manifest.code_version}, this code reads {CODE_VERSION}")
+    return manifest.facts
+
+
+def newest_whole(root: Path, reporter: Reporter) -> tuple[Path, dict[str, Any]] | None:
+    """The last checkpoint that is whole, and its facts. Damaged ones are named and passed over; rubble is removed."""
+    for rubble in root.glob(".step-*"):
+        shutil.rmtree(rubble)
+    for step in reversed(steps_in(root)):
+        try:
+            return step_folder(root, step), verified(step_folder(root, step))
+        except InputError as error:
+            reporter.say(f"passed over: {error}")
+    return None
+
+
+def prune(root: Path, keep: set[int]) -> None:
+    """Removes every other checkpoint."""
+    for step in steps_in(root):
+        if step not in keep:
+            (step_folder(root, step) / MANIFEST_NAME).unlink()  # first, so that a kill leaves no whole-looking half
+            shutil.rmtree(step_folder(root, step))
+
+
+def load_model(
+    checkpoint: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, ModelConfig]:
+    """The whole model in this one process, whatever layout saved it, with weights in dtype and no gradients.
+
+    checkpoint is a step's folder. Raises InputError if it is no checkpoint or a damaged one."""
+    verified(checkpoint)
+    card = read_card(checkpoint)
+    config = ModelConfig.model_validate(card["model"])
+    model = Transformer(config, card["vocab_size"], dtype=dtype)
+    fill(model, lambda _, parameter: torch.empty(parameter.shape))
+    load(checkpoint, {f"model.{name}": value.detach() for name, value in model.named_parameters()}, model.tensor.mesh)
+    return model.to(device, dtype).eval().requires_grad_(False), config
+
+
+def write_card(folder: Path, card: ModelCard) -> None:
+    write_atomic(folder / MODEL_NAME, canonical_json(dict(card)) + b"\n")
+
+
+def read_card(checkpoint: Path) -> ModelCard:
+    path = checkpoint / MODEL_NAME
+    if not path.is_file():
+        raise InputError(
+            f"{path}: not there, so {checkpoint} is no checkpoint; name a folder like checkpoints/step-00000100"
+        )
+    return ModelCard(json.loads(path.read_bytes()))
+
+
+def saved_tensors(parameters: Mapping[str, nn.Parameter], optimizer_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a checkpoint holds, under flat names, sharing memory with the run."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    return tensors | {f"optimizer.{name}": value for name, value in optimizer_state.items()}
+
+
+def _writer(folder: Path) -> FileSystemWriter:
+    return _Writer(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns whenever a single process saves or loads, which here is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _half_written(root: Path, step: int) -> Path:
+    return root / f".step-{step:08d}.tmp"
+
+
+def _fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
+    folder = _half_written(root, step)
+    if mesh.is_first:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    _wait_for_all(mesh)
+    return folder
+
+
+def _commit(root: Path, step: int, card: ModelCard, facts: Mapping[str, Any], mesh: Mesh) -> None:
+    """Digests and the manifest, then the name: a checkpoint is whole from the rename on."""
+    _wait_for_all(mesh)
+    if mesh.is_first:
+        half, whole = _half_written(root, step), step_folder(root, step)
+        write_card(half, card)
+        write_manifest(half, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
+        sync(half)
+        if whole.exists():
+            shutil.rmtree(whole)
+        os.replace(half, whole)
+        sync(root)
+    _wait_for_all(mesh)
+
+
+def _wait_for_all(mesh: Mesh) -> None:
+    if mesh.distributed:
+        dist.barrier(group=mesh.world.group)

@@ -1,0 +1,83 @@
+"""What a run writes down: metrics.jsonl, the same bytes for the same run, and logs/ with times and TensorBoard
+events."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch.utils.tensorboard import SummaryWriter
+
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.data_pipeline.provenance.manifest import LOG_FOLDER
+
+METRICS_NAME = "metrics.jsonl"
+TIMING_NAME = "timing.jsonl"
+
+
+class MetricsLog:
+    """One JSON line a step in each file. After a resume from `step`, lines of later steps are cut off first."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool):
+        logs = folder / LOG_FOLDER
+        logs.mkdir(parents=True, exist_ok=True)
+        self._metrics = _open_after(folder / METRICS_NAME, step)
+        self._timing = _open_after(logs / TIMING_NAME, step)
+        self._board = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1) if tensorboard else None
+
+    def write(self, metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        """metrics: what depends on the run alone; timing: what depends on the day. Both hold "step"."""
+        for file, record in ((self._metrics, metrics), (self._timing, timing)):
+            if len(record) > 1:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+        if self._board is not None:
+            for name, value in _scalars(metrics) | _scalars(timing):
+                self._board.add_scalar(name, value, metrics["step"])
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._timing.close()
+        if self._board is not None:
+            self._board.close()
+
+
+class Clock:
+    """Seconds by phase of a step: `lap` books the time since the last one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _open_after(path: Path, step: int) -> TextIO:
+    """The file with the lines up to `step` only; a line that a kill cut short is no line."""
+    kept = []
+    if path.exists():
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n") or json.loads(line)["step"] > step:
+                break
+            kept.append(line)
+    write_atomic(path, "".join(kept).encode())
+    return path.open("a")
+
+
+def _scalars(record: Mapping[str, Any], prefix: str = "") -> set[tuple[str, float]]:
+    """{"a": 1, "b": {"c": 2}} -> {("a", 1), ("b/c", 2)}."""
+    found: set[tuple[str, float]] = set()
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and name != "step":
+            found.add((prefix + name, value))
+    return found

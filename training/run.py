@@ -1,0 +1,237 @@
+"""A training run from its data to its last checkpoint: built, resumed, stepped, written down."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gristmill.data_pipeline.engine.progress import Meter, Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.training import checkpoint
+from gristmill.training.batches import Batches, Samples
+from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
+from gristmill.training.flops import count_parameters, device_peak, flops_per_token
+from gristmill.training.guard import Guard
+from gristmill.training.metrics import METRICS_NAME, MetricsLog, read_metrics
+from gristmill.training.optim.adamw import AdamW
+from gristmill.training.parallel.layout import micro_batch_size
+from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.parts import ModelParts, build_parts
+from gristmill.training.parallel.passes import Accumulation, Passes
+from gristmill.training.parallel.pipeline import Pipeline
+from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.trainer import StepReport, Trainer
+from gristmill.training.validation import Validation
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run reads. held_out may be None (no validation); bytes_per_token by source is for bits per byte."""
+
+    samples: Samples
+    held_out: Samples | None
+    end_of_document: int
+    mask_documents: bool
+    bytes_per_token: Mapping[str, float]
+
+
+class Run:
+    """Everything of one run on this process. `to_the_end` trains until the tokens are spent."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        train: TrainConfig,
+        seed: int,
+        data: Data,
+        mesh: Mesh,
+        folder: Path,
+        reporter: Reporter,
+    ):
+        self.train, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
+        self.root = folder / CHECKPOINTS
+        vocab_size = data.samples.vocab_size
+        precision = PRECISIONS[train.precision]
+        self.parts = build_parts(
+            model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, compiled=train.compile
+        )
+        passes = choose_passes(self.parts, model, train, mesh)
+        self.optimizer = AdamW(self.parts.parameters, train.optimizer, model)
+        self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
+        self.trainer = Trainer(
+            train, model.context, self.parts, passes, self.optimizer, self.batches, Guard(train.guard), mesh
+        )
+        self.validation = None
+        if data.held_out is not None and train.validation.every:
+            self.validation = Validation(
+                data.held_out, train.validation.samples, data.bytes_per_token, passes, mesh, data.mask_documents
+            )
+        self.card = checkpoint.ModelCard.of(model, vocab_size, data.end_of_document)
+        self.data_fingerprint = data.samples.fingerprint
+        self.flops_per_token, self.peak_flops = flops_per_token(model, vocab_size), device_peak(mesh.device)
+        self.num_parameters = count_parameters(model, vocab_size)
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Trains from the last whole checkpoint, or from the start; returns the facts of the run. Raises InputError,
+        after saving, when it is asked to stop (SIGTERM, or the recipe's time limit)."""
+        self._resume()
+        if self._writes:
+            checkpoint.write_card(self.folder, self.card)
+        log = (
+            MetricsLog(self.folder, self.trainer.progress.step, self.train.watch.tensorboard) if self._writes else None
+        )
+        try:
+            with self.reporter.meter("train", self.train.tokens, "tokens") as meter, _asked_to_stop() as asked:
+                meter.advance(self.trainer.progress.tokens)
+                self._steps(log, meter, asked)
+        finally:
+            self.batches.close()
+            if log is not None:
+                log.close()
+        return self._facts()
+
+    def _steps(self, log: MetricsLog | None, meter: Meter, asked: threading.Event) -> None:
+        started = time.monotonic()
+        limit = self.train.checkpoint.stop_after_seconds
+        while not self.trainer.finished:
+            report = self.trainer.step(asked.is_set() or (limit is not None and time.monotonic() - started > limit))
+            metrics = self._metrics(report)
+            if log is not None:
+                log.write(metrics, self._timing(report))
+            meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
+            stopping = report.stop and not self.trainer.finished
+            self._save_if_due(stopping or self.trainer.finished)
+            if stopping:
+                step = self.trainer.progress.step
+                raise InputError(f"stopped after step {step} as asked, and saved; run the same command to go on")
+
+    def _resume(self) -> None:
+        found = checkpoint.newest_whole(self.root, self.reporter) if self._writes else None
+        folder, state = self._from_first(found)
+        if folder is None:
+            return
+        if state["data"] != self.data_fingerprint:
+            raise InputError(f"{folder}: trained on other data than this run's; remove {self.root} to start anew")
+        checkpoint.load(folder, self._tensors(), self.mesh)
+        self.trainer.restore(state["trainer"])
+        self.reporter.say(f"train: goes on after step {self.trainer.progress.step}")
+
+    def _save_if_due(self, now: bool) -> None:
+        step, config = self.trainer.progress.step, self.train.checkpoint
+        if not now and not (config.every and step % config.every == 0):
+            return
+        facts = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
+        checkpoint.save(self.root, step, self._tensors(), self.card, facts, self.mesh)
+        if self._writes:
+            steps = checkpoint.steps_in(self.root)
+            checkpoint.prune(self.root, kept_steps(steps, config, self.trainer.finished))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return checkpoint.saved_tensors(self.parts.parameters, self.optimizer.state())
+
+    def _metrics(self, report: StepReport) -> dict[str, Any]:
+        """What this step was, the same in every run on this layout."""
+        metrics: dict[str, Any] = {
+            "step": report.progress.step,
+            "tokens": report.progress.tokens,
+            "loss": _finite(report.loss),
+            "grad_norm": _finite(report.grad_norm),
+            "learning_rate": report.learning_rate,
+            "valid_tokens": report.valid_tokens,
+        }
+        if self.train.z_loss:
+            metrics["objective"] = _finite(report.objective)
+        if report.skipped is not None:
+            metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
+        every = self.train.validation.every
+        if self.validation is not None and (report.progress.step % every == 0 or self.trainer.finished):
+            metrics["validation"] = self.validation.run()
+        return metrics
+
+    def _timing(self, report: StepReport) -> dict[str, Any]:
+        """Rates over all processes, in the seconds of this step; validation and saving are not in them."""
+        seconds = sum(report.seconds.values())
+        flops = report.tokens * self.flops_per_token / seconds / self.mesh.world.size
+        timing = {
+            "step": report.progress.step,
+            "seconds": report.seconds,
+            "tokens_per_second": report.tokens / seconds,
+            "tflops_per_process": flops / 1e12,
+        }
+        if self.peak_flops is not None:
+            timing["mfu"] = flops / self.peak_flops
+        if self.mesh.device.type == "cuda":
+            timing["memory_bytes"] = torch.cuda.max_memory_allocated(self.mesh.device)
+        return timing
+
+    def _facts(self) -> dict[str, Any]:
+        """Read back from metrics.jsonl, so that a run that was killed after its last step says the same."""
+        if not self._writes:
+            return {}
+        lines = read_metrics(self.folder / METRICS_NAME)
+        facts = {name: lines[-1][name] for name in ("step", "tokens", "loss")}
+        facts["parameters"] = self.num_parameters
+        facts["skipped_steps"] = sum("skipped" in line for line in lines)
+        if self.validation is not None:
+            facts["validation"] = lines[-1]["validation"]
+        return facts
+
+    def _from_first(self, found: tuple[Path, dict[str, Any]] | None) -> tuple[Path | None, dict[str, Any]]:
+        """The first process looks for the checkpoint, the others take its word."""
+        said = [found or (None, {})]
+        if self.mesh.distributed:
+            dist.broadcast_object_list(said, src=0)
+        return said[0]
+
+    @property
+    def _writes(self) -> bool:
+        return self.mesh.is_first
+
+
+def kept_steps(steps: Sequence[int], config: CheckpointConfig, finished: bool) -> set[int]:
+    """Of the checkpoints that stand, those that stay: the newest, the last `keep_last` of the regular ones, and every
+    `keep_every`-th step's. One that was saved because of a stop is not regular, so that it leaves no trace in the end.
+
+    [100, 137, 200, 300] every 100, keep_last 2 -> {200, 300}."""
+    regular = [step for step in steps if config.every and step % config.every == 0]
+    if finished and steps[-1] not in regular:
+        regular.append(steps[-1])
+    for_ever = {step for step in regular if config.keep_every and step % config.keep_every == 0}
+    return {steps[-1], *regular[-config.keep_last :]} | for_ever
+
+
+def choose_passes(parts: ModelParts, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Passes:
+    micro_batch = micro_batch_size(model, train)
+    if train.layout.pipeline > 1:
+        return Pipeline(parts.parts, train.layout, mesh, micro_batch)
+    return Accumulation(parts.parts[0], micro_batch)
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """Set once SIGTERM arrives; the step under way is finished and saved first."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,142 @@
+"""What happens in a step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill.training.batches import Batches
+from gristmill.training.config import TrainConfig
+from gristmill.training.guard import Guard
+from gristmill.training.metrics import Clock
+from gristmill.training.optim.adamw import AdamW
+from gristmill.training.optim.norm import clip, global_norm
+from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
+from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.parts import ModelParts
+from gristmill.training.parallel.passes import Passes
+from gristmill.training.sums import sum_over_world
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: steps taken, tokens in them, and the number of the next sample."""
+
+    step: int = 0
+    tokens: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """progress: after the step. samples: those it took. loss: negative log-likelihood a valid token, in nats.
+    objective: what was minimised, the z-loss included.
+
+    skipped: why the step was not taken, or None. stop: some process was asked to stop. seconds: by phase."""
+
+    progress: Progress
+    samples: range
+    loss: float
+    objective: float
+    grad_norm: float
+    learning_rate: float
+    valid_tokens: float
+    skipped: str | None
+    stop: bool
+    seconds: dict[str, float]
+    tokens: int
+
+
+class Trainer:
+    """One process's side of a run: every process makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        context: int,
+        model: ModelParts,
+        passes: Passes,
+        optimizer: AdamW,
+        batches: Batches,
+        guard: Guard,
+        mesh: Mesh,
+    ):
+        self.config, self.context, self.model, self.passes = config, context, model, passes
+        self.optimizer, self.batches, self.guard, self.mesh = optimizer, batches, guard, mesh
+        self.progress = Progress()
+
+    @property
+    def finished(self) -> bool:
+        return self.progress.tokens >= self.config.tokens
+
+    def step(self, stop_wanted: bool = False) -> StepReport:
+        clock = Clock()
+        batch = self._next_batch()
+        valid_tokens, stop = self._agree(batch, stop_wanted)
+        clock.lap("data")
+        losses = self.passes.train(batch, 1 / valid_tokens)
+        self.model.sum_tied_gradients()
+        loss, objective = self._mean_over_all(losses, valid_tokens)
+        norm = global_norm(self.model.counted, self.mesh).item()
+        clock.lap("passes")
+        before, self.progress = self.progress, self._after_this_batch()
+        skipped = self.guard.refuses(self.progress.step, objective, norm)
+        rate = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
+        if skipped is None:
+            clip(self.model.parameters.values(), norm, self.config.optimizer.clip_norm)
+            self.optimizer.step(rate)
+            self.model.publish()
+        self.model.clear_gradients()
+        clock.lap("optimizer")
+        return StepReport(
+            progress=self.progress,
+            samples=range(before.samples, self.progress.samples),
+            tokens=self.progress.tokens - before.tokens,
+            loss=loss,
+            objective=objective,
+            grad_norm=norm,
+            learning_rate=rate * self.config.optimizer.learning_rate,
+            valid_tokens=valid_tokens,
+            skipped=skipped,
+            stop=stop,
+            seconds=clock.seconds,
+        )
+
+    def batch_samples(self, tokens: int) -> int:
+        """Samples of the batch that is drawn after so many tokens."""
+        return batch_tokens_at(self.config.batch_ramp, self.config.batch_tokens, tokens) // self.context
+
+    def state(self) -> dict[str, Any]:
+        """All that a continued run needs beside the tensors, as JSON. It does not depend on the layout."""
+        progress = {"step": self.progress.step, "tokens": self.progress.tokens, "samples": self.progress.samples}
+        return {"progress": progress, "updates": self.optimizer.updates, "guard": self.guard.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """After the tensors were loaded."""
+        self.progress = Progress(**state["progress"])
+        self.optimizer.updates = state["updates"]
+        self.guard.restore(state["guard"])
+        self.model.publish()
+
+    def _next_batch(self) -> dict[str, Tensor]:
+        batch = self.batches.take(self.progress.samples, self.batch_samples(self.progress.tokens))
+        after = self._after_this_batch()
+        self.batches.prepare(after.samples, self.batch_samples(after.tokens))
+        return batch
+
+    def _after_this_batch(self) -> Progress:
+        now, samples = self.progress, self.batch_samples(self.progress.tokens)
+        return Progress(now.step + 1, now.tokens + samples * self.context, now.samples + samples)
+
+    def _agree(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[float, bool]:
+        """The weight of all valid tokens of the whole batch, known before the first backward pass, and whether any
+        process wants to stop."""
+        weight, stop = sum_over_world([batch["weights"].sum(dtype=torch.float64), float(stop_wanted)], self.mesh)
+        return max(1.0, weight * self.mesh.data.size / self.mesh.world.size), stop > 0
+
+    def _mean_over_all(self, losses_b2: Tensor | None, valid_tokens: float) -> tuple[float, float]:
+        """(negative log-likelihood, objective) a valid token; only processes with the head have losses."""
+        own = [0.0, 0.0] if losses_b2 is None else list(losses_b2.sum(dim=0, dtype=torch.float64))
+        objective, likelihood = sum_over_world(own, self.mesh)
+        return likelihood / self.mesh.tensor.size / valid_tokens, objective / self.mesh.tensor.size / valid_tokens

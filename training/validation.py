@@ -1,0 +1,60 @@
+"""The held-out loss by source, at intervals."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gristmill.training.batches import Samples, collate
+from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.passes import Passes
+from gristmill.training.sums import sum_over_world
+
+
+class Validation:
+    """Always the same samples, 0 to count - 1 of the held-out split, dealt to the data ranks.
+
+    bytes_per_token by source turns nats a token into bits a byte; a source without it gets none."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        count: int,
+        bytes_per_token: Mapping[str, float],
+        passes: Passes,
+        mesh: Mesh,
+        mask_documents: bool,
+    ):
+        self.passes, self.mesh, self.bytes_per_token = passes, mesh, dict(bytes_per_token)
+        share = -(-count // mesh.data.size)
+        numbers = range(mesh.data.rank * share, (mesh.data.rank + 1) * share)  # all ranks make equally many passes
+        batch = collate(samples, numbers, mask_documents)
+        del batch["samples"]  # without them there is no dropout
+        batch["weights"][max(0, count - numbers.start) :] = 0.0
+        self._batch = {name: values.to(mesh.device) for name, values in batch.items()}
+        self._sources = [samples.source_of(k) for k in numbers]
+        self._names = sorted({samples.source_of(k) for k in range(count)})
+
+    def run(self) -> dict[str, Any]:
+        """{"loss": nats a token over all, "sources": {name: {"loss", "bits_per_byte"}}}."""
+        losses_b2 = self.passes.evaluate(self._batch)
+        likelihood_b = None if losses_b2 is None else losses_b2[:, 1].double().tolist()
+        weight_b = self._batch["weights"].sum(dim=1, dtype=torch.float64).tolist()
+        own = []
+        for name in self._names:
+            rows = [row for row, source in enumerate(self._sources) if source == name]
+            own += [sum(likelihood_b[row] for row in rows) if likelihood_b else 0.0, sum(weight_b[row] for row in rows)]
+        sums = sum_over_world(own, self.mesh)
+        copies = self.mesh.world.size / self.mesh.data.size
+        likelihoods = dict(zip(self._names, (value / self.mesh.tensor.size for value in sums[::2]), strict=True))
+        weights = dict(zip(self._names, (value / copies for value in sums[1::2]), strict=True))
+        return {
+            "loss": sum(likelihoods.values()) / sum(weights.values()),
+            "sources": {name: self._scores(name, likelihoods[name] / weights[name]) for name in self._names},
+        }
+
+    def _scores(self, source: str, loss: float) -> dict[str, float]:
+        if source not in self.bytes_per_token:
+            return {"loss": loss}
+        return {"loss": loss, "bits_per_byte": loss / math.log(2) / self.bytes_per_token[source]}
