@@ -28,8 +28,8 @@ UNREACHABLE_SCORE = -10_000.0
 def write_huggingface(folder: Path, case_marks: bool = False) -> None:
     """Puts tokenizer.json and tokenizer_config.json beside the folder's tokenizer.model.
 
-    case_marks: the model was trained with them. Its normalisation table is then written rule by rule: Hugging Face applies
-    a compiled table to whole graphemes, sentencepiece to the longest match, and they part at combining marks."""
+    case_marks: the model was trained with them. Its normalisation table is then written rule by rule: Hugging Face
+    reads a compiled table by graphemes, sentencepiece by longest match, and they part at combining marks."""
     proto = sentencepiece_model_pb2.ModelProto.FromString((folder / MODEL_NAME).read_bytes())
     write_atomic(folder / JSON_NAME, canonical_json(tokenizer_json(proto, case_marks)) + b"\n")
     end = proto.pieces[proto.trainer_spec.eos_id].piece

@@ -1,5 +1,6 @@
 """The documents of a curated corpus, as the later stages read them: CORPUS/documents/SPLIT/SOURCE-00000.parquet."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,46 +9,55 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.errors import InputError
 
+# Text that is read at once, about: a row group that holds more is read in several slices.
+SLICE_BYTES = 4_000_000
+
 
 @dataclass(frozen=True)
-class RowGroup:
-    """A slice of a source that is read at once. bytes: of the text column, uncompressed, as the file states it."""
+class Slice:
+    """Documents that are read at once: rows first to first + documents of a row group. bytes of text: an estimate."""
 
     path: Path
-    number: int
+    row_group: int
+    first: int
     documents: int
     bytes: int
 
 
-def row_groups(corpus: Path, split: str, source: str) -> list[RowGroup]:
-    """The source's documents in their canonical order: part by part, row group by row group. Empty if it has none.
+def slices(corpus: Path, split: str, source: str) -> list[Slice]:
+    """The source's documents in their canonical order, part by part and row by row. Empty if it has none.
 
     Raises InputError if a part is no Parquet file or has no column `text`."""
-    found: list[RowGroup] = []
+    found: list[Slice] = []
     for path in sorted((corpus / "documents" / split).glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet")):
         try:
             metadata = pq.read_metadata(path)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{path}: not a readable Parquet file ({error}); run `gristmill curate` again") from error
-        names = metadata.schema.to_arrow_schema().names
-        if "text" not in names:
-            raise InputError(f"{path}: no column 'text', it has {names}; run `gristmill curate` again")
-        column = _leaf_index(metadata, "text")
+        columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+        if "text" not in columns:
+            raise InputError(f"{path}: no column 'text', it has {columns}; run `gristmill curate` again")
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            size = group.column(column).total_uncompressed_size
-            if group.num_rows:
-                found.append(RowGroup(path, number, group.num_rows, size))
+            size = group.column(columns.index("text")).total_uncompressed_size
+            found += _cut(path, number, group.num_rows, size)
     return found
 
 
-def read_columns(group: RowGroup, *columns: str) -> pa.Table:
+def read(part: Slice, *columns: str) -> pa.Table:
     """Raises InputError if the row group cannot be read."""
     try:
-        return pq.ParquetFile(group.path).read_row_group(group.number, columns=list(columns))
+        table = pq.ParquetFile(part.path).read_row_group(part.row_group, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{group.path}: row group {group.number} cannot be read ({error}); curate again") from error
+        raise InputError(f"{part.path}: row group {part.row_group} cannot be read ({error}); curate again") from error
+    return table.slice(part.first, part.documents)
 
 
-def _leaf_index(metadata: pq.FileMetaData, name: str) -> int:
-    return next(index for index in range(metadata.num_columns) if metadata.schema.column(index).path == name)
+def _cut(path: Path, row_group: int, rows: int, size: int) -> list[Slice]:
+    """Equal numbers of rows, so that a slice holds about SLICE_BYTES. 10 rows of 10 MB in all -> 4, 3 and 3 rows."""
+    pieces = min(rows, max(1, -(-size // SLICE_BYTES)))
+    edges = [-(-rows * piece // pieces) for piece in range(pieces + 1)] if pieces else []
+    return [
+        Slice(path, row_group, first, last - first, size * (last - first) // rows)
+        for first, last in itertools.pairwise(edges)
+    ]

@@ -51,9 +51,13 @@ class Permutation:
                 return value
 
     def whole(self) -> np.ndarray:
-        """int64[size]: every value in order, by the same arithmetic on arrays."""
-        values = np.arange(self.size, dtype=np.uint64)
-        outside = np.arange(self.size)
+        """int64[size]: every value in order."""
+        return self.many(np.arange(self.size, dtype=np.int64))
+
+    def many(self, indices: np.ndarray) -> np.ndarray:
+        """int64 of the same shape: the values at these positions, by the same arithmetic on arrays."""
+        values = indices.astype(np.uint64)
+        outside = np.arange(len(values))
         while len(outside):
             values[outside] = self._once(values[outside])
             outside = outside[values[outside] >= self.size]

@@ -1,0 +1,63 @@
+"""Several indexed files become one, or one becomes a part of itself: merge, append, slice.
+
+The bytes depend on the documents and their order alone, never on how many files they came in."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.indexed.format import bin_path
+from gristmill.data_pipeline.indexed.permutation import Permutation
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.writer import indexed_writer
+
+# Documents gathered before they are written: a few MB at a time.
+BATCH_DOCUMENTS = 4096
+
+
+def merge(parts: Sequence[Path], prefix: Path, key: int | None = None) -> None:
+    """PREFIX holds the documents of all parts, part by part, or with a key in the keyed permutation of that order.
+
+    Memory: 4 bytes a document, however large the parts. Raises InputError if there are no parts, or of two dtypes."""
+    readers = [IndexedReader(part) for part in parts]
+    if not readers:
+        raise InputError(f"{bin_path(prefix)}: nothing to merge; name at least one dataset by its prefix")
+    for reader in readers[1:]:
+        if reader.dtype != readers[0].dtype:
+            raise InputError(
+                f"{bin_path(reader.prefix)} holds {reader.dtype}, {bin_path(readers[0].prefix)} {readers[0].dtype}; "
+                "they were made with different vocabularies: index both again with one tokenizer"
+            )
+    first = np.concatenate([[0], np.cumsum([len(reader) for reader in readers])])
+    with indexed_writer(prefix, readers[0].dtype) as writer:
+        for numbers in _batches(int(first[-1]), key):
+            owners = np.searchsorted(first, numbers, side="right") - 1
+            inside = numbers - first[owners]
+            pairs = zip(owners.tolist(), inside.tolist(), strict=True)
+            documents = [readers[owner].document(number) for owner, number in pairs]
+            writer.add_many(np.concatenate(documents), np.array([len(document) for document in documents]))
+
+
+def append(prefix: Path, addition: Path) -> None:
+    """The documents of `addition` follow those of `prefix`, under the name of `prefix`; each file is replaced whole."""
+    merge([prefix, addition], prefix)
+
+
+def cut_out(source: Path, prefix: Path, first: int, last: int) -> None:
+    """PREFIX holds the documents `first` to `last` - 1 of `source`. Raises InputError if it has not so many."""
+    reader = IndexedReader(source)
+    if not 0 <= first < last <= len(reader):
+        raise InputError(f"{bin_path(source)}: documents {first} to {last} asked for, it has {len(reader)}")
+    with indexed_writer(prefix, reader.dtype) as writer:
+        for number in range(first, last):
+            writer.add(reader.document(number))
+
+
+def _batches(size: int, key: int | None) -> Iterator[np.ndarray]:
+    """The document numbers in their new order, a batch at a time."""
+    order = Permutation(size, key) if key is not None and size else None
+    for start in range(0, size, BATCH_DOCUMENTS):
+        numbers = np.arange(start, min(start + BATCH_DOCUMENTS, size))
+        yield numbers if order is None else order.many(numbers)

@@ -1,0 +1,121 @@
+"""The text a tokenizer is trained on: a bounded, deterministic sample of the curated corpus in its blend."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.indexed.documents import Slice, read, slices
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.tokenizers.config import TokenizerConfig
+
+# One document gives this much at most, so that a few huge ones do not decide the vocabulary.
+EXCERPT_CHARACTERS = 50_000
+# Slices are read until they hold so many times the bytes wanted, so that documents are drawn, not just taken.
+CANDIDATE_FACTOR = 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A document that may be taken. cell: (source, group); the group is the source again, or the language."""
+
+    cell: tuple[str, str]
+    text: str
+    bytes: int
+
+
+def training_texts(
+    corpus: Path, weights: Mapping[str, float], config: TokenizerConfig, seed: int
+) -> tuple[list[str], dict[str, int]]:
+    """Texts of about config.sample_bytes in all, and the bytes taken by group.
+
+    Each group has its share of the blend, flattened by config.temperature; what a group lacks goes to the others, and
+    no text is taken twice. A pure function of the corpus, the settings and the seed. Raises InputError if a source has
+    no documents in the train split."""
+    by_source = {source: _candidates(corpus, source, config, seed) for source in weights}
+    cells: dict[tuple[str, str], list[Candidate]] = {}
+    mass: dict[tuple[str, str], float] = {}
+    for source, candidates in by_source.items():
+        total = sum(candidate.bytes for candidate in candidates)
+        for candidate in candidates:
+            cells.setdefault(candidate.cell, []).append(candidate)
+            mass[candidate.cell] = mass.get(candidate.cell, 0.0) + weights[source] * candidate.bytes / total
+    names = sorted(cells)
+    available = [sum(candidate.bytes for candidate in cells[name]) for name in names]
+    quotas = fill(_flattened(names, mass, config.temperature), available, config.sample_bytes)
+    texts: list[str] = []
+    taken: dict[str, int] = {}
+    for name, quota in zip(names, quotas, strict=True):
+        left = quota
+        for candidate in cells[name]:
+            if left <= 0:
+                break
+            texts.append(candidate.text)
+            left -= candidate.bytes
+        taken[name[1]] = taken.get(name[1], 0) + quota - left
+    return texts, taken
+
+
+def fill(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
+    """`total` dealt by shares, no one given more than is available; what is left over is dealt again by shares.
+
+    ([0.5, 0.5], [100, 20], 80) -> [60, 20]."""
+    given = [0.0] * len(shares)
+    open_ = [index for index in range(len(shares)) if shares[index] > 0]
+    left = float(total)
+    while open_ and left > 0.5:
+        whole = sum(shares[index] for index in open_)
+        level = {index: given[index] + left * shares[index] / whole for index in open_}
+        full = [index for index in open_ if level[index] >= available[index]]
+        for index in full or open_:
+            before, given[index] = given[index], min(level[index], available[index])
+            left -= given[index] - before
+        open_ = [index for index in open_ if index not in full] if full else []
+    return [int(amount) for amount in given]
+
+
+def _flattened(
+    names: Sequence[tuple[str, str]], mass: Mapping[tuple[str, str], float], temperature: float
+) -> list[float]:
+    """The share of each cell after its group's share p has become p**(1 / temperature)."""
+    groups: dict[str, float] = {}
+    for name in names:
+        groups[name[1]] = groups.get(name[1], 0.0) + mass[name]
+    whole = sum(groups.values())
+    flat = {group: (amount / whole) ** (1.0 / temperature) for group, amount in groups.items()}
+    return [flat[name[1]] / sum(flat.values()) * mass[name] / groups[name[1]] for name in names]
+
+
+def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> list[Candidate]:
+    """Documents of the source in a keyed random order."""
+    parts = slices(corpus, "train", source)
+    if not parts:
+        raise InputError(
+            f"{corpus}: source {source!r} has no documents in the train split; look at what curate removed"
+        )
+    chosen: list[Slice] = []
+    for place in Permutation(len(parts), key_of(seed, "tokenizer slices", source)).whole():
+        chosen.append(parts[place])
+        if sum(part.bytes for part in chosen) >= CANDIDATE_FACTOR * config.sample_bytes:
+            break
+    found: list[Candidate] = []
+    for part in chosen:
+        found += _read(part, source, config)
+    order: np.ndarray = Permutation(len(found), key_of(seed, "tokenizer documents", source)).whole()
+    return [found[place] for place in order]
+
+
+def _read(part: Slice, source: str, config: TokenizerConfig) -> list[Candidate]:
+    by_language = config.group_by == "language"
+    table = read(part, "text", *(["language"] if by_language else []))
+    texts = pc.utf8_slice_codeunits(table["text"], 0, EXCERPT_CHARACTERS)
+    sizes = pc.binary_length(texts).to_pylist()
+    groups = table["language"].to_pylist() if by_language else [source] * len(sizes)
+    return [
+        Candidate((source, name or "unknown"), text, size)
+        for text, size, name in zip(texts.to_pylist(), sizes, groups, strict=True)
+        if size
+    ]
