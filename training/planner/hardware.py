@@ -24,7 +24,7 @@ class Link(Config):
     kind: Literal["nvlink", "infiniband", "roce", "ethernet", "pcie", "memory"]
     gb_per_second: float = Field(gt=0, description="one direction, one GPU, as the vendor states it")
     efficiency: float = Field(1.0, gt=0, le=1.2, description="share that a collective reaches when nothing else runs")
-    latency_microseconds: float = Field(5.0, ge=0, description="of one hop; a collective over n takes log2(n) of them")
+    latency_microseconds: float = Field(5.0, ge=0, description="of a send; a collective over n takes log2(n) of them")
 
     @property
     def bytes_per_second(self) -> float:
@@ -57,6 +57,7 @@ class Cluster(Config):
     nodes: int = Field(gt=0)
     network: Link | None = None
     speed: float = Field(1.0, gt=0)
+    node_numbers: tuple[int, ...] = Field((), description="its nodes in the launcher's order; empty: consecutive")
 
 
 class Hardware(Config):
@@ -81,6 +82,19 @@ class Hardware(Config):
                 f"{len(self.clusters)} clusters, but between_clusters is not given; "
                 "add between_clusters: {kind: ethernet, gb_per_second: 1.25}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def nodes_are_numbered_once(self) -> Self:
+        numbered = [c for c in self.clusters if c.node_numbers]
+        for cluster in numbered:
+            if len(cluster.node_numbers) != cluster.nodes:
+                raise ValueError(
+                    f"cluster {cluster.name} has {cluster.nodes} nodes, but numbers {len(cluster.node_numbers)}"
+                )
+        numbers = sorted(n for c in numbered for n in c.node_numbers)
+        if numbered and (len(numbered) < len(self.clusters) or numbers != list(range(len(numbers)))):
+            raise ValueError("node_numbers must name each node 0 to N - 1 once over all clusters, or be left out")
         return self
 
     @property

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from gristmill.data_pipeline.config import Config
+from gristmill.training.config import Schedule
 
 
 class Software(Config):
@@ -41,11 +42,18 @@ class Software(Config):
     scatter_gather: bool = Field(True, description="each tensor rank sends its slice between stages")
     dropout: bool = False
     layers: Literal["even", "balanced"] = Field("even", description="stages of equal layers, or of equal cost")
+    schedules: tuple[Schedule, ...] = Field(("1f1b", "interleaved"), description="what a search tries")
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
 
 
 # Our engine keeps a layer's gathered input, so nothing is gathered again; FSDP2 fetches a layer ahead; AdamW is fused.
-GRISTMILL = Software(name="gristmill", regather_in_backward=False, scatter_gather=False, layers="balanced")
+GRISTMILL = Software(
+    name="gristmill",
+    regather_in_backward=False,
+    scatter_gather=False,
+    layers="balanced",
+    schedules=("1f1b", "interleaved", "zbv"),
+)
 
 # fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU
 # and bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").

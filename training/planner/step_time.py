@@ -14,6 +14,9 @@ from gristmill.training.planner.shape import Shape
 from gristmill.training.planner.software import Software
 from gristmill.training.planner.stages import Held, cost_cuts, even_cuts, holdings, stages_from_cuts, stages_of_rank
 
+# An eighth of the 200 GB/s of memory bandwidth of a two-socket host of 2020 with 8 GPUs (8 channels of DDR4-3200 each).
+HOST_BYTES_PER_SECOND = 25e9
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -68,8 +71,8 @@ def default_wires(layout: Layout, rates: Rates) -> Wires:
 class StepModel:
     """Times layouts of one model on one machine. Costs of blocks are remembered, so that a search is quick."""
 
-    def __init__(self, shape: Shape, rates: Rates, software: Software) -> None:
-        self.shape, self.rates, self.software = shape, rates, software
+    def __init__(self, shape: Shape, rates: Rates, software: Software, offload: bool = False) -> None:
+        self.shape, self.rates, self.software, self.offload = shape, rates, software, offload
         self._passes: dict[tuple[object, ...], tuple[list[Passes], Passes, Passes]] = {}
         self._counts: dict[tuple[int, Held], int] = {}
         self._held: dict[tuple[object, ...], list[Held]] = {}
@@ -244,11 +247,14 @@ class StepModel:
         return reduce + gather - hidden + tied, hidden
 
     def _optimizer(self, layout: Layout, held: Held) -> float:
-        """Clipping, the update and the cast, over what this rank updates."""
-        count = self.local_parameters(layout.tensor, held) * self.software.optimizer_bytes
-        shares = {
-            "replicate": 1,
-            "optimizer_shard": layout.data * layout.context,
-            "fsdp": layout.shard * layout.context,
-        }
-        return self.rates.memory(count / shares[self.software.data_parallel])
+        """Clipping, the update and the cast, over what this rank updates.
+
+        Offloaded: fp32 gradients go to the host and fp32 weights come back (ZeRO-Offload, arXiv 2101.06840, section
+        4), and the host's Adam reads and writes its state at HOST_BYTES_PER_SECOND for each GPU."""
+        data, shard = layout.data * layout.context, layout.shard * layout.context
+        shares = {"replicate": 1, "optimizer_shard": data, "fsdp": shard}
+        count = self.local_parameters(layout.tensor, held) / shares[self.software.data_parallel]
+        if not self.offload:
+            return self.rates.memory(count * self.software.optimizer_bytes)
+        bandwidth, _ = self.rates.link(self.rates.hardware.host_link)
+        return 8 * count / bandwidth + count * self.software.optimizer_bytes / HOST_BYTES_PER_SECOND

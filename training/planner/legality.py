@@ -1,0 +1,59 @@
+"""Which layouts the engine can run: the rules of training/parallel/layout.py, quick enough for a search."""
+
+from math import ceil
+
+from gristmill.training.config import ModelConfig
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.schedule import least_microbatches, microbatches_fit
+from gristmill.training.planner.shape import Shape
+
+
+def tensor_objection(shape: Shape, tensor: int, sequence_parallel: bool) -> str | None:
+    """Why the model cannot be cut over so many tensor ranks; None if it can."""
+    model: ModelConfig = shape.model
+    if tensor == 1:
+        return None
+    if model.heads % tensor:
+        return f"tensor {tensor}: {model.heads} heads do not split evenly"
+    kv_heads = model.num_kv_heads
+    if kv_heads % tensor and tensor % kv_heads:
+        return f"tensor {tensor}: {kv_heads} key/value heads neither split nor repeat evenly"
+    for block in shape.distinct:
+        if block.hidden % tensor:
+            return f"tensor {tensor}: the hidden width {block.hidden} does not split evenly"
+    if (tensor - 1) * ceil(shape.vocab / tensor) >= shape.vocab:
+        return f"tensor {tensor}: a vocabulary of {shape.vocab} leaves the last rank without a row"
+    if sequence_parallel and shape.context % tensor:
+        return f"tensor {tensor}: a context of {shape.context} does not split evenly for sequence parallelism"
+    return None
+
+
+def objection(layout: Layout, shape: Shape, samples: int) -> str | None:
+    """The first reason why the engine refuses a layout for a step of `samples` samples; None if it runs."""
+    tensor = tensor_objection(shape, layout.tensor, layout.sequence_parallel)
+    if tensor is not None:
+        return tensor
+    if layout.pipeline > 1 and layout.stages > len(shape.blocks):
+        return f"{layout.stages} pipeline stages, but {len(shape.blocks)} layers"
+    if shape.context % layout.context:
+        return f"context {layout.context} does not divide {shape.context} tokens"
+    if samples % layout.data:
+        return f"{samples} samples do not split over {layout.data} data ranks"
+    if samples // layout.data % layout.micro_batch:
+        return f"{samples // layout.data} samples a data rank do not split into micro-batches of {layout.micro_batch}"
+    return _pipeline_objection(layout, layout.microbatches(samples))
+
+
+def _pipeline_objection(layout: Layout, microbatches: int) -> str | None:
+    if layout.pipeline == 1:
+        return None
+    least = least_microbatches(layout.schedule, layout.pipeline, layout.virtual)
+    if microbatches < least:
+        return f"{layout.schedule} over {layout.pipeline} ranks needs {least} micro-batches, there are {microbatches}"
+    if not microbatches_fit(layout.schedule, layout.pipeline, microbatches):
+        return (
+            f"interleaved runs rounds of {layout.pipeline} micro-batches; {microbatches} are no whole number of rounds"
+        )
+    if layout.schedule == "zbv" and layout.recompute == "operators":
+        return "zbv cannot recompute by operator"
+    return None
