@@ -21,6 +21,7 @@ from gristmill.data_pipeline.dedup.exact import exact_duplicates
 from gristmill.data_pipeline.dedup.near import near_duplicates
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.examples import duplicate_examples, rule_examples
 from gristmill.data_pipeline.ledger import LEDGER_ROWS, LaterStep, LedgerTask, write_ledger
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
 from gristmill.data_pipeline.provenance.files import write_atomic
@@ -31,6 +32,7 @@ from gristmill.data_pipeline.splits import SPLITS, split_indices
 
 QUARANTINE_NAME = "quarantine.jsonl"
 COUNTS_NAME = "counts.json"
+EXAMPLES_NAME = "examples.jsonl"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def curate(
     _write_shards(curated, splits, config, folder, engine)
     _write_ledgers(curated, splits, later, folder, engine)
     _write_quarantine(curated, folder)
+    _write_examples(curated, later, folder)
     summary = {"sources": counts, "rules": _rule_table(curated)}
     write_atomic(folder / COUNTS_NAME, canonical_json(summary) + b"\n")
     _forget_others(cache / "annotated", tasks)
@@ -249,6 +252,17 @@ def _write_quarantine(curated: Sequence[CuratedSource], folder: Path) -> None:
             for row in table.to_pylist():
                 lines.append(orjson.dumps({"source": one.source.name, **row}))
     write_atomic(folder / QUARANTINE_NAME, b"".join(line + b"\n" for line in lines))
+
+
+def _write_examples(curated: Sequence[CuratedSource], later: Sequence[LaterStep], folder: Path) -> None:
+    lines = []
+    for one in curated:
+        slices = one.slices(np.arange(len(one.taken_by)))
+        found = [*rule_examples(one.source.name, slices, one.rules, one.taken_by)]
+        for step in later:
+            found += duplicate_examples(one.source.name, slices, one.doc_ids, step)
+        lines += [orjson.dumps(example) + b"\n" for example in found]
+    write_atomic(folder / EXAMPLES_NAME, b"".join(lines))
 
 
 def _rule_table(curated: Sequence[CuratedSource]) -> dict[str, Any]:

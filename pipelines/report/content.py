@@ -39,7 +39,7 @@ def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
             "and how every number can be traced back."
         ),
         *score_blocks(folders),
-        *curation_blocks(recipe, folders.curate),
+        *curation_blocks(folders.curate),
         *blend_blocks(recipe, folders),
         *training_blocks(folders),
         *sample_blocks(folders),

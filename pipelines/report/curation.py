@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.pipelines.config import Recipe
+from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.figures import histogram, stacked_bars
 
@@ -19,14 +19,14 @@ QUARANTINED_SHOWN = 10
 EXCERPT_CHARACTERS = 500
 
 
-def curation_blocks(recipe: Recipe, folder: Path) -> list[Block]:
+def curation_blocks(folder: Path) -> list[Block]:
     counts = json.loads((folder / "counts.json").read_bytes())
     ledger = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "ledger").glob("*.parquet"))])
     return [
         *flow_blocks(counts["sources"]),
         *rule_blocks(counts, ledger, folder),
         *duplicate_blocks(ledger, folder),
-        *quarantine_blocks(folder),
+        *quarantine_blocks(folder, raw_names(folder)),
     ]
 
 
@@ -80,9 +80,11 @@ def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> li
     return blocks
 
 
-def histogram_block(rule: str, rules: list[dict[str, Any]], ledger: pa.Table, folder: Path) -> list[Block]:
+def histogram_block(
+    rule: str, rules: Mapping[str, list[dict[str, Any]]], ledger: pa.Table, folder: Path
+) -> list[Block]:
     """The rule's signal over the kept documents and those that fail it, with its threshold drawn in."""
-    described = next((each for each in rules if each["rule"] == rule), None)
+    described = next((each for group in rules.values() for each in group if each["rule"] == rule), None)
     if described is None:
         return []
     kept = [
@@ -150,11 +152,19 @@ def kept_texts(folder: Path, wanted: set[str]) -> dict[str, str]:
     return texts
 
 
-def quarantine_blocks(folder: Path) -> list[Block]:
+def raw_names(folder: Path) -> dict[str, str]:
+    """Digest of a raw file -> its name in the lock."""
+    lock = read_manifest(folder).origin["lock"]
+    return {file["sha256"]: file["name"] for source in lock["sources"] for file in source["files"]}
+
+
+def quarantine_blocks(folder: Path, names: Mapping[str, str]) -> list[Block]:
     lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text("utf-8").splitlines()]
     if not lines:
         return [Heading("Quarantine"), Paragraph("Every record could be read.")]
-    fields = tuple(lines[0])
-    rows = tuple(tuple(str(line.get(field, "")) for field in fields) for line in lines[:QUARANTINED_SHOWN])
-    caption = f"{len(lines):,} records could not be read; the first {len(rows)}."
-    return [Heading("Quarantine"), Table(fields, rows, caption=caption)]
+    rows = tuple(
+        (line["source"], names[line["raw_digest"]], str(line["record"]), line["reason"], line["excerpt"] or "")
+        for line in lines[:QUARANTINED_SHOWN]
+    )
+    columns = ("source", "file", "record", "reason", "begins")
+    return [Heading("Quarantine"), Table(columns, rows, caption=f"{len(lines):,} records; the first {len(rows)}.")]
