@@ -109,7 +109,7 @@ def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torc
     """Every parameter is drawn, norms and biases too, so that a forgotten one shows."""
     generator = torch.Generator().manual_seed(1)
     model = Transformer(config, vocab_size, dtype=dtype)
-    spread = {1: 0.1, 2: 0.3}
+    spread = {1: 0.1, 2: 0.15}
 
     def draw(name: str, parameter: Tensor) -> Tensor:
         value = torch.randn(parameter.shape, generator=generator) * spread[parameter.dim()]

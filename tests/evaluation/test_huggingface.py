@@ -1,0 +1,104 @@
+import json
+
+import pytest
+import torch
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation import huggingface
+from gristmill.evaluation.huggingface import read_huggingface, write_huggingface
+from gristmill.training.checkpoint import load_model
+
+transformers = pytest.importorskip("transformers")
+
+FAMILIES = [
+    ("llama", {}),
+    ("llama", {"tied_embeddings": True, "biases": True, "head_width": 16, "rope_base": 5000.0}),
+    ("gpt2", {}),
+    ("gpt2", {"tied_embeddings": False, "hidden": 48}),
+]
+TOKENS = torch.randint(0, 257, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("family", "fields"), FAMILIES)
+def test_logits_are_those_of_transformers_and_the_way_back_is_exact(tmp_path, random_checkpoint, family, fields):
+    model, _ = load_model(random_checkpoint(family, **fields))
+    architecture = write_huggingface(tmp_path / "out", model, end_of_document=256)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(theirs).__name__ == architecture
+    ours, card = read_huggingface(tmp_path / "out")
+    with torch.inference_mode():
+        assert torch.allclose(model(TOKENS), theirs(TOKENS).logits, atol=1e-5)
+        assert torch.equal(model(TOKENS), ours(TOKENS))
+    assert card["end_of_document"] == 256
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.LlamaConfig(
+            vocab_size=99, hidden_size=32, intermediate_size=60, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-6,
+        ),
+        transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    ],
+    ids=["llama", "gpt2"],
+)  # fmt: skip
+def test_a_model_of_transformers_gives_the_same_logits_here(tmp_path, config):
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    theirs.save_pretrained(tmp_path)
+    ours, card = read_huggingface(tmp_path)
+    tokens = TOKENS % 99
+    with torch.inference_mode():
+        assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-5)
+    assert card["vocab_size"] == 99
+
+
+def test_large_models_are_cut_into_shards(tmp_path, random_checkpoint, monkeypatch):
+    model, _ = load_model(random_checkpoint("llama"))
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 20_000)
+    write_huggingface(tmp_path / "out", model, end_of_document=256)
+    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
+    ours, _ = read_huggingface(tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.inference_mode():
+        assert torch.equal(ours(TOKENS), model(TOKENS))
+        assert torch.allclose(theirs(TOKENS).logits, model(TOKENS), atol=1e-5)
+
+
+def test_what_transformers_has_no_place_for_is_named(tmp_path, random_checkpoint):
+    model, _ = load_model(random_checkpoint("llama", qk_norm=True, window=8))
+    with pytest.raises(InputError, match="LlamaForCausalLM has no qk_norm=True, no window=8"):
+        write_huggingface(tmp_path / "out", model, end_of_document=256)
+
+
+def test_bad_folders_say_what_is_wrong(tmp_path, random_checkpoint):
+    with pytest.raises(InputError, match=r"config\.json: absent"):
+        read_huggingface(tmp_path)
+    model, _ = load_model(random_checkpoint("llama"))
+    folder = tmp_path / "out"
+    write_huggingface(folder, model, end_of_document=256)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    with pytest.raises(InputError, match="not readable as safetensors"):
+        read_huggingface(folder)
+    weights.unlink()
+    with pytest.raises(InputError, match="pickled weights"):
+        read_huggingface(folder)
+    weights.write_bytes(whole)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(InputError, match=r"lack model\.layers\.2\."):
+        read_huggingface(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(InputError, match=r"hold model\.layers\.1\."):
+        read_huggingface(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    with pytest.raises(InputError, match="hidden_act='gelu'; gristmill imports hidden_act='silu' only"):
+        read_huggingface(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(InputError, match="model_type 'mamba' cannot be read; gristmill reads llama"):
+        read_huggingface(folder)
