@@ -1,6 +1,6 @@
 """Where the axes lie on the machines: tensor in a node, data in one cluster and kind of adapter, pipeline across.
 
-The rules of Holmes (arXiv 2312.03549, section 3) on top of the 2021 paper's (arXiv 2104.04473, takeaways 1 to 3). A data
+The rules of Holmes (arXiv 2312.03549, section 3) on top of the 2021 paper (arXiv 2104.04473, takeaways 1 to 3). A data
 group never mixes kinds of adapters, since NCCL then falls back to the slowest; slow links between clusters carry only
 what crosses a pipeline's cut; stages on slower machines hold fewer layers.
 """

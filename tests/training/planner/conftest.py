@@ -1,0 +1,52 @@
+"""Shared by the planner's tests: a machine, and one process of the real engine on any layout without memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.optim.local import local
+from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.parts import ModelParts, build_parts
+from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.planner.hardware import Hardware, load_hardware
+
+
+@contextmanager
+def process(world_size: int, rank: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> ModelParts:
+    with process(layout.world_size, rank):
+        mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
+        return build_parts(model, vocab, layout, mesh, PRECISIONS["bf16"], 0, materialise=False)
+
+
+@pytest.fixture
+def engine_shapes() -> Callable[[ModelConfig, int, LayoutConfig, int], dict[str, tuple[int, ...]]]:
+    """(model, vocab, layout, rank) -> what that rank of the engine keeps of each parameter."""
+
+    def shapes(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(local(p).shape) for name, p in parts_of_rank(model, vocab, layout, rank).parameters.items()}
+
+    return shapes
+
+
+@pytest.fixture
+def fake_process():
+    """(world size, rank) -> a context in which this process is that rank, and its collectives talk to nobody."""
+    return process
+
+
+@pytest.fixture
+def hardware() -> Hardware:
+    return load_hardware("a100-80g")

@@ -1,0 +1,104 @@
+from math import prod
+
+import pytest
+
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.flops import count_parameters
+from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.parameters import (
+    Weight,
+    paper_parameters,
+    parameter_count,
+    run,
+    sharded_count,
+)
+from gristmill.training.planner.rates import FITTED, Rates
+from gristmill.training.planner.shape import gpt, shape_of
+from gristmill.training.planner.software import GRISTMILL
+from gristmill.training.planner.step_time import StepModel
+
+LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "context": 32}
+GPT2 = {
+    "layers": 6,
+    "width": 64,
+    "heads": 8,
+    "context": 32,
+    "channel": "gelu",
+    "norm": "layernorm",
+    "positions": "learned",
+    "biases": True,
+    "tied_embeddings": True,
+}
+MODELS = {
+    "llama": ModelConfig(**LLAMA),
+    "gpt2": ModelConfig(**GPT2),
+    "qk_norm": ModelConfig(**LLAMA, qk_norm=True, tied_embeddings=True),
+    "qk_layernorm": ModelConfig(**LLAMA, qk_norm=True, norm="layernorm", hidden=192),
+}
+
+
+def test_runs_are_dealt_as_torch_chunks():
+    assert [run(250, 4, i) for i in range(4)] == [63, 63, 63, 61]
+    assert [run(3, 4, i) for i in range(4)] == [1, 1, 1, 0]
+
+
+def test_a_weight_on_its_tensor_ranks():
+    table = Weight("embedding.weight", (250, 8), "rows")
+    assert [table.local_shape(4, rank)[0] for rank in range(4)] == [63, 63, 63, 61]
+    keys = Weight("mixer.key.weight", (32, 8), "key_value")  # 2 heads of 16 over 4 ranks: each twice
+    assert [keys.local_shape(4, rank, kv_heads=2)[0] for rank in range(4)] == [16, 16, 16, 16]
+
+
+def test_a_norm_of_64_over_5_ranks():
+    assert [sharded_count([Weight("n", (64,))], 1, 0, 1, 5, index) for index in range(5)] == [13, 13, 13, 13, 12]
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "billions"),
+    [(24, 2304, 24, 1.7), (36, 4096, 32, 7.5), (48, 8192, 64, 39.1), (80, 12288, 96, 145.6), (105, 20480, 128, 529.6)],
+)
+def test_counts_of_the_papers_models(layers, width, heads, billions):
+    count = parameter_count(gpt(layers, width, heads))
+    assert round(count / 1e9, 1) == billions
+    # The paper's formula leaves out the last norm: 2 numbers a channel.
+    assert count == round(paper_parameters(layers, width, 51200, 2048)) + 2 * width
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_count_equals_the_real_model(name):
+    assert parameter_count(shape_of(MODELS[name], 101)) == count_parameters(MODELS[name], 101)
+
+
+LAYOUTS = [
+    {"data": 3},
+    {"tensor": 4},
+    {"tensor": 8, "data": 2},
+    {"pipeline": 2, "tensor": 2, "data": 3},
+    {"pipeline": 3, "schedule": "interleaved", "virtual_stages": 2},
+    {"pipeline": 2, "schedule": "zbv", "data": 2},
+    {"data": 4, "replicate": 2, "tensor": 2},
+]
+
+
+@pytest.mark.parametrize("axes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_parameters_gradients_and_moments_of_every_rank_equal_the_engines(name, axes, hardware, engine_shapes):
+    """fp32 weights, gradients and two moments each: 4, 4 and 8 bytes of what the engine keeps, to the byte."""
+    model, layout = MODELS[name], LayoutConfig(**axes)
+    shape = shape_of(model, 101)
+    planned = from_config(layout, 1)
+    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).held(planned)
+    memory = MemoryModel(shape, GRISTMILL)
+    inner = layout.tensor * layout.data
+    for rank in range(0, layout.world_size, layout.world_size // layout.pipeline if layout.world_size > 8 else 1):
+        place, tensor = rank // inner, rank % layout.tensor
+        index = rank // layout.tensor % layout.shard
+        counted = sharded_count(
+            memory.weights(held[place]), layout.tensor, tensor, model.num_kv_heads, layout.shard, index
+        )
+        real = sum(prod(s) for s in engine_shapes(model, 101, layout, rank).values())
+        assert counted == real
+        if tensor == index == 0:
+            forecast = memory.rank(planned, held[place], place, 1)
+            assert (forecast.parameters, forecast.gradients, forecast.optimizer) == (4 * real, 4 * real, 8 * real)
