@@ -1,0 +1,105 @@
+"""Gopher's n-gram repetition, 2 to 10 words, by a cascade.
+
+An n-gram can stand twice only if the (n-1)-grams at its first and second word both do, so each n looks at the
+survivors of n-1 alone. The first place of an n-gram is its name; the pair of names of its two (n-1)-grams is its key,
+so no n-gram is ever hashed from its words."""
+
+import numba
+import numpy as np
+
+from gristmill.data_pipeline.signals.tables import first_place, table_bits
+
+TOP_SIZES = (2, 3, 4)
+DUP_SIZES = (5, 6, 7, 8, 9, 10)
+
+
+@numba.njit(cache=True, nogil=True)
+def ngram_chars(hashes, lengths, num_words, names, counts, repeats, survivors, marks, keys, places, stamp, chars):
+    """Fills chars: int64[9], the characters of the top 2- to 4-grams and the duplicate 5- to 10-grams.
+
+    names, counts, survivors, marks: int32[words]; repeats: uint8[words]; all are work space, marks and places kept
+    between calls. Uses stamps stamp + 1 to stamp + 10."""
+    bits = table_bits(num_words)
+    for i in range(num_words):
+        first = first_place(keys, places, bits, stamp + 1, hashes[i], i)
+        names[i] = first
+        if first == i:
+            counts[i] = 1
+        else:
+            counts[first] += 1
+    alive = 0
+    for i in range(num_words):
+        repeats[i] = counts[names[i]] > 1
+    for i in range(num_words - 1):
+        survivors[alive] = i
+        alive += repeats[i] & repeats[i + 1]
+    for size in range(2, 11):
+        _name(survivors, alive, names, counts, keys, places, stamp + size)
+        if size <= 4:
+            chars[size - 2] = _top(survivors, alive, names, counts, lengths, num_words, size)
+        else:
+            chars[size - 2] = _duplicate(survivors, alive, names, counts, lengths, marks, stamp + size, size)
+        alive = _survive(survivors, alive, names, counts, repeats, num_words, size)
+
+
+@numba.njit(cache=True, nogil=True)
+def _name(survivors, alive, names, counts, keys, places, stamp):
+    """names and counts of the n-grams at the survivors, from those of the (n-1)-grams at each and the next word.
+
+    In place: the places are walked upwards, and a place's own old name and its neighbour's are all that is read."""
+    bits = table_bits(alive)
+    for k in range(alive):
+        i = np.int64(survivors[k])
+        key = np.uint64(names[i]) << np.uint64(32) | np.uint64(names[i + 1])
+        first = first_place(keys, places, bits, stamp, key, i)
+        names[i] = first
+        if first == i:
+            counts[i] = 1
+        else:
+            counts[first] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _survive(survivors, alive, names, counts, repeats, num_words, size):
+    """Keeps the places where this n-gram stands twice and the next one does; returns how many there are."""
+    for k in range(alive):
+        i = survivors[k]
+        if counts[names[i]] > 1:
+            repeats[i] = size
+    left = 0
+    for k in range(alive):
+        i = survivors[k]
+        survivors[left] = i
+        left += repeats[i] == size and i + 1 < num_words and repeats[i + 1] == size
+    return left
+
+
+@numba.njit(cache=True, nogil=True)
+def _top(survivors, alive, names, counts, lengths, num_words, size):
+    if num_words < size:
+        return 0
+    best, at = 1, np.int64(0)  # where nothing stands twice, the first n-gram is the commonest
+    for k in range(alive):
+        i = np.int64(survivors[k])
+        if counts[names[i]] > best:
+            best, at = counts[names[i]], i
+    chars = size - 1
+    for i in range(at, at + size):
+        chars += lengths[i]
+    return chars * best
+
+
+@numba.njit(cache=True, nogil=True)
+def _duplicate(survivors, alive, names, counts, lengths, marks, stamp, size):
+    chars, behind = 0, np.int64(0)
+    for k in range(alive):
+        i = np.int64(survivors[k])
+        if i < behind or counts[names[i]] < 2:
+            continue
+        if marks[names[i]] == stamp:
+            for j in range(i, i + size):
+                chars += lengths[j]
+            behind = i + size
+        else:
+            marks[names[i]] = stamp
+    return chars
