@@ -30,6 +30,10 @@ from gristmill.tokenizers.encode import EncodeTask, encode_part, note_path, task
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 PARTS = "parts"  # of a half-done stage: small files in the corpus's order, removed when all are merged
+# Starting a process costs 1.5 s of imports; below twice that the work is done in this one. Text per second and core.
+WORTH_SHARING_SECONDS = 3.0
+ENCODED_BYTES_SECOND = 12e6
+GATHERED_BYTES_SECOND = 200e6
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,20 @@ def run(context: StageContext) -> dict[str, Any]:
     context.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _tasks(context, tokenizer)
     todo = [task for task in encodes if not task.merged.is_file()]
-    engine = LocalEngine(context.workers, context.reporter)
-    engine.map(encode_part, [task.encode for task in todo], "index: encoding", [t.encode.bytes for t in todo], "B")
-    engine.map(_merge, merges, "index: shuffling", unit="files")
+    text_bytes = sum(task.encode.bytes for task in encodes)
+    _engine(context, text_bytes / ENCODED_BYTES_SECOND).map(
+        encode_part, [task.encode for task in todo], "index: encoding", [task.encode.bytes for task in todo], "B"
+    )
+    _engine(context, text_bytes / GATHERED_BYTES_SECOND).map(_merge, merges, "index: shuffling", unit="files")
     dataset = _describe(context, tokenizer)
     write_dataset(context.folder, dataset)
     shutil.rmtree(context.folder / PARTS, ignore_errors=True)
     return _facts(dataset, tokenizer)
+
+
+def _engine(context: StageContext, seconds: float) -> LocalEngine:
+    """All workers, or this process alone where sharing the work would take longer than doing it."""
+    return LocalEngine(context.workers if seconds >= WORTH_SHARING_SECONDS else 1, context.reporter)
 
 
 @dataclass(frozen=True)
