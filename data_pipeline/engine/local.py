@@ -18,11 +18,15 @@ Result = TypeVar("Result")
 
 
 class LocalEngine:
-    """Runs tasks on this machine. `workers=1` runs them in this process."""
+    """Runs tasks on this machine. `workers=1` runs them in this process.
+
+    The pool starts with the first map that needs it and serves all later ones: starting it anew for each step of
+    curation costs a second or two of imports every time. It ends with the engine."""
 
     def __init__(self, workers: int, reporter: Reporter):
         self.workers = workers
         self.reporter = reporter
+        self._pool: ProcessPoolExecutor | None = None
 
     def map(
         self,
@@ -43,23 +47,29 @@ class LocalEngine:
                     results.append(function(task))
                     meter.advance(weight)
                 return results
-            with ProcessPoolExecutor(
-                min(self.workers, len(tasks)),
+            pool = self._started()
+            futures = {pool.submit(function, task): index for index, task in enumerate(tasks)}
+            found: dict[int, Result] = {}
+            try:
+                for future in as_completed(futures):
+                    index = futures[future]
+                    found[index] = future.result()
+                    meter.advance(weights[index])
+            except BaseException:
+                self._pool = None
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            return [found[index] for index in range(len(tasks))]
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.workers,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_leave_with_parent,
                 initargs=(os.getpid(),),
-            ) as pool:
-                futures = {pool.submit(function, task): index for index, task in enumerate(tasks)}
-                found: dict[int, Result] = {}
-                try:
-                    for future in as_completed(futures):
-                        index = futures[future]
-                        found[index] = future.result()
-                        meter.advance(weights[index])
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-            return [found[index] for index in range(len(tasks))]
+            )
+        return self._pool
 
 
 def _leave_with_parent(parent: int) -> None:
