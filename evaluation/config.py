@@ -1,4 +1,4 @@
-"""What a recipe says of evaluation. Every field here decides the bytes of the results."""
+"""What a recipe says of evaluation. Every field but `data` decides the bytes of the results."""
 
 from typing import Literal, Self
 
@@ -30,9 +30,11 @@ class EvaluateConfig(Config):
     batch_tokens: rows times padded length of one forward pass.
     cloze_items: 400 questions of four choices have a standard error of at most 2.5 points (sqrt(0.25 / 400)).
     text_bytes: bits per byte is measured on the first documents of a source up to so many bytes, cut at a document.
+    data: the folder below which the named tasks' files stand; pinned by digest, so its place decides nothing.
     samples: so many texts are continued for the report, by sample_tokens tokens each, greedy and sampled."""
 
     tasks: tuple[str, ...] = ("bits_per_byte", "cloze")
+    data: str | None = Field(None, json_schema_extra={"execution": True})
     limit: int | None = Field(None, ge=1)
     shots: int | None = Field(None, ge=0)
     batch_tokens: int = Field(8192, ge=1)

@@ -15,7 +15,9 @@ from lm_eval.tasks import TaskManager
 
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.held_out_tasks import HELD_OUT_TASKS
 from gristmill.evaluation.standard_errors import add_standard_errors
+from gristmill.evaluation.suites import SUITES, expand
 
 TASK_FOLDER = Path(__file__).with_name("tasks")
 FEWSHOT_SEED = 1234  # lm-eval's default: the same examples before the same question as there
@@ -23,29 +25,30 @@ FEWSHOT_SEED = 1234  # lm-eval's default: the same examples before the same ques
 
 @dataclass(frozen=True)
 class Results:
-    """lm-eval's result dictionary without the samples; the samples by task; what lm-eval printed on the way."""
+    """lm-eval's result dictionary without the samples; the samples by task; tasks of a suite that were left out, in
+    words; what lm-eval printed on the way."""
 
     summary: dict[str, Any]
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
     log: str = ""
 
 
 def run_tasks(
-    model: LM, tasks: Sequence[str | dict[str, Any]], config: EvaluateConfig, data: Path | None = None
+    model: LM,
+    tasks: Sequence[str | dict[str, Any]],
+    config: EvaluateConfig,
+    data: Path | None = None,
+    download: bool = False,
 ) -> Results | None:
-    """Results of the tasks: names of ours, or lm-eval task configs. None on every rank but the first.
+    """Results of the tasks: names of ours, of suites, or lm-eval task configs. None on every rank but the first.
 
     Only `evaluate` is called, not lm-eval's command line: that one asks the machine for a description of itself and
-    indexes 14,683 tasks. data: the folder below which the tasks' files stand."""
+    indexes 14,683 tasks. data: the folder below which the tasks' files stand. download: lm-eval's own tasks may be
+    named too, which read from the data hub."""
     printed = io.StringIO()
     with redirect_stderr(printed), redirect_stdout(printed):
-        manager = TaskManager(
-            include_path=str(TASK_FOLDER),
-            include_defaults=False,
-            metadata={"data": None if data is None else str(data)},
-        )
-        require_known([name for name in tasks if isinstance(name, str)], manager.all_tasks)
-        loaded = manager.load(list(tasks))
+        loaded, left_out = _load(tasks, data, download)
         for task in loaded["tasks"].values():
             _set_shots(task, config.shots)
         raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
@@ -55,15 +58,28 @@ def run_tasks(
     ordered = {name: _numbered(found) for name, found in sorted(samples.items())}
     summary = _portable(raw)
     add_standard_errors(summary, ordered)
-    return Results(summary, ordered, printed.getvalue())
+    return Results(summary, ordered, left_out, printed.getvalue())
 
 
-def require_known(names: Sequence[str], known: Sequence[str]) -> None:
+def _load(tasks: Sequence[str | dict[str, Any]], data: Path | None, download: bool) -> tuple[Any, list[str]]:
+    metadata = {"data": None if data is None else str(data)}
+    manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=download, metadata=metadata)
+    asked = [task for task in tasks if isinstance(task, str)]
+    require_known(asked, [*manager.all_tasks, *SUITES], download)
+    named, left_out = expand(asked, manager.task_index, data)
+    given = [task for task in tasks if not isinstance(task, str)]
+    if not named and not given:
+        raise RecipeError("nothing to evaluate: " + ("; ".join(left_out) or "name tasks"))
+    return manager.load([*given, *named]), left_out
+
+
+def require_known(names: Sequence[str], known: Sequence[str], download: bool = False) -> None:
     """Raises RecipeError that names the nearest task."""
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.0)
-            raise RecipeError(f"no task {name!r}; the nearest is {near[0]!r}" if near else f"no task {name!r}")
+            near = get_close_matches(name, [*known, *HELD_OUT_TASKS], n=1, cutoff=0.0)[0]
+            hint = "" if download else "; lm-eval's own tasks are known where downloading is allowed (--download)"
+            raise RecipeError(f"no task {name!r}; the nearest is {near!r}{hint}")
 
 
 def _set_shots(task: Task, shots: int | None) -> None:

@@ -10,6 +10,7 @@ from gristmill.evaluation.held_out import HeldOut, Question
 
 BITS_PER_BYTE = "bits_per_byte"
 CLOZE = "cloze"
+HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
 
 
 def bits_per_byte_task(source: str, texts: Sequence[HeldOut]) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.answers import AnswerCache, question
 from gristmill.evaluation.backbone import Backbone
 from gristmill.evaluation.config import SamplingConfig
 from gristmill.evaluation.generate import generate
 from gristmill.evaluation.packing import Request
-from gristmill.evaluation.scoring import Scores, score
+from gristmill.evaluation.scoring import Score, score
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
 
@@ -34,17 +35,20 @@ class Codec(Protocol):
 class LanguageModel(TemplateLM):
     """Answers lm-eval's three kinds of request. Whatever had to be cut to fit the context is counted.
 
-    Raises InputError if the tokenizer's vocabulary is not the model's."""
+    cache: answers given before are not asked for again. share: see `packing`; False is for measuring."""
 
-    def __init__(self, backbone: Backbone, codec: Codec, batch_tokens: int, reporter: Reporter, share: bool = True):
+    def __init__(
+        self,
+        backbone: Backbone,
+        codec: Codec,
+        batch_tokens: int,
+        reporter: Reporter,
+        cache: AnswerCache | None = None,
+        share: bool = True,
+    ):
         super().__init__()
-        if codec.vocab_size != backbone.vocab_size:
-            raise InputError(
-                f"the tokenizer has {codec.vocab_size} tokens and the checkpoint was trained on "
-                f"{backbone.vocab_size}: give the tokenizer it was trained with"
-            )
         self.backbone, self.codec, self.batch_tokens, self.reporter = backbone, codec, batch_tokens, reporter
-        self.share = share
+        self.cache, self.share = cache, share
         self.cut_requests = self.cut_tokens = self.read_tokens = self.asked_tokens = 0
         self._device = backbone.device
         self._encoded: dict[str, list[int]] = {}
@@ -113,13 +117,26 @@ class LanguageModel(TemplateLM):
         answers = [""] * len(requests)
         with self.reporter.meter("generating answers", len(requests), "answers") as meter:
             for settings, indices in _by_settings(requests).items():
-                stops, new_tokens, sampling = settings
-                prompts = [self._prompt(requests[index].args[0], new_tokens) for index in indices]
-                texts = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self.batch_tokens)
-                for index, found in zip(indices, texts, strict=True):
-                    answers[index] = found.text
+                prompts = [self._prompt(requests[index].args[0], settings[1]) for index in indices]
+                for index, text in zip(indices, self._generate(prompts, *settings), strict=True):
+                    answers[index] = text
                 meter.advance(len(indices))
         return answers
+
+    def _generate(
+        self, prompts: list[list[int]], stops: tuple[str, ...], new_tokens: int, sampling: SamplingConfig
+    ) -> list[str]:
+        """What is sampled is drawn anew each time; only what is greedy can be remembered."""
+        if self.cache is None or sampling.temperature > 0:
+            found = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self.batch_tokens)
+            return [result.text for result in found]
+        asked = [question("generate", prompt, stops, new_tokens, sampling.model_dump()) for prompt in prompts]
+        known = self.cache.find(asked)
+        new = {digest: prompt for digest, prompt in zip(asked, prompts, strict=True) if digest not in known}
+        made = generate(self.backbone, self.codec, [*new.values()], new_tokens, sampling, stops, self.batch_tokens)
+        answers = {digest: result.text for digest, result in zip(new, made, strict=True)}
+        self.cache.add(answers)
+        return [{**known, **answers}[digest] for digest in asked]
 
     def _prompt(self, text: str, new_tokens: int) -> list[int]:
         """The prompt's last tokens that leave room for the answer; what is cut is counted."""
@@ -129,14 +146,25 @@ class LanguageModel(TemplateLM):
         self.cut_tokens += max(0, len(ids) - room)
         return ids[-room:]
 
-    def _score(self, requests: list[Request], description: str, share: bool) -> Scores:
-        with self.reporter.meter(description, len(requests), "requests") as meter:
-            found = score(self.backbone, requests, self.batch_tokens, share, meter.advance)
-        self.cut_requests += found.cut_requests
-        self.cut_tokens += found.cut_tokens
+    def _score(self, requests: list[Request], description: str, share: bool) -> list[Score]:
+        """Each different request is asked once, and not at all if the answer is known."""
+        cuts = [len(request.context) + len(request.continuation) - self.max_length - 1 for request in requests]
+        self.cut_requests += sum(cut > 0 for cut in cuts)
+        self.cut_tokens += sum(cut for cut in cuts if cut > 0)
+        digests = {request: question("score", request.context, request.continuation) for request in requests}
+        known = {} if self.cache is None else self.cache.find([*digests.values()])
+        new = [request for request, digest in digests.items() if digest not in known]
+        with self.reporter.meter(description, len(new), "requests") as meter:
+            found = score(self.backbone, new, self.batch_tokens, share, meter.advance)
         self.read_tokens += found.read_tokens
         self.asked_tokens += found.asked_tokens
-        return found
+        answers = {
+            digests[request]: [result.logprob, result.greedy] for request, result in zip(new, found, strict=True)
+        }
+        if self.cache is not None:
+            self.cache.add(answers)
+        answers |= known
+        return [Score(*answers[digests[request]]) for request in requests]
 
 
 def _texts(context: str, continuation: str) -> tuple[str, str]:

@@ -1,27 +1,94 @@
-"""A checkpoint and its tokenizer from disk, ready to be asked."""
+"""What is evaluated: a checkpoint of ours or a folder of transformers, with its tokenizer, ready to be asked."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.canonical import fingerprint
+from gristmill.data_pipeline.provenance.files import file_digest
+from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.huggingface import is_huggingface, read_huggingface
+from gristmill.evaluation.quantise import quantise
 from gristmill.evaluation.transformer_backbone import TransformerBackbone
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from gristmill.training.checkpoint import load_model
+from gristmill.training.checkpoint import load_model, read_card, step_folder, steps_in
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PADDING = 1024  # a table padded to a multiple of at most so many rows is customary (Megatron-LM pads to 128 x tensor)
 
 
-def load_backbone(checkpoint: Path, config: EvaluateConfig, device: str = "cpu") -> TransformerBackbone:
-    """The whole model in this process, whatever layout saved it, in the precision the config names."""
-    model, model_config = load_model(checkpoint, device=device, dtype=DTYPES[config.precision])
-    return TransformerBackbone(model, model_config.context)
+@dataclass(frozen=True)
+class Subject:
+    """digest: of the weights' files, the tokenizer, and how they are computed; equal digests give equal answers."""
+
+    name: str
+    backbone: TransformerBackbone
+    codec: Tokenizer
+    digest: str
 
 
-def load_codec(tokenizer: Path) -> Tokenizer:
-    if not tokenizer.is_dir():
+def load_subject(checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, device: str = "cpu") -> Subject:
+    """Raises InputError on a half-written or damaged checkpoint, and if the tokenizer is not the checkpoint's."""
+    checkpoint = newest_step(checkpoint)
+    folder = tokenizer or find_tokenizer(checkpoint)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name the tokenizer the checkpoint was trained with")
+    codec = load_tokenizer(folder)
+    dtype = DTYPES[config.precision]
+    foreign = is_huggingface(checkpoint)
+    if foreign:
+        model, card = read_huggingface(checkpoint, device, dtype)
+    else:
+        model, _ = load_model(checkpoint, device, dtype)
+        card = read_card(checkpoint)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign)
+    if config.weights == "int8":
+        quantise(model)
+    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
+    return Subject(checkpoint.name, TransformerBackbone(model, model.config.context), codec, fingerprint(parts))
+
+
+def newest_step(path: Path) -> Path:
+    """A checkpoint as it is; of a folder of checkpoints, or of the stage `train` or a work folder, the newest one."""
+    for folder in (path, path / "checkpoints", path / "train" / "checkpoints"):
+        steps = steps_in(folder)
+        if steps:
+            return step_folder(folder, steps[-1])
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; name a folder like checkpoints/step-00000100")
+    return path
+
+
+def find_tokenizer(checkpoint: Path) -> Path:
+    """A folder of transformers brings its own; a run keeps it beside `train`. Raises InputError if it is at neither."""
+    places = [checkpoint, *(parent / "tokenizer" for parent in checkpoint.resolve().parents[:3])]
+    for place in places:
+        if (place / "tokenizer.model").is_file() or (place / "tokenizer.json").is_file():
+            return place
+    raise InputError(f"{checkpoint}: no tokenizer beside it; name its folder with --tokenizer")
+
+
+def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:
+    """padded: the model's table may have rows to spare, as those of other projects have."""
+    spare = vocab_size - codec.vocab_size
+    if spare < 0 or (spare > 0 and not (padded and spare < PADDING)):
         raise InputError(
-            f"{tokenizer}: no such folder; name the folder of the tokenizer the checkpoint was trained with"
+            f"{folder}: the tokenizer has {codec.vocab_size} tokens and the checkpoint was trained on {vocab_size}; "
+            "give the tokenizer it was trained with"
         )
-    return load_tokenizer(tokenizer)
+    if codec.end_of_document != end_of_document:
+        raise InputError(
+            f"{folder}: documents end with token {codec.end_of_document}, those the checkpoint was trained on with "
+            f"{end_of_document}; give the tokenizer it was trained with"
+        )
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """Of our checkpoints from the manifest, which `load_model` has checked; of others from the files themselves."""
+    if is_huggingface(checkpoint):
+        files = sorted([*checkpoint.glob("*.safetensors"), checkpoint / "config.json"])
+        return fingerprint([[path.name, file_digest(path)] for path in files])
+    return fingerprint([[output.path, output.sha256] for output in read_manifest(checkpoint).outputs])

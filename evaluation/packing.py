@@ -52,22 +52,21 @@ class Row:
 @dataclass(frozen=True)
 class Inputs:
     """tokens: what the model reads, the last token of the continuation left out. scored: so many of its last positions
-    predict the continuation. cut: so many tokens of the context were dropped from the left."""
+    predict the continuation."""
 
     tokens: tuple[int, ...]
     scored: int
-    cut: int
 
 
 def model_inputs(request: Request, context: int) -> Inputs:
-    """Context (1, 2, 3), continuation (4, 5), room for 3 tokens -> reads (2, 3, 4), scores the last 2, cuts 1.
+    """Context (1, 2, 3), continuation (4, 5), room for 3 tokens -> reads (2, 3, 4), scores the last 2.
 
     Raises ValueError if the continuation alone is longer than the model's context."""
     if len(request.continuation) > context:
         raise ValueError(f"a continuation of {len(request.continuation)} tokens does not fit a context of {context}")
     whole = request.context + request.continuation
     kept = whole[-(context + 1) :]
-    return Inputs(tokens=kept[:-1], scored=len(request.continuation), cut=len(whole) - len(kept))
+    return Inputs(tokens=kept[:-1], scored=len(request.continuation))
 
 
 def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[Row]:

@@ -11,7 +11,7 @@ import numpy as np
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.evaluation.backbone import Backbone
+from gristmill.evaluation.answers import AnswerCache
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.harness import Results, run_tasks
 from gristmill.evaluation.held_out import (
@@ -21,17 +21,15 @@ from gristmill.evaluation.held_out import (
     require_questions,
     texts_to_measure,
 )
-from gristmill.evaluation.held_out_tasks import BITS_PER_BYTE, CLOZE, bits_per_byte_task, cloze_task
+from gristmill.evaluation.held_out_tasks import BITS_PER_BYTE, CLOZE, HELD_OUT_TASKS, bits_per_byte_task, cloze_task
 from gristmill.evaluation.language_model import Codec, LanguageModel
-from gristmill.evaluation.load import load_backbone, load_codec
+from gristmill.evaluation.load import Subject, load_subject
 from gristmill.evaluation.results import write_results
 from gristmill.evaluation.samples import continuations
 from gristmill.evaluation.standard_errors import LN2
 from gristmill.evaluation.statistics import ratio_error
 from gristmill.evaluation.table import ScoreRow, score_rows
 from gristmill.evaluation.unigram import count_tokens, unigram_bits
-
-HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
 
 
 @dataclass(frozen=True)
@@ -51,44 +49,43 @@ class HeldOutWork:
     unigram: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Places:
+    """What an evaluation may use. data: the folder that holds the files of named tasks. corpus: for the held-out tasks.
+    cache: a folder for answers given before. download: lm-eval's own tasks may read from the hub."""
+
+    output: Path
+    data: Path | None = None
+    corpus: Corpus | None = None
+    cache: Path | None = None
+    download: bool = False
+
+
 def evaluate_folder(
-    checkpoint: Path,
-    tokenizer: Path,
-    output: Path,
-    config: EvaluateConfig,
-    reporter: Reporter,
-    corpus: Corpus | None = None,
+    checkpoint: Path, tokenizer: Path | None, places: Places, config: EvaluateConfig, reporter: Reporter
 ) -> list[ScoreRow]:
-    """`evaluate` on a checkpoint and a tokenizer from disk; with a corpus, generations.json too."""
-    backbone, codec = load_backbone(checkpoint, config), load_codec(tokenizer)
-    rows = evaluate(backbone, codec, output, config, reporter, corpus)
-    if corpus is not None and config.samples:
-        found = continuations(backbone, codec, read_held_out(corpus.curate), config)
+    """`evaluate` on a checkpoint (or a folder of transformers) and its tokenizer from disk; with a corpus,
+    generations.json too."""
+    subject = load_subject(checkpoint, tokenizer, config)
+    rows = evaluate(subject, places, config, reporter)
+    if places.corpus is not None and config.samples:
+        found = continuations(subject.backbone, subject.codec, read_held_out(places.corpus.curate), config)
         text = json.dumps([item.model_dump() for item in found], indent=2, ensure_ascii=False)
-        write_atomic(output / "generations.json", text.encode() + b"\n")
+        write_atomic(places.output / "generations.json", text.encode() + b"\n")
     return rows
 
 
-def evaluate(
-    backbone: Backbone,
-    codec: Codec,
-    output: Path,
-    config: EvaluateConfig,
-    reporter: Reporter,
-    corpus: Corpus | None = None,
-    data: Path | None = None,
-) -> list[ScoreRow]:
-    """Asks every task, writes results.json, samples/ and table.md into `output`, and gives the rows of the table.
-
-    data: the folder that holds the files of the named tasks."""
-    model = LanguageModel(backbone, codec, config.batch_tokens, reporter)
-    held_out = held_out_work(config, codec, corpus)
+def evaluate(subject: Subject, places: Places, config: EvaluateConfig, reporter: Reporter) -> list[ScoreRow]:
+    """Asks every task, writes results.json, samples/ and table.md, and gives the rows of the table."""
+    cache = None if places.cache is None else AnswerCache(places.cache / f"answers-{subject.digest}.sqlite")
+    model = LanguageModel(subject.backbone, subject.codec, config.batch_tokens, reporter, cache)
+    held_out = held_out_work(config, subject.codec, places.corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
-    results = run_tasks(model, [*held_out.tasks, *named], config, data)
-    chances = dict(held_out.unigram)
-    add_all_sources(results, chances)
-    rows = score_rows(results.summary, results.samples, chances)
-    write_results(output, results.summary, results.samples, rows, notes(model, config, chances))
+    results = run_tasks(model, [*held_out.tasks, *named], config, places.data, places.download)
+    add_all_sources(results, held_out.unigram)
+    rows = score_rows(results.summary, results.samples, held_out.unigram)
+    said = [*notes(model, config, held_out.unigram), *results.left_out]
+    write_results(places.output, results.summary, results.samples, rows, said)
     return rows
 
 

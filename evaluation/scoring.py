@@ -25,13 +25,11 @@ class Score:
 
 
 class Scores(list[Score]):
-    """One score a request. cut_requests, cut_tokens: what was dropped from the left to fit the model's context.
-
-    read_tokens: tokens the model read; asked_tokens: what one row a request would have read."""
+    """One score a request. read_tokens: tokens the model read; asked_tokens: what one row a request would have read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cut_requests = self.cut_tokens = self.read_tokens = self.asked_tokens = 0
+        self.read_tokens = self.asked_tokens = 0
 
 
 def score(
@@ -48,8 +46,6 @@ def score(
     if not requests:
         return found
     inputs = [model_inputs(request, backbone.context) for request in requests]
-    found.cut_requests = sum(item.cut > 0 for item in inputs)
-    found.cut_tokens = sum(item.cut for item in inputs)
     found.asked_tokens = sum(len(item.tokens) for item in inputs)
     found.extend([Score(0.0, False)] * len(requests))
     for lot in batches(pack(inputs, ROW_TOKENS, share), batch_tokens):

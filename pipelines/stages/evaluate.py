@@ -15,17 +15,17 @@ def config(recipe: Recipe) -> dict[str, Any]:
 def run(context: StageContext) -> dict[str, Any]:
     """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
     # Loaded here: torch and lm-eval take seconds, which `gristmill plan` and the other stages need not wait for.
-    from gristmill.evaluation.run import Corpus, evaluate_folder
+    from gristmill.evaluation.run import Corpus, Places, evaluate_folder
 
     checkpoint = last_checkpoint(context.inputs["train"])
+    data = context.recipe.evaluate.data
     corpus = Corpus(context.inputs["curate"], context.inputs["index"], context.recipe.seed)
     rows = evaluate_folder(
         checkpoint=checkpoint,
         tokenizer=context.inputs["tokenizer"],
-        output=context.folder,
+        places=Places(context.folder, None if data is None else Path(data), corpus, context.cache),
         config=context.recipe.evaluate,
         reporter=context.reporter,
-        corpus=corpus,
     )
     return {
         "checkpoint": checkpoint.name,

@@ -64,8 +64,3 @@ def test_generation_stops_where_the_task_says(model):
 def test_a_continuation_without_a_token_is_refused(model):
     with pytest.raises(InputError, match="no token of its own"):
         model.loglikelihood(ask("loglikelihood", ("context", "")))
-
-
-def test_another_tokenizer_is_refused(small_backbone, byte_codec):
-    with pytest.raises(InputError, match="257 tokens and the checkpoint was trained on 100"):
-        LanguageModel(small_backbone(vocab_size=100), byte_codec, 500, Reporter.silent())

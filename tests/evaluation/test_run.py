@@ -10,9 +10,9 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.indexed.writer import indexed_writer
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.load import load_codec
-from gristmill.evaluation.run import Corpus, evaluate_folder
+from gristmill.evaluation.run import Corpus, Places, evaluate_folder
 from gristmill.evaluation.statistics import unigram_bits_per_byte
+from gristmill.tokenizers.tokenizer import load_tokenizer
 
 CONFIG = EvaluateConfig(cloze_items=20, text_bytes=2000, samples=2, sample_tokens=8)
 
@@ -24,7 +24,7 @@ def document(source: str, number: int) -> str:
 @pytest.fixture
 def corpus(tmp_path: Path, tokenizer_folder: Path) -> Corpus:
     """The folders `curate` and `index` of a run, with two sources of five held-out documents."""
-    codec = load_codec(tokenizer_folder)
+    codec = load_tokenizer(tokenizer_folder)
     for source in ("code", "prose"):
         texts = [document(source, number) for number in range(5)]
         table = pa.table({"doc_id": [f"{source}{i}" for i in range(5)], "source": [source] * 5, "text": texts})
@@ -41,11 +41,13 @@ def corpus(tmp_path: Path, tokenizer_folder: Path) -> Corpus:
 def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint("llama")
     for name in ("first", "second"):
-        rows = evaluate_folder(checkpoint, tokenizer_folder, tmp_path / name, CONFIG, Reporter.silent(), corpus)
+        rows = evaluate_folder(
+            checkpoint, tokenizer_folder, Places(tmp_path / name, corpus=corpus), CONFIG, Reporter.silent()
+        )
     found = {(row.task, row.metric): row for row in rows}
     assert found["cloze", "acc"].count == 20 and found["cloze", "acc"].chance == 0.25
     whole = found["bits_per_byte (all sources)", "bits_per_byte"]
-    codec = load_codec(tokenizer_folder)
+    codec = load_tokenizer(tokenizer_folder)
     texts = [document(source, number) for source in ("code", "prose") for number in range(5)]
     counts = np.bincount([token for text in texts for token in codec.encode(text)], minlength=257)
     assert whole.score > 8 and 3 < whole.chance < 5
@@ -61,17 +63,19 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
 
 def test_held_out_tasks_need_a_corpus(tmp_path, random_checkpoint, tokenizer_folder):
     with pytest.raises(RecipeError, match="bits_per_byte, cloze need the held-out documents"):
-        evaluate_folder(random_checkpoint(), tokenizer_folder, tmp_path / "out", CONFIG, Reporter.silent())
+        evaluate_folder(random_checkpoint(), tokenizer_folder, Places(tmp_path / "out"), CONFIG, Reporter.silent())
 
 
 def test_a_corpus_without_held_out_documents_is_said(tmp_path, random_checkpoint, tokenizer_folder):
     empty = Corpus(tmp_path / "none", tmp_path / "none", seed=1)
     with pytest.raises(InputError, match="no held-out document"):
-        evaluate_folder(random_checkpoint(), tokenizer_folder, tmp_path / "out", CONFIG, Reporter.silent(), empty)
+        evaluate_folder(
+            random_checkpoint(), tokenizer_folder, Places(tmp_path / "out", corpus=empty), CONFIG, Reporter.silent()
+        )
 
 
 def test_a_half_written_checkpoint_is_refused(tmp_path, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"no manifest\.json"):
-        evaluate_folder(checkpoint, tokenizer_folder, tmp_path / "out", CONFIG, Reporter.silent())
+        evaluate_folder(checkpoint, tokenizer_folder, Places(tmp_path / "out"), CONFIG, Reporter.silent())

@@ -40,15 +40,12 @@ def test_batched_scores_are_those_of_each_request_alone(small_backbone, share, b
         assert result.greedy == greedy
 
 
-def test_sharing_reads_less_and_cutting_is_counted(small_backbone):
+def test_sharing_reads_less(small_backbone):
     backbone = small_backbone(vocab_size=5, context=24)
     question = Request((1, 2, 0, 1, 2, 0, 1, 2, 0, 1), (2, 3))
     requests = [Request(question.context, (2, answer, 4)) for answer in range(4)]
     found = score(backbone, requests, 1000)
     assert (found.asked_tokens, found.read_tokens) == (4 * 12, 11 + 4)
-    assert (found.cut_requests, found.cut_tokens) == (0, 0)
-    found = score(backbone, [Request((1,) * 30, (2,))], 1000)
-    assert (found.cut_requests, found.cut_tokens) == (1, 6)
 
 
 def test_logits_that_are_no_numbers_are_refused(small_backbone):

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.load import load_backbone
 from gristmill.evaluation.packing import Request
 from gristmill.evaluation.scoring import score
+from gristmill.evaluation.transformer_backbone import TransformerBackbone
+from gristmill.training.checkpoint import load_model
 
 KINDS = [
     ("llama", {}),
@@ -19,7 +19,8 @@ KINDS = [
 @pytest.fixture(params=range(len(KINDS)), ids=lambda index: f"{KINDS[index][0]}-{index}")
 def backbone(request, random_checkpoint):
     family, fields = KINDS[request.param]
-    return load_backbone(random_checkpoint(family, context=40, **fields), EvaluateConfig())
+    model, config = load_model(random_checkpoint(family, context=40, **fields))
+    return TransformerBackbone(model, config.context)
 
 
 def test_logits_are_the_models_own(backbone):

@@ -1,0 +1,66 @@
+"""Tasks that are usually run together."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.tasks.loaders import find
+
+SUITES = {
+    # Megatron-Turing NLG 530B (arXiv 2201.11990), section 5.1
+    "mtnlg": [
+        "lambada",
+        "race_high",
+        "boolq",
+        "piqa",
+        "hellaswag",
+        "winogrande",
+        "anli_r1",
+        "anli_r2",
+        "anli_r3",
+        "hans",
+        "wic",
+    ],
+    "small": [
+        "lambada",
+        "hellaswag",
+        "piqa",
+        "winogrande",
+        "arc_easy",
+        "arc_challenge",
+        "openbook_qa",
+        "copa",
+        "boolq",
+        "blimp",
+    ],
+}
+
+
+def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) -> tuple[list[str], list[str]]:
+    """(tasks, what is said of those left out). Of a suite, tasks whose file is absent are left out; a task that is
+    named itself never is. index: lm-eval's, task name to entry."""
+    tasks: list[str] = []
+    said: list[str] = []
+    for name in names:
+        if name not in SUITES:
+            tasks.append(name)
+            continue
+        for member in (f"gristmill_{short}" for short in SUITES[name]):
+            absent = _absent(index[member].cfg, data)
+            if absent is None:
+                tasks.append(member)
+            else:
+                said.append(f"{member} of the suite {name} was left out: {absent}")
+    return list(dict.fromkeys(tasks)), said
+
+
+def _absent(config: Mapping[str, Any], data: Path | None) -> str | None:
+    """The name of the file that is not there. Paths are not told: they differ from machine to machine."""
+    first = config["task"][0] if isinstance(config["task"], list) else config
+    file = first["dataset_kwargs"]["file"]
+    try:
+        find(file, None if data is None else str(data))
+    except InputError:
+        return f"{file} is absent"
+    return None
