@@ -1,0 +1,93 @@
+"""The same weights, exported, through lm-eval's own HFLM, which shares nothing with ours but the tasks."""
+
+import pytest
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.harness import run_tasks
+from gristmill.evaluation.held_out import HeldOut
+from gristmill.evaluation.held_out_tasks import bits_per_byte_task
+from gristmill.evaluation.huggingface import write_huggingface
+from gristmill.evaluation.language_model import LanguageModel
+from gristmill.evaluation.load import load_subject
+
+pytest.importorskip("accelerate", reason="lm-eval's HFLM needs accelerate; pip install 'gristmill[bench]'")
+huggingface = pytest.importorskip("lm_eval.models.huggingface")
+
+CHOICES = [
+    "arc_easy",
+    "arc_challenge",
+    "openbook_qa",
+    "copa",
+    "piqa",
+    "boolq",
+    "hellaswag",
+    "winogrande",
+    "winograd_wsc",
+    "wic",
+    "lambada",
+]
+
+
+@pytest.fixture
+def both(tmp_path, random_checkpoint, tokenizer_folder):
+    """(ours, theirs): one random model of 8 heads and 700 tokens of context."""
+    checkpoint = random_checkpoint("llama", context=700)
+    subject = load_subject(checkpoint, tokenizer_folder, EvaluateConfig())
+    write_huggingface(tmp_path / "exported", subject.backbone.model, 256, tokenizer_folder)
+    theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
+    return LanguageModel(subject.backbone, subject.codec, 4096, Reporter.silent()), theirs
+
+
+def assert_same_examples(ours, theirs):
+    assert ours.samples.keys() == theirs.samples.keys()
+    for task in ours.samples:
+        for mine, other in zip(ours.samples[task], theirs.samples[task], strict=True):
+            assert mine["doc_hash"] == other["doc_hash"] and mine["prompt_hash"] == other["prompt_hash"]
+            for metric in mine["metrics"]:
+                assert mine[metric] == pytest.approx(other[metric], rel=1e-6, abs=1e-4)
+            for (left,), (right,) in zip(mine["resps"], other["resps"], strict=True):
+                assert_same_answer(left, right)
+
+
+def assert_same_answer(left, right):
+    if isinstance(left, str):
+        assert left == right
+    elif isinstance(left, float):
+        assert left == pytest.approx(right, rel=1e-6, abs=1e-4)
+    else:
+        assert left[0] == pytest.approx(right[0], rel=1e-6, abs=1e-4)
+        assert bool(left[1]) == bool(right[1])
+
+
+def test_every_choice_task_gives_the_same_examples(both, shared_data):
+    data = shared_data("benchmarks/arc_easy.jsonl.zst").parents[1]
+    config = EvaluateConfig(limit=6)
+    names = [f"gristmill_{name}" for name in CHOICES]
+    ours, theirs = (run_tasks(model, names, config, data) for model in both)
+    assert_same_examples(ours, theirs)
+
+
+def test_few_shot_prompts_are_the_same(both, shared_data):
+    data = shared_data("benchmarks/copa.jsonl.zst").parents[1]
+    config = EvaluateConfig(limit=6, shots=2)
+    names = ["gristmill_copa", "gristmill_winogrande"]
+    ours, theirs = (run_tasks(model, names, config, data) for model in both)
+    assert ours.summary["n-shot"] == {"gristmill_copa": 2, "gristmill_winogrande": 2}
+    assert_same_examples(ours, theirs)
+
+
+def test_generated_answers_are_the_same(both, shared_data):
+    data = shared_data("benchmarks/gsm8k_test.jsonl.zst").parents[1]
+    config = EvaluateConfig(limit=4, shots=1)
+    ours, theirs = (run_tasks(model, ["gristmill_gsm8k"], config, data) for model in both)
+    assert_same_examples(ours, theirs)
+
+
+def test_minimal_pairs_and_whole_texts_are_the_same(both, shared_data):
+    data = shared_data("benchmarks/blimp").parents[1]
+    text = HeldOut("0", "notes", "The mill turns all day, and at night it stands. " * 60)
+    config = EvaluateConfig(limit=2)
+    tasks = [bits_per_byte_task("notes", [text]), "gristmill_blimp"]
+    ours, theirs = (run_tasks(model, tasks, config, data) for model in both)
+    assert_same_examples(ours, theirs)
