@@ -83,13 +83,16 @@ class Blend:
         return rounds * self._before[-1] + self._before[in_round]
 
     def _place(self, block: int) -> tuple[list[int], list[int]]:
-        """Of every slot of the block: its source, and the number of that source's samples before it in the blend."""
+        """Of every slot of the block: its source, and how many samples of that source stand before it in the blend."""
         before = self._before_block(block)
-        edges = np.cumsum(self._before_block(block + 1) - before)
+        counts = self._before_block(block + 1) - before
+        edges = np.cumsum(counts)
         ranks = Permutation(self.block_samples, key_of(self._key, block)).whole()
         sources = np.searchsorted(edges, ranks, side="right")
-        starts = np.concatenate([[0], edges[:-1]])
-        return sources.tolist(), (ranks - starts[sources] + before[sources]).tolist()
+        by_source = np.argsort(sources, kind="stable")
+        ordinals = np.empty(self.block_samples, dtype=np.int64)
+        ordinals[by_source] = np.arange(self.block_samples) + np.repeat(before - (edges - counts), counts)
+        return sources.tolist(), ordinals.tolist()
 
 
 class Schedule:

@@ -1,11 +1,14 @@
 """How the documents of one source become windows of context + 1 tokens: inputs and, one to the right, targets."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+import numba
 import numpy as np
 
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 
 
@@ -21,11 +24,13 @@ class Window:
 
 
 class Packing(Protocol):
-    """num_windows: how many windows one epoch has."""
+    """num_windows: how many windows one epoch has. order: in which order an epoch of that key takes them."""
 
     num_windows: int
 
     def window(self, index: int) -> Window: ...
+
+    def order(self, key: int) -> Callable[[int], int]: ...
 
 
 class Concat:
@@ -45,12 +50,14 @@ class Concat:
         ends = np.flatnonzero(tokens[:-2] == self._end)
         return Window(tokens, np.concatenate([_ZERO, ends + 1]), len(tokens))
 
+    def order(self, key: int) -> Callable[[int], int]:
+        return Permutation(self.num_windows, key)
+
 
 _ZERO = np.zeros(1, np.int64)
 
-# Bins are packed within groups of so many documents: large enough to fill bins well (Ding et al. 2024, "Fewer
-# Truncations Improve Language Modeling", find best-fit-decreasing on large pools all but lossless), small enough that
-# the group of one sample is packed again in milliseconds.
+# Documents are packed in groups of so many neighbours: enough for best-fit to fill all windows but the last few (Ding
+# et al. 2024 pack pools of this kind), few enough that a group is packed again in a millisecond.
 GROUP_DOCUMENTS = 4096
 
 
@@ -58,24 +65,25 @@ class BestFit:
     """Documents stay whole where they fit (best-fit decreasing, Ding et al. 2024, arXiv:2404.10830), then padding.
 
     A document longer than a window is cut into full windows, which overlap by one token, and a remainder that is packed
-    like a document. Opening reads all lengths once (a count of windows a group is kept, 8 bytes for 4096 documents);
-    a window packs its group again, so it is a pure function of the files too."""
+    like a document. Opening reads all lengths once and keeps one number for 4096 documents; a window packs its group
+    again, so it is a pure function of the files too. An epoch goes from group to group, which the shuffle of the
+    documents allows: it starts at a keyed place and takes the windows of a group in a keyed order."""
 
     def __init__(self, reader: IndexedReader, context: int, end_of_document: int):
         self._reader, self._context, self._end = reader, context, end_of_document
+        self._pack = lru_cache(maxsize=4)(self._pack_group)
         num_groups = -(-reader.num_documents // GROUP_DOCUMENTS)
-        # Sequential samples are permuted over all groups; a few packings of ~100 kB each are kept.
-        self._pack = lru_cache(maxsize=64)(self._pack_group)
-        counts = [len(self._pack_group(group)) for group in range(num_groups)]
+        counts = [len(self._pack_group(group)[0]) - 1 for group in range(num_groups)]
         self._first_window = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.num_windows = int(self._first_window[-1])
 
     def window(self, index: int) -> Window:
-        group = int(np.searchsorted(self._first_window, index, side="right")) - 1
-        pieces = self._pack(group)[index - int(self._first_window[group])]
+        group = self._group_of(index)
+        edges, pieces = self._pack(group)
+        place = index - int(self._first_window[group])
         tokens = np.full(self._context + 1, self._end, dtype=np.int64)
         starts, filled = [], 0
-        for document_id, start, length in pieces:
+        for document_id, start, length in pieces[edges[place] : edges[place + 1]].tolist():
             tokens[filled : filled + length] = self._reader.document(document_id)[start : start + length]
             starts.append(filled)
             filled += length
@@ -83,17 +91,34 @@ class BestFit:
             starts.append(filled)
         return Window(tokens, np.array(starts, dtype=np.int64), filled)
 
-    def _pack_group(self, group: int) -> list[list[tuple[int, int, int]]]:
+    def order(self, key: int) -> Callable[[int], int]:
+        offset = key % max(1, self.num_windows)
+        inside = lru_cache(maxsize=4)(self._order_of_group)
+
+        def window_at(position: int) -> int:
+            index = (position + offset) % self.num_windows
+            group = self._group_of(index)
+            first = int(self._first_window[group])
+            return first + inside(group, key)(index - first)
+
+        return window_at
+
+    def _order_of_group(self, group: int, key: int) -> Permutation:
+        return Permutation(int(self._first_window[group + 1] - self._first_window[group]), key_of(key, group))
+
+    def _group_of(self, index: int) -> int:
+        return int(np.searchsorted(self._first_window, index, side="right")) - 1
+
+    def _pack_group(self, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """edges: int64[windows + 1]; pieces: int64[n, 3], columns (document, start in it, length), by window."""
         first = group * GROUP_DOCUMENTS
         last = min(first + GROUP_DOCUMENTS, self._reader.num_documents)
-        lengths = document_lengths(self._reader, first, last)
-        pieces = [
-            (first + offset, start, length)
-            for offset, total in enumerate(lengths.tolist())
-            for start, length in cut(total, self._context)
-        ]
-        bins = best_fit_decreasing([length for _, _, length in pieces], self._context + 1)
-        return [[pieces[piece] for piece in bin_] for bin_ in bins]
+        pieces = cut(document_lengths(self._reader, first, last), self._context)
+        windows = best_fit_decreasing(pieces[:, 2], self._context + 1)
+        by_window = np.argsort(windows, kind="stable")
+        counts = np.bincount(windows)
+        pieces[:, 0] += first
+        return np.concatenate([[0], np.cumsum(counts)]), pieces[by_window]
 
 
 def document_lengths(reader: IndexedReader, first: int, last: int) -> np.ndarray:
@@ -103,32 +128,52 @@ def document_lengths(reader: IndexedReader, first: int, last: int) -> np.ndarray
     return np.diff(before[bounds - bounds[0]])
 
 
-def cut(length: int, context: int) -> list[tuple[int, int]]:
-    """(start, length) of the pieces of a document; full ones overlap by one token, so that every token is a target.
+def cut(lengths: np.ndarray, context: int) -> np.ndarray:
+    """int64[n, 3], columns (document, start, length): documents in windows of context + 1 that overlap by one token.
 
-    (10, context=4) -> [(0, 5), (4, 5), (8, 2)]: targets 1..4, 5..8 and 9."""
-    pieces = []
-    start = 0
-    while length - start > context + 1:
-        pieces.append((start, context + 1))
-        start += context
-    return [*pieces, (start, length - start)]
+    ([10, 3], context=4) -> [[0, 0, 5], [0, 4, 5], [0, 8, 2], [1, 0, 3]]: every token but the first is a target once."""
+    counts = np.maximum(1, -(-(lengths - 1) // context))
+    documents = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = number * context
+    return np.stack([documents, starts, np.minimum(context + 1, lengths[documents] - starts)], axis=1).astype(np.int64)
 
 
-def best_fit_decreasing(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Bins of piece numbers: the longest piece first, into the fullest bin that still takes it; ties to the older bin.
+def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """int64[n]: the bin of each piece. The longest piece first, into the fullest bin that still takes it; of equally
+    full bins into the one that has been so the longest.
 
-    ([3, 5, 2, 4], capacity=6) -> [[1], [3, 2], [0]]: 5; then 4; 3 opens a bin; 2 joins 4, the fullest that takes it."""
-    bins: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # by room left: bins, the oldest last
-    for piece in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
-        length = lengths[piece]
-        room = next((room for room in range(length, capacity + 1) if with_room[room]), None)
-        if room is None:
-            bins.append([])
-            chosen, room = len(bins) - 1, capacity
+    ([3, 5, 2, 4], capacity=6) -> [2, 0, 1, 1]: 5 opens bin 0, 4 bin 1, 3 bin 2; then 2 joins 4, which it fills."""
+    order = np.argsort(-lengths, kind="stable")
+    bins = np.empty(len(lengths), dtype=np.int64)
+    bins[order] = _into_bins(np.ascontiguousarray(lengths[order]), capacity)
+    return bins
+
+
+@numba.njit(cache=True)
+def _into_bins(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Bins with equal room form a queue (first, last, following); every bin stands in one."""
+    bins = np.empty(len(lengths), dtype=np.int64)
+    following = np.full(len(lengths) + 1, -1, dtype=np.int64)
+    first = np.full(capacity + 1, -1, dtype=np.int64)
+    last = np.full(capacity + 1, -1, dtype=np.int64)
+    num_bins = 0
+    for piece in range(len(lengths)):
+        room = lengths[piece]
+        while room <= capacity and first[room] < 0:
+            room += 1
+        if room > capacity:
+            chosen, room = num_bins, capacity
+            num_bins += 1
         else:
-            chosen = with_room[room].pop(0)
-        bins[chosen].append(piece)
-        with_room[room - length].append(chosen)
+            chosen = first[room]
+            first[room] = following[chosen]
+        bins[piece] = chosen
+        left = room - lengths[piece]
+        following[chosen] = -1
+        if first[left] < 0:
+            first[left] = chosen
+        else:
+            following[last[left]] = chosen
+        last[left] = chosen
     return bins

@@ -100,9 +100,10 @@ class IndexedReader:
         if not self.num_sequences:
             return
         end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
-        if end > len(raw) or int(self.pointers[-1]) < 0:
+        if end != len(raw) or int(self.pointers[-1]) < 0:
             raise InputError(
-                f"{name}: {len(raw)} bytes, the index needs {end}; the .bin was cut short or belongs to another .idx"
+                f"{name}: {len(raw)} bytes, the index needs {end}; the .bin was cut short, written on, or belongs to "
+                "another .idx: write both again"
             )
 
 

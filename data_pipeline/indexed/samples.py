@@ -3,7 +3,7 @@
 Nothing is built before training and nothing is stored: resuming is the one integer k, on any number of ranks.
 k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation of the epoch -> window."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource, read_dataset, source_prefix
 from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 
@@ -116,9 +116,8 @@ class Samples:
         if cap is not None and ordinal + 1 > cap * windows:
             raise InputError(_overdrawn(self.sources[source], (ordinal + 1) / windows, cap))
 
-    def _epoch_order(self, source: int, epoch: int) -> Permutation:
-        key = key_of(self._seed, "epoch", self.sources[source], epoch)
-        return Permutation(self._packings[source].num_windows, key)
+    def _epoch_order(self, source: int, epoch: int) -> Callable[[int], int]:
+        return self._packings[source].order(key_of(self._seed, "epoch", self.sources[source], epoch))
 
 
 def open_samples(folder: Path, split: str, context: int, seed: int, config: IndexConfig) -> Samples:
