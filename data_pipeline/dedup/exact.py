@@ -1,6 +1,7 @@
 """Exact duplicates: documents whose normalised texts are the same."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -9,20 +10,26 @@ import pyarrow as pa
 import xxhash
 
 from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.dedup.part import Part, keep_order
+from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.folding import fold_texts
+from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
 from gristmill.data_pipeline.engine.local import LocalEngine
 
 DUPLICATES = pa.schema([("doc_id", pa.string()), ("duplicate_of", pa.string()), ("similarity", pa.float64())])
+
+# Columns of a part's hashes, uint64[5, documents].
+ID_HIGH, ID_LOW, KEY_HIGH, KEY_LOW, LENGTH = range(5)
 
 
 class ExactDedupConfig(Config):
     """scope: one pool for all sources, or each source by itself.
 
-    normalise: what counts as the same text: `bytes` (every byte), or `whitespace` (runs of white space are one
-    space, none at the ends). Case and punctuation always count: in code they are the meaning."""
+    normalise: what counts as the same text: `bytes` (every byte), `whitespace` (runs of white space are one space,
+    none at the ends) or `words` (the folded words of `folding.py`: case and punctuation do not count, so that two
+    programs that differ in an operator would be the same)."""
 
     scope: Literal["all", "source"] = "all"
-    normalise: Literal["bytes", "whitespace"] = "whitespace"
+    normalise: Literal["bytes", "whitespace", "words"] = "whitespace"
 
 
 def exact_duplicates(parts: Sequence[Part], config: ExactDedupConfig, engine: LocalEngine, folder: Path) -> pa.Table:
@@ -30,36 +37,57 @@ def exact_duplicates(parts: Sequence[Part], config: ExactDedupConfig, engine: Lo
 
     Columns doc_id, duplicate_of, similarity (1.0); sorted by doc_id. `duplicate_of` is never itself in `doc_id`.
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
+    Texts are compared by 128 bits of XXH3. Memory: 100 bytes a document.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
-    tasks = [(part, config) for part in parts]
-    hashed = engine.map(_hash_part, tasks, "exact duplicates", [float(p.path.stat().st_size) for p in parts], "B")
-    ids = np.array([i for part in hashed for i in part[0]], dtype="U32")
-    keys = np.array([k for part in hashed for k in part[1]], dtype="S16")
-    lengths = np.array([n for part in hashed for n in part[2]], dtype=np.int64)
-    priorities = np.repeat([p.priority for p in parts], [len(h[0]) for h in hashed])
-    first: dict[bytes, str] = {}
-    found = []
-    for index in keep_order(priorities, lengths, ids):
-        kept = first.setdefault(keys[index], str(ids[index]))
-        if kept != ids[index]:
-            found.append((str(ids[index]), kept, 1.0))
-    return _table(found)
+    claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
+    files = [folder / f"hashes-{number:05d}.npy" for number in range(len(parts))]
+    tasks = [(part, config, file) for part, file in zip(parts, files, strict=True) if not file.exists()]
+    engine.map(_hash_part, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")
+    hashed = [load_array(file) for file in files]
+    joined = np.concatenate([np.empty((5, 0), np.uint64), *hashed], axis=1)
+    priorities = np.repeat(np.array([p.priority for p in parts], np.int64), [h.shape[1] for h in hashed])
+    ids = joined[[ID_HIGH, ID_LOW]].T
+    order = keep_order(priorities, joined[LENGTH].astype(np.int64), ids)
+    removed, kept = _equals(joined[KEY_HIGH][order], joined[KEY_LOW][order])
+    return _table(ids[order[removed]], ids[order[kept]])
 
 
-def _hash_part(task: tuple[Part, ExactDedupConfig]) -> tuple[list[str], list[bytes], list[int]]:
-    part, config = task
-    ids, keys, lengths = [], [], []
+def _hash_part(task: tuple[Part, ExactDedupConfig, Path]) -> None:
+    part, config, path = task
     salt = part.source.encode() if config.scope == "source" else b""
+    found = [np.empty((5, 0), np.uint64)]
     for _, doc_ids, texts in part.batches():
-        for doc_id, text in zip(doc_ids.to_pylist(), texts.to_pylist(), strict=True):
-            same = " ".join(text.split()) if config.normalise == "whitespace" else text
-            ids.append(doc_id)
-            keys.append(xxhash.xxh3_128_digest(salt + b"\0" + same.encode()))
-            lengths.append(len(text.encode()))
-    return ids, keys, lengths
+        data, offsets = utf8_of(texts)
+        keys = np.frombuffer(_keys(data, offsets, config.normalise, salt), ">u8").reshape(-1, 2).T
+        ids = packed_ids(doc_ids, part.path).T
+        found.append(np.concatenate([ids, keys.astype(np.uint64), np.diff(offsets).astype(np.uint64)[None]]))
+    save_array(path, np.concatenate(found, axis=1))
 
 
-def _table(found: list[tuple[str, str, float]]) -> pa.Table:
-    found = sorted(found)
-    columns = zip(*found, strict=True) if found else ([], [], [])
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(columns, DUPLICATES, strict=True)], schema=DUPLICATES)
+def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, salt: bytes) -> bytes:
+    """XXH3-128 of (salt, NUL, normalised text) of every text, one after the other."""
+    if normalise != "bytes":
+        data, offsets = fold_texts(data, offsets, "space" if normalise == "whitespace" else "word")
+    seen = memoryview(data)
+    start = xxhash.xxh3_128(salt + b"\0")
+    keys = bytearray()
+    for first, last in pairwise(offsets.tolist()):
+        hasher = start.copy()
+        hasher.update(seen[first:last])
+        keys += hasher.digest()
+    return bytes(keys)
+
+
+def _equals(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(removed, kept): the index of every key that came before, and that of its first. Keys 7 5 7 -> ([2], [0])."""
+    order = np.lexsort((low, high))  # stable: equals stay in their order
+    new = np.ones(len(order), bool)
+    new[1:] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
+    firsts = order[np.flatnonzero(new)[np.cumsum(new) - 1]] if len(order) else order
+    return order[~new], firsts[~new]
+
+
+def _table(removed: np.ndarray, kept: np.ndarray) -> pa.Table:
+    by_id = np.lexsort((removed[:, 1], removed[:, 0]))
+    columns = [unpacked_ids(removed[by_id]), unpacked_ids(kept[by_id]), [1.0] * len(removed)]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, DUPLICATES, strict=True)], schema=DUPLICATES)

@@ -9,9 +9,12 @@ The rules, by Unicode code point (the tables are those of the running Python's `
 
 import unicodedata
 from functools import cache
+from typing import Literal
 
 import numba
 import numpy as np
+
+Fold = Literal["word", "character", "space"]
 
 # First and last code point of the scripts written without spaces between words (Unicode 15, Blocks.txt).
 STANDS_ALONE = (
@@ -41,12 +44,17 @@ GROWTH = 1.5
 
 
 @cache
-def folding_table(alone: bool) -> np.ndarray:
-    """uint32[0x110000]: what each code point becomes: its lower case, with the flags above.
+def folding_table(fold: Fold) -> np.ndarray:
+    """uint32[0x110000]: what each code point becomes, with the flags above.
 
-    alone: whether the scripts without spaces are cut into characters (words) or left as they are (characters)."""
+    word, character: the rules above; only `word` cuts the scripts without spaces into characters. space: every
+    character stays as it is, but white space (str.isspace) and NUL separate."""
+    if fold == "space":
+        table = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
+        table[[c for c in range(NUM_CODE_POINTS) if chr(c).isspace()]] = SEPARATOR
+        return table
     table = np.array([_folded(chr(c)) for c in range(NUM_CODE_POINTS)], dtype=np.uint32)
-    if alone:
+    if fold == "word":
         for first, last in STANDS_ALONE:
             block = table[first : last + 1]
             block[(block & CODE_POINT) > 0] |= ALONE
@@ -63,7 +71,7 @@ def _folded(character: str) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def fold(raw, start, stop, table, ascii_table, folded, at):
+def fold_one(raw, start, stop, table, ascii_table, folded, at):
     """Writes the folded form of raw[start:stop] (UTF-8) at folded[at:]; returns where it ends.
 
     "Don't  PANIC!" -> "don t panic ". The text must be valid UTF-8, as a Parquet string column is."""
@@ -132,14 +140,14 @@ def _write_utf8(out: np.ndarray, at: int, point: int) -> int:
     return at + 4
 
 
-def fold_texts(data: np.ndarray, offsets: np.ndarray, alone: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def fold_texts(data: np.ndarray, offsets: np.ndarray, fold: Fold = "word") -> tuple[np.ndarray, np.ndarray]:
     """The folded forms of data[offsets[i]:offsets[i + 1]], as (bytes uint8, offsets int64[texts + 1]).
 
     The bytes are followed by eight spaces, so that eight may be read at a time."""
     size = int((offsets[-1] - offsets[0]) * GROWTH) + 2 * len(offsets) + 8
     folded = np.empty(size, np.uint8)
     ends = np.zeros(len(offsets), np.int64)
-    table = folding_table(alone)
+    table = folding_table(fold)
     ascii_table = np.where(table[:128] == SEPARATOR, SPACE, table[:128]).astype(np.uint8)
     _fold_all(data, offsets, table, ascii_table, folded, ends)
     return folded, ends
@@ -149,13 +157,13 @@ def fold_texts(data: np.ndarray, offsets: np.ndarray, alone: bool = True) -> tup
 def _fold_all(data, offsets, table, ascii_table, folded, ends):
     at = 0
     for index in range(len(offsets) - 1):
-        at = fold(data, offsets[index], offsets[index + 1], table, ascii_table, folded, at)
+        at = fold_one(data, offsets[index], offsets[index + 1], table, ascii_table, folded, at)
         ends[index + 1] = at
     folded[at : at + 8] = SPACE
 
 
-def fold_text(text: str, alone: bool = True) -> str:
+def fold_text(text: str, fold: Fold = "word") -> str:
     """The folded form of one text, without the last space: the words with one space between each two."""
     data = np.frombuffer(text.encode(), np.uint8)
-    folded, ends = fold_texts(data, np.array([0, len(data)], np.int64), alone)
+    folded, ends = fold_texts(data, np.array([0, len(data)], np.int64), fold)
     return bytes(folded[: ends[1]]).decode().rstrip(" ")

@@ -36,7 +36,7 @@ def sign(folded: np.ndarray, ends: np.ndarray, ngram: int, unit: Unit, hashes: i
 
 def signatures_of(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit, hashes: int, seed: int):
     """As `sign`, from the raw UTF-8 of the texts."""
-    folded, ends = fold_texts(data, offsets, alone=unit == "word")
+    folded, ends = fold_texts(data, offsets, unit)
     return sign(folded, ends, ngram, unit, hashes, seed)
 
 

@@ -1,96 +1,250 @@
 """Near duplicates: LSH proposes, exact Jaccard decides, and only a document that is kept removes another."""
 
-import re
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import xxhash
-from datasketch import MinHash
 from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.candidates import (
+    Candidates,
+    Documents,
+    documents_in_keep_order,
+    read_candidates,
+    write_band_keys,
+    write_buckets,
+)
 from gristmill.data_pipeline.dedup.exact import DUPLICATES
-from gristmill.data_pipeline.dedup.part import Part, keep_order
+from gristmill.data_pipeline.dedup.part import Part, unpacked_ids, utf8_of
+from gristmill.data_pipeline.dedup.shingles import Unit
+from gristmill.data_pipeline.dedup.signatures import (
+    SignatureScheme,
+    SignatureStore,
+    open_store,
+    same_scheme,
+    sign_corpus,
+)
+from gristmill.data_pipeline.dedup.verify import keep_first, shingle_sets
 from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.errors import InputError
+
+MOST_HASHES = 4096
+
+# Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A group of candidates is never divided.
+BATCH_SHINGLES = 8_000_000
+
+# Removed documents of one batch: int64[4, removed], columns rank, rank of the kept one, shared shingles, all shingles.
+RANK, KEEPER, BOTH, EITHER = range(4)
 
 
 class NearDedupConfig(Config):
     """Two documents are near duplicates if the Jaccard similarity of their shingle sets is >= threshold.
 
-    unit, ngram: a shingle is `ngram` words (or characters) in a row. bands, rows: two documents of similarity s are
-    compared with probability 1 - (1 - s**rows)**bands. scope: across all sources, or within each source."""
+    unit, ngram: a shingle is `ngram` words (or characters) of the folded text in a row (see `folding.py`).
+    bands, rows: two documents of similarity s are compared with probability 1 - (1 - s**rows)**bands.
+    hashes: length of a signature; bands x rows if not given. scope: one pool for all sources, or each by itself.
+    seed: of the permutations; 1 is datasketch's."""
 
-    unit: Literal["word", "character"] = "word"
-    ngram: int = Field(default=5, ge=1)
+    unit: Unit = "word"
+    ngram: int = Field(default=5, ge=1)  # FineWeb's word 5-grams (datatrove, examples/fineweb.py)
     bands: int = Field(default=16, ge=1)
     rows: int = Field(default=8, ge=1)
-    threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    hashes: int | None = Field(default=None, ge=1)
+    threshold: float = Field(default=0.8, gt=0.0, le=1.0)  # MT-NLG 530B, near-duplicate removal
     scope: Literal["all", "source"] = "all"
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=1 << 32)
 
     @model_validator(mode="after")
-    def signature_of_sane_length(self) -> Self:
-        if self.bands * self.rows > 4096:
-            raise ValueError(f"bands={self.bands} x rows={self.rows} is over 4096 hashes a document; try 16 x 8")
+    def bands_divide_the_hashes(self) -> Self:
+        used = self.bands * self.rows
+        if used > MOST_HASHES:
+            raise ValueError(f"bands={self.bands} x rows={self.rows} is over {MOST_HASHES} hashes; try 16 x 8")
+        if self.hashes is not None and (self.hashes % used or self.hashes > MOST_HASHES):
+            raise ValueError(
+                f"bands={self.bands} x rows={self.rows} does not divide hashes={self.hashes}; try hashes={used}"
+            )
         return self
 
+    @property
+    def scheme(self) -> SignatureScheme:
+        """What decides the signatures."""
+        hashes = self.hashes or self.bands * self.rows
+        return SignatureScheme(unit=self.unit, ngram=self.ngram, hashes=hashes, seed=self.seed)
 
-def near_duplicates(parts: Sequence[Part], config: NearDedupConfig, engine: LocalEngine, folder: Path) -> pa.Table:
+
+@dataclass(frozen=True)
+class Protected:
+    """An existing corpus that removes documents and loses none: its signature store and the parts it was made from."""
+
+    store: Path
+    parts: Sequence[Part]
+
+
+def near_duplicates(
+    parts: Sequence[Part],
+    config: NearDedupConfig,
+    engine: LocalEngine,
+    folder: Path,
+    protected: Sequence[Protected] = (),
+) -> pa.Table:
     """Every living document that has exact Jaccard similarity >= threshold with a document that is itself kept.
 
     Columns doc_id, duplicate_of, similarity; sorted by doc_id. Documents are looked at in the order (source
-    priority, longer first, doc_id); a removed document removes no other (star-only), so `duplicate_of` is never
-    itself in `doc_id`. It names the most similar of the kept documents before it. The result depends neither on
-    workers nor on the division into files nor on their order.
-    `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
-    signed = engine.map(_sign_part, [(p, config) for p in parts], "signatures", [p.path.stat().st_size for p in parts])
-    documents = [document for part in signed for document in part]
-    priorities = np.repeat([p.priority for p in parts], [len(s) for s in signed])
-    order = keep_order(priorities, np.array([d[1] for d in documents]), np.array([d[0] for d in documents], "U32"))
-    buckets: dict[tuple, list[int]] = defaultdict(list)
-    found = []
-    for index in order.tolist():
-        doc_id, _, keys, shingles = documents[index]
-        best, keeper = -1.0, -1
-        for other in sorted({k for key in keys for k in buckets[key]}):
-            similarity = _jaccard(shingles, documents[other][3])
-            if similarity >= config.threshold and (similarity > best):
-                best, keeper = similarity, other
-        if keeper >= 0:
-            found.append((doc_id, documents[keeper][0], best))
-            continue
-        for key in keys:
-            buckets[key].append(index)
-    columns = zip(*sorted(found), strict=True) if found else ([], [], [])
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(columns, DUPLICATES, strict=True)], schema=DUPLICATES)
+    priority, longer first, doc_id), after the protected ones; a removed document removes no other (star-only), so
+    `duplicate_of` is never itself in `doc_id`. It names the most similar of the kept documents before it. The
+    result depends neither on workers nor on the division into files nor on their order.
+    `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
+    `folder / "signatures"` is the signature store of the parts: keep it to protect this corpus from later ones.
+    Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
+    stores = _protected_stores(protected, config.scheme)
+    sides = [part for side in protected for part in side.parts]
+    claim(folder, _identity(parts, sides, config))
+    own = sign_corpus(parts, config.scheme, engine, folder / "signatures")
+    documents = documents_in_keep_order([*((store, True) for store in stores), (own, False)])
+    keys = write_band_keys([*stores, own], config.bands, config.rows, config.scope == "source", engine, folder)
+    files = write_buckets(documents, keys, config.bands, engine, folder)
+    candidates = read_candidates(documents, files)
+    sets = _write_sets([*sides, *parts], documents, candidates, config, engine, folder)
+    verified = _verify(documents, candidates, sets, config, engine, folder)
+    return _table(documents, verified)
 
 
-def _sign_part(task: tuple[Part, NearDedupConfig]) -> list[tuple]:
-    part, config = task
-    signed = []
-    pool = part.source if config.scope == "source" else ""
-    for _, doc_ids, texts in part.batches():
-        for doc_id, text in zip(doc_ids.to_pylist(), texts.to_pylist(), strict=True):
-            shingles = _shingles(text, config)
-            minhash = MinHash(config.bands * config.rows, config.seed, hashfunc=lambda h: h & 0xFFFFFFFF)
-            minhash.update_batch(shingles)
-            keys = minhash.hashvalues.reshape(config.bands, config.rows)
-            bands = [(pool, band, row.tobytes()) for band, row in enumerate(keys)] if shingles else []
-            signed.append((doc_id, len(text.encode()), bands, shingles))
-    return signed
+def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -> list[SignatureStore]:
+    stores = []
+    for side in protected:
+        store = open_store(side.store)
+        same_scheme(scheme, store.scheme, store.folder)
+        if len(store.parts) != len(side.parts):
+            raise InputError(
+                f"{side.store}: signatures of {len(store.parts)} parts, but {len(side.parts)} are given; "
+                "hand over the parts the store was made from, in that order"
+            )
+        stores.append(store)
+    return stores
 
 
-def _shingles(text: str, config: NearDedupConfig) -> frozenset[int]:
-    words = re.findall(r"\w+", text.lower())
-    units = words if config.unit == "word" else list(" ".join(words))
-    count = max(len(units) - config.ngram + 1, 1 if units else 0)
-    return frozenset(xxhash.xxh3_64_intdigest(" ".join(units[i : i + config.ngram]).encode()) for i in range(count))
+def _identity(parts: Sequence[Part], sides: Sequence[Part], config: NearDedupConfig) -> dict:
+    return {
+        "config": config.model_dump(),
+        "parts": [part_identity(part) for part in parts],
+        "protected": [part_identity(part) for part in sides],
+    }
 
 
-def _jaccard(left: frozenset[int], right: frozenset[int]) -> float:
-    both = len(left & right)
-    return both / (len(left) + len(right) - both)
+def _write_sets(
+    parts: Sequence[Part],
+    documents: Documents,
+    candidates: Candidates,
+    config: NearDedupConfig,
+    engine: LocalEngine,
+    folder: Path,
+) -> list[Path]:
+    """The shingle sets of all candidates, part by part: .npy of hashes, and of (row, end) of each document's set."""
+    owners, rows = documents.part[candidates.ranks], documents.row[candidates.ranks]
+    files = [folder / f"sets-{number:05d}.npy" for number in range(len(parts))]
+    tasks = []
+    for number, (part, file) in enumerate(zip(parts, files, strict=True)):
+        wanted = np.sort(rows[owners == number])
+        if len(wanted) and not _index_of(file).exists():
+            tasks.append((part, wanted, config, file))
+    engine.map(_write_part_sets, tasks, "candidates' shingles", [task[0].bytes for task in tasks], "B")
+    return files
+
+
+def _index_of(sets: Path) -> Path:
+    return sets.with_suffix(".index.npy")
+
+
+def _write_part_sets(task: tuple[Part, np.ndarray, NearDedupConfig, Path]) -> None:
+    part, wanted_rows, config, path = task
+    wanted = np.zeros(len(part.living()), bool)
+    wanted[wanted_rows] = True
+    found_rows, sizes, sets = [], [], []
+    for rows, _, texts in part.batches(wanted):
+        for row, values in zip(rows, shingle_sets(*utf8_of(texts), config.ngram, config.unit), strict=True):
+            found_rows.append(row)
+            sizes.append(len(values))
+            sets.append(values)
+    save_array(path, np.concatenate(sets))
+    save_array(_index_of(path), np.stack([np.array(found_rows), np.cumsum(sizes)]))
+
+
+def _verify(
+    documents: Documents,
+    candidates: Candidates,
+    sets: Sequence[Path],
+    config: NearDedupConfig,
+    engine: LocalEngine,
+    folder: Path,
+) -> list[Path]:
+    weights = documents.shingles[candidates.ranks]
+    batches = _batches(candidates.group, weights)
+    tasks, files = [], []
+    for number, (start, stop) in enumerate(batches):
+        ranks = candidates.ranks[start:stop]
+        place = (documents.part[ranks], documents.row[ranks], documents.protected[ranks])
+        files.append(folder / f"verified-{number:05d}.npy")
+        if not files[-1].exists():
+            tasks.append((ranks, *place, candidates.bucket_of[start:stop], tuple(sets), config.threshold, files[-1]))
+    engine.map(_verify_batch, tasks, "verification", [len(task[0]) for task in tasks], "documents")
+    return files
+
+
+def _batches(group: np.ndarray, weights: np.ndarray) -> list[tuple[int, int]]:
+    """(start, stop) of runs of whole groups of about BATCH_SHINGLES each."""
+    if not len(group):
+        return []
+    firsts = np.flatnonzero(np.diff(group, prepend=-1))
+    before = np.concatenate([[0], np.cumsum(weights)])[firsts]
+    starts = firsts[np.flatnonzero(np.diff(before // BATCH_SHINGLES, prepend=-1))]
+    return list(zip(starts.tolist(), [*starts[1:].tolist(), len(group)], strict=True))
+
+
+def _verify_batch(task) -> None:
+    ranks, part, row, protected, bucket_of, files, threshold, path = task
+    sets, bounds = _read_sets(files, part, row)
+    buckets, numbered = _renumbered(bucket_of)
+    keepers, boths = np.empty(len(ranks), np.int64), np.zeros(len(ranks), np.int64)
+    keep_first(numbered, buckets, protected, sets, bounds, threshold, keepers, boths)
+    removed = np.flatnonzero(keepers >= 0)
+    sizes = np.diff(bounds)
+    both, kept = boths[removed], keepers[removed]
+    save_array(path, np.stack([ranks[removed], ranks[kept], both, sizes[removed] + sizes[kept] - both]))
+
+
+def _read_sets(files: Sequence[Path], part: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The documents' sets, one after the other, and int64[documents + 1] bounds."""
+    found: list[np.ndarray] = [np.empty(0, np.uint64)] * len(part)
+    for number in np.unique(part):
+        values = load_array(files[number], mapped=True)
+        rows, ends = load_array(_index_of(files[number]))
+        for index in np.flatnonzero(part == number):
+            place = np.searchsorted(rows, row[index])
+            found[index] = values[ends[place - 1] if place else 0 : ends[place]]
+    bounds = np.concatenate([[0], np.cumsum([len(values) for values in found])]).astype(np.int64)
+    return np.concatenate([np.empty(0, np.uint64), *found]), bounds
+
+
+def _renumbered(bucket_of: np.ndarray) -> tuple[int, np.ndarray]:
+    """(number of buckets, bucket_of with buckets numbered across all bands), -1 kept."""
+    bands = bucket_of.shape[1]
+    across = np.where(bucket_of >= 0, bucket_of.astype(np.int64) * bands + np.arange(bands), -1)
+    values, numbered = np.unique(np.append(across.ravel(), -1), return_inverse=True)
+    return len(values) - 1, numbered[:-1].reshape(bucket_of.shape) - 1
+
+
+def _table(documents: Documents, files: Sequence[Path]) -> pa.Table:
+    found = np.concatenate([np.empty((4, 0), np.int64), *(load_array(file) for file in files)], axis=1)
+    ids = documents.ids[found[RANK]]
+    found = found[:, np.lexsort((ids[:, 1], ids[:, 0]))]
+    columns = [
+        pa.array(unpacked_ids(documents.ids[found[RANK]])),
+        pa.array(unpacked_ids(documents.ids[found[KEEPER]])),
+        pa.array(found[BOTH] / found[EITHER]),
+    ]
+    return pa.table(columns, schema=DUPLICATES)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.dedup.folding import STANDS_ALONE, fold_text, fold_texts
+from gristmill.data_pipeline.dedup.folding import STANDS_ALONE, Fold, fold_text, fold_texts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \n\t.,-'aZ9_é中か\u00ad\u200b\u200d"))
 
 
-def plainly_folded(text: str, alone: bool) -> str:
+def plainly_folded(text: str, fold: Fold) -> str:
     words = ""
     for character in text:
         category = unicodedata.category(character)
@@ -21,7 +21,7 @@ def plainly_folded(text: str, alone: bool) -> str:
         lower = character.lower()[0]
         if category[0] not in "LMN" and character != "_":
             words += " "
-        elif alone and any(first <= ord(character) <= last for first, last in STANDS_ALONE):
+        elif fold == "word" and any(first <= ord(character) <= last for first, last in STANDS_ALONE):
             words += f" {lower} "
         else:
             words += lower
@@ -47,9 +47,9 @@ def test_worked_examples(text: str, folded: str):
     assert fold_text(text) == folded
 
 
-@given(TEXTS, st.booleans())
-def test_agrees_with_the_rules_in_python(text: str, alone: bool):
-    assert fold_text(text, alone) == plainly_folded(text, alone)
+@given(TEXTS, st.sampled_from(["word", "character"]))
+def test_agrees_with_the_rules_in_python(text: str, fold: Fold):
+    assert fold_text(text, fold) == plainly_folded(text, fold)
 
 
 @given(TEXTS)
@@ -68,4 +68,9 @@ def test_texts_in_one_buffer_do_not_touch(texts: list[str]):
 
 def test_every_character_fits_the_space_set_aside():
     for block in ("Ⱥ" * 1000, "中" * 1000, "ｱ" * 1000, "𠀀" * 1000, "a " * 1000):
-        assert fold_text(block) == plainly_folded(block, True)
+        assert fold_text(block) == plainly_folded(block, "word")
+
+
+@given(TEXTS)
+def test_space_folding_is_split_and_join(text: str):
+    assert fold_text(text, "space") == " ".join(text.replace("\0", " ").split())

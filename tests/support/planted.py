@@ -1,0 +1,45 @@
+"""Small corpora on disk for the tests of deduplication."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.dedup.part import Part
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.engine.progress import Reporter
+
+
+def engine(workers: int = 1) -> LocalEngine:
+    return LocalEngine(workers, Reporter.silent())
+
+
+def write_part(
+    path: Path, documents: dict[str, str], source: str = "s", priority: int = 1, alive: Sequence[bool] | None = None
+) -> Part:
+    """A part file of texts by doc_id; ids are padded to 32 digits: "a1" -> "0...0a1"."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ids = [padded(doc_id) for doc_id in documents]
+    table = pa.table({"doc_id": pa.array(ids, pa.string()), "text": pa.array(list(documents.values()), pa.string())})
+    pq.write_table(table, path, row_group_size=3)
+    return Part(path, source, priority, None if alive is None else np.array(alive, bool))
+
+
+def padded(doc_id: str) -> str:
+    return doc_id.rjust(32, "0")
+
+
+def found(table: pa.Table) -> dict[str, tuple[str, float]]:
+    """{removed: (kept, similarity)} with the ids' padding taken off."""
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return {removed.lstrip("0"): (kept.lstrip("0"), similarity) for removed, kept, similarity in rows}
+
+
+def edited(words: Sequence[str], generator: np.random.Generator, edits: int) -> list[str]:
+    """The words with `edits` of them replaced by words that occur nowhere else."""
+    changed = list(words)
+    for place in generator.choice(len(words), size=min(edits, len(words)), replace=False):
+        changed[place] = f"new{generator.integers(1 << 40)}"
+    return changed
