@@ -1,0 +1,177 @@
+"""Whole runs: what they write, and that a run that was stopped or killed ends with the same bytes."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.training.checkpoint import load_model, step_folder
+from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
+from gristmill.training.metrics import read_metrics
+from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.run import Data, Run, kept_steps
+
+MODEL = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, context=16)
+STEPS, BATCH = 12, 4
+
+
+class Counting:
+    """Samples that can be learned: the next token is the last one's fivefold plus 0, 1 or 2. Every third is masked."""
+
+    vocab_size, fingerprint = 50, "counting"
+
+    def sample(self, k: int) -> dict[str, np.ndarray]:
+        generator = np.random.default_rng(k)
+        tokens = np.empty(MODEL.context + 1, dtype=np.int64)
+        tokens[0] = generator.integers(self.vocab_size)
+        for index, noise in enumerate(generator.integers(0, 3, MODEL.context)):
+            tokens[index + 1] = (5 * tokens[index] + noise) % self.vocab_size
+        weights = np.ones(MODEL.context, dtype=np.float32)
+        weights[10:] = float(k % 3 > 0)
+        return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
+
+    def source_of(self, k: int) -> str:
+        return ("even", "odd")[k % 2]
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    settings = {
+        "tokens": STEPS * BATCH * MODEL.context,
+        "batch_tokens": BATCH * MODEL.context,
+        "precision": "fp32",
+        "optimizer": {"learning_rate": 1e-2},
+        "checkpoint": {"every": 3},
+        "validation": {"every": 6, "samples": 5},
+    }
+    return TrainConfig(**(settings | changes))
+
+
+def new_run(folder: Path, mesh: Any = None, **changes: Any) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = Data(Counting(), Counting(), 0, mask_documents=False, bytes_per_token={"even": 4.0})
+    return Run(MODEL, train_config(**changes), 7, data, mesh or single_process(), folder, Reporter.silent())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    new_run(folder).to_the_end()
+    return folder
+
+
+def test_a_run_learns_and_says_what_it_did(undisturbed: Path) -> None:
+    lines = read_metrics(undisturbed / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["tokens"] == STEPS * BATCH * MODEL.context
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
+    assert [line["step"] for line in lines if "validation" in line] == [6, 12]
+    even = lines[-1]["validation"]["sources"]["even"]
+    assert even["bits_per_byte"] == pytest.approx(even["loss"] / np.log(2) / 4.0)
+    assert sorted(path.name for path in (undisturbed / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
+
+
+def test_equal_runs_write_equal_bytes(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path).to_the_end()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def test_a_run_that_was_asked_to_stop_goes_on_as_if_nothing_had_been(undisturbed: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stopped after step 1 as asked"):
+        new_run(tmp_path, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).to_the_end()
+    new_run(tmp_path).to_the_end()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def test_a_damaged_checkpoint_is_passed_over(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path).to_the_end()
+    (step_folder(tmp_path / "checkpoints", 12) / ".metadata").write_bytes(b"not what it was")
+    new_run(tmp_path).to_the_end()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def test_load_model_gives_the_model_that_was_validated(undisturbed: Path) -> None:
+    model, config = load_model(step_folder(undisturbed / "checkpoints", STEPS))
+    assert config == MODEL
+    samples = Counting()
+    logits = model(torch.stack([torch.from_numpy(samples.sample(k)["tokens"]) for k in range(5)]))
+    targets = torch.stack([torch.from_numpy(samples.sample(k)["targets"]) for k in range(5)])
+    weights = torch.stack([torch.from_numpy(samples.sample(k)["weights"]) for k in range(5)])
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    expected = read_metrics(undisturbed / "metrics.jsonl")[-1]["validation"]["loss"]
+    assert ((losses * weights).sum() / weights.sum()).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path).to_the_end()
+    other = new_run(tmp_path)
+    other.data_fingerprint = "other"
+    with pytest.raises(InputError, match="trained on other data"):
+        other.to_the_end()
+
+
+def killed_run(folder: Path, delay_seconds: float) -> int:
+    """A run in a process of its own, killed after a delay; its exit code."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(folder)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(delay_seconds)
+    process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
+def test_killed_at_any_moment_the_run_ends_with_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
+    codes = [killed_run(tmp_path, delay) for delay in (0.03, 0.15)]
+    assert -signal.SIGKILL in codes
+    new_run(tmp_path).to_the_end()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def run_on_mesh(folder: str, layout: dict[str, Any]) -> None:
+    config = train_config(layout=layout)
+    new_run(
+        Path(folder), build_mesh(config.layout, MODEL.num_kv_heads, torch.device("cpu")), layout=layout
+    ).to_the_end()
+
+
+@pytest.mark.parametrize("layout", [{"data": 2}, {"data": 2, "tensor": 2, "pipeline": 2}])
+def test_any_layout_writes_the_losses_of_one_process(pool, undisturbed: Path, tmp_path: Path, layout: dict) -> None:
+    world_size = 2 if layout == {"data": 2} else 8
+    layout = layout | {"micro_batch": 1}
+    pool.run(world_size, run_on_mesh, str(tmp_path), layout)
+    here, there = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, tmp_path))
+    assert [line["loss"] for line in there] == pytest.approx([line["loss"] for line in here], rel=1e-5)
+    assert there[-1]["validation"]["loss"] == pytest.approx(here[-1]["validation"]["loss"], rel=1e-5)
+    assert json.dumps(here[0]["valid_tokens"]) == json.dumps(there[0]["valid_tokens"])
+
+
+def test_which_checkpoints_stay() -> None:
+    assert kept_steps([100, 137, 200, 300], CheckpointConfig(every=100, keep_last=2), finished=False) == {200, 300}
+    assert kept_steps([100, 137], CheckpointConfig(every=100), finished=False) == {100, 137}
+    assert kept_steps([100, 137, 200, 250], CheckpointConfig(every=100), finished=True) == {200, 250}
+    assert kept_steps([100, 200, 300, 400], CheckpointConfig(every=100, keep_last=1, keep_every=200), True) == {
+        200,
+        400,
+    }
+
+
+if __name__ == "__main__":
+    new_run(Path(sys.argv[1])).to_the_end()
