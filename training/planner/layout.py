@@ -67,6 +67,8 @@ class Layout:
         extras = [f"micro-batch {self.micro_batch}"]
         if self.tensor > 1 and self.sequence_parallel:
             extras.append("sequence parallel")
+        if self.pipeline == 1 and self.shard > 1:
+            extras.append("resharded" if self.reshard else "kept whole")
         if self.recompute != "none":
             extras.append(f"{self.recompute} recomputation")
         return f"{' x '.join(axes) or 'one GPU'}, {', '.join(extras)}"

@@ -34,13 +34,13 @@ def objection(layout: Layout, shape: Shape, samples: int) -> str | None:
     if tensor is not None:
         return tensor
     if layout.pipeline > 1 and layout.stages > len(shape.blocks):
-        return f"{layout.stages} pipeline stages, but {len(shape.blocks)} layers"
+        return f"more pipeline stages than the {len(shape.blocks)} layers"
     if shape.context % layout.context:
         return f"context {layout.context} does not divide {shape.context} tokens"
     if samples % layout.data:
-        return f"{samples} samples do not split over {layout.data} data ranks"
+        return f"{samples} samples do not split over the data ranks"
     if samples // layout.data % layout.micro_batch:
-        return f"{samples // layout.data} samples a data rank do not split into micro-batches of {layout.micro_batch}"
+        return "the samples of a data rank do not split into the micro-batches"
     return _pipeline_objection(layout, layout.microbatches(samples))
 
 
@@ -49,11 +49,9 @@ def _pipeline_objection(layout: Layout, microbatches: int) -> str | None:
         return None
     least = least_microbatches(layout.schedule, layout.pipeline, layout.virtual)
     if microbatches < least:
-        return f"{layout.schedule} over {layout.pipeline} ranks needs {least} micro-batches, there are {microbatches}"
+        return f"fewer micro-batches than {layout.schedule} needs to fill its pipeline (one for each rank)"
     if not microbatches_fit(layout.schedule, layout.pipeline, microbatches):
-        return (
-            f"interleaved runs rounds of {layout.pipeline} micro-batches; {microbatches} are no whole number of rounds"
-        )
+        return "interleaved runs in rounds of as many micro-batches as ranks, and these are no whole number of rounds"
     if layout.schedule == "zbv" and layout.recompute == "operators":
         return "zbv cannot recompute by operator"
     return None

@@ -10,37 +10,29 @@ from gristmill.training.config import Schedule
 def bubble_share(schedule: Schedule, pipeline: int, virtual: int, microbatches: int) -> float:
     """Idle time over ideal time, when a backward pass costs two forwards, as its halves then cost one each.
 
-    1F1B, p = 4, m = 8: 3/8. Interleaved with v = 2: 3/16. zbv fills the whole bubble when m >= 2p - 1."""
+    1F1B, p = 4, m = 8: 3/8. Interleaved with v = 2: 3/16. zbv: 1/16."""
     if pipeline == 1:
         return 0.0
-    if schedule in ("zbv", "dualpipev"):
-        return bubble_seconds(schedule, pipeline, virtual, 1.0, 2.0) / (3.0 * microbatches)
-    return (pipeline - 1) / (virtual * microbatches)
+    return bubble_seconds(schedule, pipeline, virtual, 1.0, 2.0, microbatches) / (3.0 * microbatches)
 
 
-def bubble_seconds(schedule: Schedule, pipeline: int, virtual: int, forward: float, backward: float) -> float:
+def bubble_seconds(
+    schedule: Schedule, pipeline: int, virtual: int, forward: float, backward: float, microbatches: int
+) -> float:
     """Idle seconds of a rank in one step. forward and backward: of one micro-batch through all the rank's stages.
 
-    gpipe and 1f1b (p-1)(F+B); interleaved that over v; zbv (p-1)(F + B - 2W) with the weights' half W = B/2, less
-    where recomputation makes the input's half longer; DualPipeV the half of (p-1)(F + B - 3W), never below 0."""
+    gpipe and 1f1b (p-1)(F+B); interleaved that over v. zbv fills all but the first wave's way down the V, (p-1) half
+    passes, from m = 2p on, and twice that at m = p (by simulation of torch's order). DualPipeV (p-1)(F + 2B - 3W) / 2,
+    with B whole and W its weights' half."""
     if pipeline == 1:
         return 0.0
-    hops = pipeline - 1
+    hops, weights = pipeline - 1, min(forward, backward / 2)
     if schedule == "zbv":
-        return hops * max(0.0, _input_half(forward, backward) + forward - 2 * _weight_half(forward, backward))
+        short = max(0.0, (2 * pipeline - microbatches) / pipeline)
+        return hops / 2 * max(forward, backward - weights) * (1 + short)
     if schedule == "dualpipev":
-        rest = forward + _input_half(forward, backward) - _weight_half(forward, backward)
-        return hops / 2 * max(0.0, rest)
+        return hops / 2 * max(0.0, forward + 2 * backward - 3 * weights)
     return hops * (forward + backward) / virtual
-
-
-def _weight_half(forward: float, backward: float) -> float:
-    """The weights' part of the backward pass is as long as the forward pass, and at most half the backward."""
-    return min(forward, backward / 2)
-
-
-def _input_half(forward: float, backward: float) -> float:
-    return backward - _weight_half(forward, backward)
 
 
 def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: int, rank: int) -> int:

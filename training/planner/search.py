@@ -21,8 +21,6 @@ from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.stages import balanced_cuts
 from gristmill.training.planner.step_time import StepModel, StepTime
 
-# In the order of what they cost: the first that fits is the fastest, since all they do is add work.
-RECOMPUTE: tuple[Recompute, ...] = ("none", "operators", "attention", "full")
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MOST_STAGES_A_RANK = 8
 
@@ -197,9 +195,10 @@ def search(job: Job) -> Plan:
 def lightest_fitting(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
     """(the layout with the least recomputation that fits, and its memory; bytes of the last that was tried)."""
     pins, need = planner.job.pins, 0.0
-    modes = (pins.recompute,) if pins.recompute else RECOMPUTE
+    # In the order of what they cost: the first that fits is the fastest, since all they do is add work.
+    modes = (pins.recompute,) if pins.recompute else planner.job.software.recomputes
     for mode in modes:
-        if mode == "operators" and (layout.schedule == "zbv" or planner.job.software.selective == "core"):
+        if mode == "operators" and layout.schedule == "zbv":
             continue
         one = replace(layout, recompute=mode)
         memory = planner.memory(one)
@@ -220,7 +219,7 @@ def _open_layouts(job: Job, fail: Callable[[str, str], None]) -> Iterator[Layout
             fail(reason, f"tensor {tensor}")
             continue
         if job.gpus % (tensor * pins.context):
-            fail(f"tensor {tensor} x context {pins.context} does not divide {job.gpus} GPUs", f"tensor {tensor}")
+            fail(f"tensor x context does not divide {job.gpus} GPUs", f"tensor {tensor} x context {pins.context}")
             continue
         rest = job.gpus // (tensor * pins.context)
         for pipeline in _choices(pins.pipeline, [p for p in divisors(rest) if p <= len(shape.blocks)]):
@@ -228,7 +227,8 @@ def _open_layouts(job: Job, fail: Callable[[str, str], None]) -> Iterator[Layout
                 continue
             data = rest // pipeline
             if job.samples % data:
-                fail(f"{job.samples} samples do not split over {data} data ranks", f"pipeline {pipeline}")
+                example = f"tensor {tensor} x pipeline {pipeline} x data {data}"
+                fail(f"{job.samples} samples do not split over the data ranks", example)
                 continue
             for shard in _shards(data, tensor * pins.context, node, pins, software):
                 for schedule, virtual in _schedules(pipeline, len(shape.blocks), pins, software):

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from gristmill.data_pipeline.config import Config
-from gristmill.training.config import Schedule
+from gristmill.training.config import Recompute, Schedule
 
 
 class Software(Config):
@@ -43,6 +43,9 @@ class Software(Config):
     dropout: bool = False
     layers: Literal["even", "balanced"] = Field("even", description="stages of equal layers, or of equal cost")
     schedules: tuple[Schedule, ...] = Field(("1f1b", "interleaved"), description="what a search tries")
+    recomputes: tuple[Recompute, ...] = Field(
+        ("none", "operators", "attention", "full"), description="what it offers, the cheapest first"
+    )
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
 
 
@@ -62,6 +65,7 @@ MEGATRON_2021 = Software(
     name="megatron-2021",
     attention="unfused",
     selective="core",
+    recomputes=("none", "full"),
     kernels="eager",
     loss="whole",
     data_parallel="replicate",
@@ -80,6 +84,7 @@ MEGATRON_CORE = Software(
     name="megatron-core",
     data_parallel="optimizer_shard",
     selective="core",
+    recomputes=("none", "attention", "full"),
     accumulate_bytes=8,
     tensor_hidden=0.7,
     pipeline_hidden=0.8,

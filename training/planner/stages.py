@@ -67,12 +67,46 @@ def balanced_cuts(
 
 @lru_cache(maxsize=1024)
 def cost_cuts(shape: Shape, stages: int) -> tuple[int, ...]:
-    """The engine's rule: multiply-adds of a token's forward pass, the head counted, attention at its mean reach."""
+    """Where the engine cuts (training/parallel/cuts.py): multiply-adds of a token's forward pass, the head counted.
+
+    Of the cuts whose dearest stage is cheapest it takes, from the last stage on, the one that leaves it least."""
     costs = [
         block_matmul_flops(block) / 2 + block.query_width * min(block.window or shape.context, shape.context)
         for block in shape.blocks
     ]
-    return balanced_cuts(costs, 0.0, float(shape.width * shape.vocab), stages)
+    head, equal = float(shape.width * shape.vocab), len(shape.distinct) == 1
+    cuts: list[int] = []
+    stop = len(costs)
+    for used in range(stages, 1, -1):
+        if stop < len(costs) and equal:
+            bound = -(-stop // used) * costs[0]
+        else:
+            bound = _least_bound(costs[:stop], head if stop == len(costs) else 0.0, used)
+        stop = min(_reach(costs, used - 1, bound), stop - 1)
+        cuts.append(stop)
+    return tuple(cuts[::-1])
+
+
+def _least_bound(costs: Sequence[float], last: float, stages: int) -> float:
+    """The time of the dearest stage under the best cuts; at most 1 part in 2**40 above it."""
+    low, high = 0.0, sum(costs) + last
+    for _ in range(40):
+        middle = (low + high) / 2
+        if _fill(costs, 0.0, last, stages, [1.0] * stages, middle) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _reach(costs: Sequence[float], stages: int, bound: float) -> int:
+    """How many layers, from the first, so many stages can hold within the bound."""
+    layer = 0
+    for _ in range(stages):
+        time = 0.0
+        while layer < len(costs) and time + costs[layer] <= bound * (1 + 1e-9):
+            time, layer = time + costs[layer], layer + 1
+    return layer
 
 
 def _fill(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import log2
 
 from gristmill.training.planner.block_time import Parts, Passes, block_passes, embedding_passes, head_passes
 from gristmill.training.planner.layout import Layout
@@ -142,10 +143,11 @@ class StepModel:
         slowest = max(times, key=times.__getitem__)
         forward, backward, again = works[slowest]
         mean = sum(times[key] * count for key, count in distinct.items()) / len(held)
-        both = forward.seconds + again.seconds + sends / 2
+        ahead = forward.seconds + sends / 2
+        behind = times[slowest] - ahead
         scale = mean / times[slowest]
         bubble = bubble_seconds(
-            layout.schedule, layout.pipeline, layout.virtual, both * scale, (times[slowest] - both) * scale
+            layout.schedule, layout.pipeline, layout.virtual, ahead * scale, behind * scale, microbatches
         )
         data, data_hidden = self._data(layout, slowest[0], wires, backward.seconds, times[slowest], microbatches)
         parts = forward.plus(backward)
@@ -235,6 +237,8 @@ class StepModel:
             reduce = gather_seconds(reduced, shard, wires.shard)
             reduce += all_reduce_seconds(reduced / shard, layout.replicate, wires.replicate)
             gather = gather_seconds(weights, shard, wires.shard)
+            if shard > 1:  # one message for each layer
+                gather += (sum(held.kinds) - 1) * wires.shard.latency * log2(shard)
             if layout.pipeline == 1:
                 gather *= 2 * microbatches if layout.reshard else microbatches
         share = software.data_hidden if layout.pipeline == 1 else software.data_hidden_in_pipeline

@@ -1,0 +1,115 @@
+"""What `gristmill layout` and `train.layout: auto` call: from plain arguments to a plan, from a plan to a layout."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.provenance.canonical import canonical_json
+from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.parallel.layout import micro_batch_size
+from gristmill.training.planner.explain import compare
+from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.planner.layout import Layout, from_config
+from gristmill.training.planner.legality import objection
+from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
+from gristmill.training.planner.report import to_json
+from gristmill.training.planner.search import Forecast, Job, Pins, Plan, Planner, search
+from gristmill.training.planner.shape import Shape, shape_of
+from gristmill.training.planner.software import PROGRAMS
+
+
+def make_job(
+    shape: Shape,
+    gpus: int,
+    hardware: str = "h100",
+    batch_tokens: int | None = None,
+    tokens: int | None = None,
+    software: str = "gristmill",
+    pins: Pins = Pins(),  # noqa: B008 (frozen)
+    offload: bool = False,
+    float8: bool = False,
+) -> Job:
+    """A job from the command line's words. batch_tokens: of one step; by default about 4 million, a sample for each GPU
+    at least. Raises RecipeError where a name, a count or the batch is wrong."""
+    if software not in PROGRAMS:
+        raise RecipeError(f"--software {software}: no such program; they are {', '.join(PROGRAMS)}")
+    if gpus < 1:
+        raise RecipeError(f"--gpus {gpus}: at least one GPU is needed")
+    samples = default_samples(shape.context, gpus) if batch_tokens is None else batch_tokens // shape.context
+    return Job(
+        shape=shape,
+        hardware=load_hardware(hardware),
+        gpus=gpus,
+        samples=samples,
+        tokens=tokens,
+        software=PROGRAMS[software],
+        offload=offload,
+        float8=float8,
+        pins=pins,
+    )
+
+
+def default_samples(context: int, gpus: int) -> int:
+    """A whole number of samples for each GPU, and about 4 million tokens where that is more: 3072, 2048 -> 3072."""
+    return gpus * max(1, round(4e6 / context / gpus))
+
+
+def plan_recipe(
+    model: ModelConfig,
+    vocab: int,
+    train: TrainConfig,
+    gpus: int,
+    hardware: str = "h100",
+    pins: Pins = Pins(),  # noqa: B008 (frozen)
+) -> Plan:
+    """Every layout of a recipe's training on so many GPUs."""
+    job = make_job(
+        shape_of(model, vocab), gpus, hardware, train.batch_tokens, train.tokens, pins=pins, float8=train.float8
+    )
+    return search(job)
+
+
+def auto_layout(
+    model: ModelConfig, vocab: int, train: TrainConfig, gpus: int, hardware: str = "h100"
+) -> tuple[LayoutConfig, tuple[int, ...] | None]:
+    """What `train.layout: auto` stands for: the best layout (one that torch.compile takes, if that is wanted), and the
+    rank order for build_mesh, or None. Raises RecipeError where nothing fits, with the mend."""
+    plan = plan_recipe(model, vocab, train, gpus, hardware)
+    for forecast in plan.ranked:
+        if not (train.compile and forecast.layout.schedule in ("zbv", "dualpipev")):
+            return forecast.layout.config(forecast.cuts), forecast.placement.rank_order
+    best = plan.best
+    return best.layout.config(best.cuts), best.placement.rank_order
+
+
+def own_forecast(plan: Plan, model: ModelConfig, train: TrainConfig) -> Forecast:
+    """The forecast of the recipe's own layout. Raises RecipeError where the engine would refuse it."""
+    layout: Layout = from_config(train.layout, micro_batch_size(model, train))
+    reason = objection(layout, plan.job.shape, plan.job.samples)
+    if reason is not None:
+        raise RecipeError(f"the recipe's layout cannot run: {reason}")
+    return Planner(plan.job).forecast(layout)
+
+
+def compare_recipe(plan: Plan, model: ModelConfig, train: TrainConfig) -> str:
+    """A sentence on the recipe's layout beside the best one on as many GPUs."""
+    return compare(plan, own_forecast(plan, model, train))
+
+
+def write_json(plan: Plan, path: Path, top: int = 20) -> None:
+    path.write_bytes(canonical_json(to_json(plan, top)) + b"\n")
+
+
+def write_plot(job: Job, path: Path, counts: Sequence[int] = ()) -> None:
+    """Throughput against the number of GPUs, up to the job's."""
+    curve = throughput_curve(job, counts or usual_counts(job.gpus, job.hardware.node_gpus))
+    plot_throughput(job, curve, path)
+
+
+def recipe_text(plan: Plan) -> str:
+    """The best layout as the lines that go into a recipe."""
+    best = plan.best
+    fields = best.layout.config(best.cuts).model_dump(mode="json", exclude_defaults=True)
+    return yaml.safe_dump({"train": {"layout": fields}}, sort_keys=False)

@@ -1,0 +1,161 @@
+"""Why the winner wins: sentences with the figures that decided, and the published rule where one applies."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gristmill.training.planner.hardware import GIB
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.schedule import bubble_share
+from gristmill.training.planner.search import Forecast, Plan, Planner
+
+PAPER = "arXiv 2104.04473"
+
+
+def explain(plan: Plan) -> list[str]:
+    """Of the best layout, a sentence for each choice that mattered."""
+    best = plan.best
+    sentences = [_summary(plan, best), _memory(plan, best)]
+    sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
+    sentences += [s for s in (_micro_batch(plan, best), _recompute(plan, best), _clusters(plan, best)) if s]
+    return sentences
+
+
+def compare(plan: Plan, own: Forecast) -> str:
+    """A recipe's own layout beside the best."""
+    best, limit = plan.best, plan.job.hardware.device.memory_gib
+    need = own.memory.total / GIB
+    text = f"the recipe's layout ({own.layout.name()}): {own.tokens_per_second:,.0f} tokens/s, {need:.1f} GiB"
+    if need > limit:
+        return f"{text}, which does not fit {limit:.1f} GiB; the best that fits: {best.layout.name()}"
+    if own.tokens_per_second >= best.tokens_per_second:
+        return f"{text}: nothing faster was found"
+    return f"{text}: {_slower(own, best)} than the best, {best.layout.name()}"
+
+
+def _summary(plan: Plan, best: Forecast) -> str:
+    time = best.time
+    parts = {
+        "matmuls": time.matmul,
+        "attention": time.attention,
+        "memory-bound work": time.memory,
+        "recomputation": time.recompute,
+        "tensor collectives": time.tensor,
+        "sends between stages": time.pipeline,
+        "the bubble": time.bubble,
+        "exposed data-parallel traffic": time.data,
+        "the optimizer": time.optimizer,
+    }
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:4]
+    shares = ", ".join(f"{name} {seconds / time.total:.0%}" for name, seconds in largest if seconds > 0)
+    return f"{best.layout.name()}: a step takes {_seconds(time.total)} ({shares}); MFU {best.mfu:.1%}."
+
+
+def _memory(plan: Plan, best: Forecast) -> str:
+    memory, limit = best.memory, plan.job.hardware.device.memory_gib
+    state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
+    return (
+        f"The fullest rank needs {memory.total / GIB:.1f} of {limit:.1f} GiB: {state:.1f} of parameters, gradients and "
+        f"optimizer, {memory.activations / GIB:.1f} of activations, {memory.buffers / GIB:.1f} of buffers."
+    )
+
+
+def _tensor(plan: Plan, best: Forecast) -> str:
+    size, node = best.layout.tensor, plan.job.hardware.node_gpus
+    if size == 1:
+        other = _rival(plan, best, lambda one: one.tensor)
+        return f"No tensor axis: the best with tensor {other.layout.tensor} is {_slower(other, best)}." if other else ""
+    where = (
+        f"stays within a node of {node} ({PAPER}, takeaway 1)"
+        if size <= node
+        else f"crosses nodes of {node}, against {PAPER}'s takeaway 1: what it saves in memory is worth more here"
+    )
+    share = best.time.tensor / best.time.total
+    return (
+        f"Tensor {size} {where}; its collectives take {share:.1%} of the step. {_against(plan, best, 'tensor', size)}"
+    )
+
+
+def _pipeline(plan: Plan, best: Forecast) -> str:
+    layout = best.layout
+    if layout.pipeline == 1:
+        other = _rival(plan, best, lambda one: one.pipeline)
+        return f"No pipeline: with {other.layout.pipeline} stages it is {_slower(other, best)}." if other else ""
+    microbatches = layout.microbatches(plan.job.samples)
+    bubble = bubble_share(layout.schedule, layout.pipeline, layout.virtual, microbatches)
+    text = (
+        f"Pipeline {layout.pipeline} goes across nodes, where only b s h bytes pass between stages; {microbatches} "
+        f"micro-batches leave a bubble of {bubble:.1%} of the work"
+    )
+    if layout.schedule == "interleaved":
+        text += f", (p-1)/(v m) = {layout.pipeline - 1}/({layout.virtual} x {microbatches}) ({PAPER}, section 2.2.2)"
+    return f"{text}. {_against(plan, best, 'pipeline', layout.pipeline)}"
+
+
+def _data(plan: Plan, best: Forecast) -> str:
+    layout = best.layout
+    if layout.data == 1:
+        return ""
+    text = f"Data {layout.data} takes the rest of the GPUs, outermost ({PAPER}, takeaway 2)"
+    if plan.job.software.data_parallel == "fsdp":
+        how = "whole copies" if layout.shard == 1 else f"the state cut over {layout.shard}"
+        text += f", with {how}"
+    hidden = best.time.data_hidden / max(1e-12, best.time.data_hidden + best.time.data)
+    return f"{text}; {hidden:.0%} of its traffic hides behind compute, {_seconds(best.time.data)} a step does not."
+
+
+def _micro_batch(plan: Plan, best: Forecast) -> str:
+    rivals = _by(plan, lambda one: one.micro_batch)
+    rivals.pop(best.layout.micro_batch, None)
+    if not rivals:
+        return f"Micro-batch {best.layout.micro_batch} is the only one that fits."
+    listed = ", ".join(f"{size}: {_slower(one, best)}" for size, one in sorted(rivals.items()))
+    return f"Micro-batch {best.layout.micro_batch} is best ({PAPER}, takeaway 3); {listed}."
+
+
+def _recompute(plan: Plan, best: Forecast) -> str:
+    mode = best.layout.recompute
+    if mode == "none":
+        return "Nothing is recomputed: all activations fit."
+    lighter = replace(best.layout, recompute="none")
+    need = Planner(plan.job).memory(lighter, best.cuts).total / GIB
+    cost = best.time.recompute / best.time.total
+    return f"Recomputation ({mode}) costs {cost:.0%} of the step; without any, the layout would need {need:.0f} GiB."
+
+
+def _clusters(plan: Plan, best: Forecast) -> str:
+    if not best.placement.crossing:
+        return ""
+    naive = Planner(plan.job).forecast(best.layout, best.memory, naive=True)
+    text = f"Only the {best.placement.crossing[0]} axis crosses between clusters (Holmes, arXiv 2312.03549)"
+    if best.cuts:
+        text += f"; layers are cut at {list(best.cuts)} for their uneven speed"
+    return f"{text}; in an order that knows nothing of clusters a step would take {_seconds(naive.time.total)}."
+
+
+def _by(plan: Plan, choice: Callable[[Layout], object]) -> dict[object, Forecast]:
+    """The fastest forecast for each value of a choice."""
+    found: dict[object, Forecast] = {}
+    for one in plan.ranked:
+        found.setdefault(choice(one.layout), one)
+    return found
+
+
+def _rival(plan: Plan, best: Forecast, choice: Callable[[Layout], object]) -> Forecast | None:
+    return next((one for one in plan.ranked if choice(one.layout) != choice(best.layout)), None)
+
+
+def _against(plan: Plan, best: Forecast, axis: str, size: int) -> str:
+    rivals = _by(plan, lambda one: getattr(one, axis))
+    sizes = [s for s in (size // 2, size * 2) if s]
+    said = [
+        f"{axis} {s} is {_slower(rivals[s], best)}" if s in rivals else f"{axis} {s} fits in no layout" for s in sizes
+    ]
+    return "; ".join(said).capitalize() + "."
+
+
+def _slower(one: Forecast, best: Forecast) -> str:
+    return f"{1 - one.tokens_per_second / best.tokens_per_second:.1%} slower"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

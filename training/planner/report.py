@@ -1,0 +1,133 @@
+"""A plan as JSON, and as tables for a terminal."""
+
+from dataclasses import fields
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.training.planner.explain import explain
+from gristmill.training.planner.hardware import GIB
+from gristmill.training.planner.parameters import parameter_count
+from gristmill.training.planner.search import Forecast, Job, Plan
+
+# Reasons shown; the JSON has all.
+SHOWN_FAILURES = 8
+
+
+def days(job: Job, forecast: Forecast) -> float | None:
+    """To the token budget; None without one."""
+    return None if job.tokens is None else job.tokens / forecast.tokens_per_second / 86400
+
+
+def cost(job: Job, forecast: Forecast) -> float | None:
+    """US dollars to the token budget; None without one or without a price."""
+    length, price = days(job, forecast), job.hardware.usd_per_gpu_hour
+    return None if length is None or price is None else length * 24 * price * job.gpus
+
+
+def to_json(plan: Plan, top: int = 20) -> dict[str, Any]:
+    """Seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
+    job = plan.job
+    return {
+        "model": {"parameters": parameter_count(job.shape), "layers": len(job.shape.blocks), "width": job.shape.width},
+        "gpus": job.gpus,
+        "hardware": job.hardware.name,
+        "software": job.software.name,
+        "batch_samples": job.samples,
+        "context": job.shape.context,
+        "constants": job.sustained.model_dump(),
+        "weighed": plan.weighed,
+        "layouts": [forecast_json(job, one) for one in plan.ranked[:top]],
+        "explanation": explain(plan) if plan.ranked else [],
+        "failures": [{"reason": f.reason, "count": f.count, "example": f.example} for f in plan.failures],
+    }
+
+
+def forecast_json(job: Job, forecast: Forecast) -> dict[str, Any]:
+    layout, placement = forecast.layout, forecast.placement
+    return {
+        "layout": {f.name: getattr(layout, f.name) for f in fields(layout)},
+        "name": layout.name(),
+        "cuts": list(forecast.cuts) if forecast.cuts else None,
+        "tokens_per_second": forecast.tokens_per_second,
+        "tokens_per_second_per_gpu": forecast.tokens_per_second / layout.gpus,
+        "mfu": forecast.mfu,
+        "tflops_per_gpu": forecast.tflops_per_gpu(job.shape),
+        "days": days(job, forecast),
+        "usd": cost(job, forecast),
+        "seconds": {f.name: getattr(forecast.time, f.name) for f in fields(forecast.time)}
+        | {"total": forecast.time.total},
+        "bytes": {f.name: getattr(forecast.memory, f.name) for f in fields(forecast.memory)}
+        | {"total": forecast.memory.total},
+        "placement": {
+            "rank_order": list(placement.rank_order) if placement.rank_order else None,
+            "stage_clusters": list(placement.stage_clusters),
+            "crossing": list(placement.crossing),
+        },
+    }
+
+
+def tables(plan: Plan, top: int = 10) -> Group:
+    """The ranked layouts, the winner by part, why it wins, and what failed."""
+    best = plan.best
+    said = [Text(f"- {sentence}") for sentence in explain(plan)]
+    parts: list[Any] = [ranking(plan, top), by_part(plan, best), *said]
+    if plan.failures:
+        parts += [Text(""), failures(plan)]
+    return Group(*parts)
+
+
+def ranking(plan: Plan, top: int) -> Table:
+    job = plan.job
+    table = Table(
+        title=f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
+    )
+    for name in ("layout", "tokens/s", "MFU", "step s", "GiB"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    if job.tokens is not None:
+        table.add_column("days", justify="right")
+        table.add_column("USD", justify="right")
+    for one in plan.ranked[:top]:
+        row = [
+            one.layout.name(),
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.mfu:.1%}",
+            f"{one.time.total:.3f}",
+            f"{one.memory.total / GIB:.1f}",
+        ]
+        if job.tokens is not None:
+            price = cost(job, one)
+            row += [f"{days(job, one):,.1f}", "-" if price is None else f"{price:,.0f}"]
+        table.add_row(*row)
+    return table
+
+
+def by_part(plan: Plan, forecast: Forecast) -> Table:
+    """Seconds of a step and GiB of the fullest rank, part by part."""
+    table = Table(title=f"{forecast.layout.name()}: by part (GiB = 2^30 bytes)")
+    for name, justify in (("time", "left"), ("s", "right"), ("share", "right"), ("memory", "left"), ("GiB", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    total = forecast.time.total
+    times = [(f.name.replace("_", " "), getattr(forecast.time, f.name)) for f in fields(forecast.time)]
+    left = [(name, f"{s:.4f}", f"{s / total:.1%}") for name, s in [*times, ("total", total)] if s > 0]
+    memories = [(f.name, getattr(forecast.memory, f.name)) for f in fields(forecast.memory)]
+    right = [(name, f"{size / GIB:.2f}") for name, size in [*memories, ("total", forecast.memory.total)] if size > 0]
+    for index in range(max(len(left), len(right))):
+        table.add_row(
+            *(left[index] if index < len(left) else ("", "", "")), *(right[index] if index < len(right) else ("", ""))
+        )
+    return table
+
+
+def failures(plan: Plan) -> Table:
+    table = Table(title="layouts that fail")
+    for name in ("layouts", "reason", "such as"):
+        table.add_column(name)
+    for failure in plan.failures[:SHOWN_FAILURES]:
+        table.add_row(str(failure.count), failure.reason, failure.example)
+    rest = plan.failures[SHOWN_FAILURES:]
+    if rest:
+        table.add_row(str(sum(f.count for f in rest)), f"{len(rest)} more reasons, all in --json", "")
+    return table
