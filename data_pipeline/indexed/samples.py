@@ -155,6 +155,8 @@ def _open_source(
             f"{reader.prefix}: {reader.num_tokens} tokens of {reader.dtype}, dataset.json says {counts.tokens} of "
             f"{dataset.dtype}; run `gristmill index` again"
         )
+    if not reader.is_one_stream():
+        raise InputError(f"{reader.prefix}: its documents do not lie one after another; write it anew with `merge`")
     packing = {"concat": Concat, "best_fit": BestFit}[config.packing]
     return packing(reader, context, dataset.end_of_document)
 

@@ -1,0 +1,29 @@
+"""What a recipe may say, and the mend where it may not."""
+
+import pytest
+
+from gristmill.tokenizers.config import TokenizerConfig
+
+
+def test_a_strategy_sets_its_fields():
+    combined = TokenizerConfig(strategy="combined")
+    assert (combined.algorithm, combined.split_digits, combined.case_marks) == ("bpe", True, True)
+    assert TokenizerConfig(strategy="characters").algorithm == "characters"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "case", "split_digits": True}, "means split_digits=False, but the recipe says"),
+        ({"vocab_size": 200}, "leaves no room beside 258 reserved pieces"),
+        ({"user_symbols": ["a", "a"]}, "name each once"),
+        ({"user_symbols": [""]}, "cannot be a piece"),
+        ({"pattern": ".*"}, "read with a .tiktoken file"),
+        ({"end_of_document": "</s>"}, "drop it, or set existing"),
+        ({"temperature": 0.5}, "greater than or equal to 1"),
+        ({"vocabsize": 1000}, "Extra inputs"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_mend(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TokenizerConfig(**fields)

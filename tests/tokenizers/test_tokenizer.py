@@ -1,0 +1,80 @@
+"""Round trips, the choice of the encoder, and what is refused."""
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.encoders import KitokenEncoder, SentencePieceEncoder, fastest_equal, first_difference
+from gristmill.tokenizers.tokenizer import MODEL_NAME, load_tokenizer
+
+SETTINGS = [
+    {},
+    {"algorithm": "unigram"},
+    {"strategy": "case"},
+    {"strategy": "characters"},
+    {"user_symbols": ("<br>", "\n"), "fim": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_is_encoded_decodes_to_itself(trained, held_out_texts, settings):
+    tokenizer = load_tokenizer(trained(**settings))
+    strings = held_out_texts + adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
+    for text, ids in zip(strings, tokenizer.encode_batch(strings), strict=True):
+        assert tokenizer.decode(ids) == text.replace("▁", " ")  # the one sign that SentencePiece keeps for itself
+
+
+@given(text=st.text(max_size=40))
+def test_any_text_comes_back(trained, text):
+    tokenizer = load_tokenizer(trained(), "kitoken")
+    assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
+
+
+def test_kitoken_is_taken_where_it_is_proved_equal(trained, held_out_texts):
+    folder = trained()
+    assert load_tokenizer(folder).encoder == "kitoken"
+    fast, reference = load_tokenizer(folder, "kitoken"), load_tokenizer(folder, "sentencepiece")
+    assert fast.encode_batch(held_out_texts) == reference.encode_batch(held_out_texts)
+
+
+@pytest.mark.parametrize("settings", [{"algorithm": "unigram"}, {"strategy": "case"}], ids=str)
+def test_sentencepiece_stays_where_kitoken_differs(trained, settings):
+    assert load_tokenizer(trained(**settings)).encoder == "sentencepiece"
+
+
+def test_ordinary_text_would_hide_what_the_adversarial_set_finds(tmp_path, training_texts):
+    """A model with SentencePiece's default normaliser: the same ids on plain words, others on a lone space."""
+    with (tmp_path / MODEL_NAME).open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(training_texts[:40]), model_writer=model, vocab_size=700, minloglevel=2
+        )
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / MODEL_NAME))
+    reference, fast = SentencePieceEncoder(processor), KitokenEncoder(tmp_path / MODEL_NAME)
+    assert first_difference(reference, fast, ["plain words", "return the value"]) is None
+    assert first_difference(reference, fast, adversarial_strings()) is not None
+    assert fastest_equal(tmp_path / MODEL_NAME, processor).name == "sentencepiece"
+
+
+def test_the_adversarial_set_is_the_same_every_time_and_holds_every_byte():
+    strings = adversarial_strings(["ab", "c"])
+    assert strings == adversarial_strings(["ab", "c"])
+    assert {chr(code) for code in range(256)} <= set(strings)
+    assert len(strings) > 2000
+
+
+def test_a_lone_surrogate_is_named(trained):
+    tokenizer = load_tokenizer(trained())
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch(["fine", text])):
+        with pytest.raises(InputError, match=r"lone surrogate U\+D83D at character 2"):
+            encode("ab\ud83dc")
+
+
+def test_folders_that_hold_no_tokenizer_are_refused(tmp_path):
+    with pytest.raises(InputError, match="this is no tokenizer folder"):
+        load_tokenizer(tmp_path)
+    (tmp_path / MODEL_NAME).write_bytes(b"not a model")
+    with pytest.raises(InputError, match="not a SentencePiece model"):
+        load_tokenizer(tmp_path)

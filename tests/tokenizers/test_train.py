@@ -1,0 +1,95 @@
+"""Training: the same bytes every time, the settings do what they say, and errors name the mend."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.tokenizers.train import END_OF_DOCUMENT, sentences, train
+
+
+def pieces_of(folder, text: str) -> list[str]:
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    return processor.encode(text, out_type=str)
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_the_same_input_gives_the_same_bytes_on_any_number_of_cores(training_texts, tmp_path, algorithm):
+    config = TokenizerConfig(algorithm=algorithm, vocab_size=700)
+    texts = training_texts[:40]
+    here = train(texts, config)
+    assert train(texts, config) == here
+    (tmp_path / "texts").write_bytes("\0".join(texts).encode())
+    script = (
+        "import os, sys, hashlib; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from gristmill.tokenizers.config import TokenizerConfig\n"
+        "from gristmill.tokenizers.train import train\n"
+        f"texts = open({str(tmp_path / 'texts')!r}, 'rb').read().decode().split(chr(0))\n"
+        f"sys.stdout.buffer.write(train(texts, TokenizerConfig(algorithm={algorithm!r}, vocab_size=700)))\n"
+    )
+    on_one_core = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, env=os.environ)
+    assert on_one_core.stdout == here
+
+
+def test_sentences_are_whole_lines_and_lose_nothing():
+    text = "one\ntwo\n" * 400 + "x" * 9000 + "\n\nend"
+    found = list(sentences([text]))
+    assert "".join(found) == text
+    assert max(map(len, found)) <= 4000
+    assert found[0].endswith("\n")
+
+
+def test_digits_stand_alone_where_asked(trained):
+    assert pieces_of(trained(), "in 2024") == [*pieces_of(trained(), "in "), "2", "0", "2", "4"]
+    assert len(pieces_of(trained(strategy="default"), "0123456789")) < 10
+
+
+def test_user_symbols_are_one_piece_wherever_they_stand(trained):
+    folder = trained(user_symbols=("<br>", "  ", "a b"))
+    assert "<br>" in pieces_of(folder, "x<br>y")
+    assert pieces_of(folder, "    ") == ["▁▁", "▁▁"]
+    assert "a▁b" in pieces_of(folder, "xa by")
+
+
+def test_case_marks_share_the_pieces_of_small_letters(trained):
+    folder = trained(strategy="case")
+    small, capital = pieces_of(folder, "return"), pieces_of(folder, "Return")
+    assert capital in (["\ue000", *small], ["\ue000" + small[0], *small[1:]])
+
+
+def test_characters_are_characters(trained):
+    assert pieces_of(trained(strategy="characters"), "the end") == list("the▁end")
+
+
+def test_pieces_may_hold_line_ends(trained):
+    assert any("\n" in piece and len(piece) > 1 for piece in load_tokenizer(trained()).pieces)
+
+
+def test_control_symbols_are_never_made_from_text(trained):
+    tokenizer = load_tokenizer(trained(fim=True))
+    assert tokenizer.pieces[tokenizer.end_of_document] == END_OF_DOCUMENT
+    control = {tokenizer.end_of_document, *tokenizer.fim_ids()}
+    for symbol in (END_OF_DOCUMENT, *FIM_SYMBOLS):
+        ids = tokenizer.encode(f"a{symbol}b")
+        assert not control & set(ids)
+        assert tokenizer.decode(ids) == f"a{symbol}b"
+    assert load_tokenizer(trained()).fim_ids() is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "vocab_size", "message"),
+    [
+        (["hello world"], 5000, r"is more than the corpus supports: its text gives \d+ pieces at most; set tokenizer"),
+        (["".join(map(chr, range(0x4E00, 0x4F00)))] * 9, 300, "is too small: the characters, bytes and symbols alone"),
+        ([], 1000, "the training split holds no text"),
+        (["", ""], 1000, "the training split holds no text"),
+    ],
+)
+def test_a_vocabulary_the_corpus_does_not_support_is_refused(texts, vocab_size, message):
+    with pytest.raises(InputError, match=message):
+        train(texts, TokenizerConfig(vocab_size=vocab_size))
