@@ -3,7 +3,7 @@
 python -m gristmill.training.planner.calibrate
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gristmill.training.planner.flops import recomputed_flops, step_flops
 from gristmill.training.planner.hardware import Hardware, load_hardware
@@ -17,9 +17,9 @@ from gristmill.training.planner.step_time import StepModel
 PRIOR = 0.02
 
 
-def forecast_row(row: Row, sustained: Sustained, hardware: Hardware | None = None) -> float:
+def forecast_row(row: Row, sustained: Sustained, hardware: Hardware) -> float:
     """TFLOP/s on each GPU, counted as the row's source counts them."""
-    rates = Rates(hardware or load_hardware(row.hardware), sustained, float8=row.float8)
+    rates = Rates(hardware, sustained, float8=row.float8)
     step = StepModel(row.shape, rates, PROGRAMS[row.software]).step(row.layout, row.samples)
     flops = step_flops(row.shape, row.samples)
     if row.recompute_counted:
@@ -29,16 +29,22 @@ def forecast_row(row: Row, sustained: Sustained, hardware: Hardware | None = Non
 
 def errors(rows: Sequence[Row], sustained: Sustained) -> list[float]:
     """Forecast over published, less 1, of each row."""
-    return [forecast_row(row, sustained) / row.tflops - 1 for row in rows]
+    machines = {name: load_hardware(name) for name in {row.hardware for row in rows}}
+    return _errors(rows, sustained, machines)
+
+
+def _errors(rows: Sequence[Row], sustained: Sustained, machines: Mapping[str, Hardware]) -> list[float]:
+    return [forecast_row(row, sustained, machines[row.hardware]) / row.tflops - 1 for row in rows]
 
 
 def fit(rows: Sequence[Row] = CALIBRATION) -> Sustained:
     """The constants of least squared error, to three decimals."""
+    machines = {name: load_hardware(name) for name in {row.hardware for row in rows}}
 
     def loss(point: Sequence[float]) -> float:
         constants = Sustained(matmul=point[0], memory=point[1], network=point[2])
         prior = sum((PRIOR * (value - 1)) ** 2 for value in point)
-        return sum(error**2 for error in errors(rows, constants)) + prior
+        return sum(error**2 for error in _errors(rows, constants, machines)) + prior
 
     best = pattern_search(loss, [0.9, 0.9, 0.9], step=0.1, least=0.0005, low=0.4, high=1.0)
     return Sustained(matmul=round(best[0], 3), memory=round(best[1], 3), network=round(best[2], 3))

@@ -1,6 +1,7 @@
 """What `gristmill layout` and `train.layout: auto` call: from plain arguments to a plan, from a plan to a layout."""
 
 from collections.abc import Sequence
+from math import log2
 from pathlib import Path
 
 import yaml
@@ -31,13 +32,13 @@ def make_job(
     offload: bool = False,
     float8: bool = False,
 ) -> Job:
-    """A job from the command line's words. batch_tokens: of one step; by default about 4 million, a sample for each GPU
-    at least. Raises RecipeError where a name, a count or the batch is wrong."""
+    """A job from the command line's words. batch_tokens: of one step, 4 million by default; a number that is no whole
+    number of samples is taken as about so many. Raises RecipeError where a name, a count or the batch is wrong."""
     if software not in PROGRAMS:
         raise RecipeError(f"--software {software}: no such program; they are {', '.join(PROGRAMS)}")
     if gpus < 1:
         raise RecipeError(f"--gpus {gpus}: at least one GPU is needed")
-    samples = default_samples(shape.context, gpus) if batch_tokens is None else batch_tokens // shape.context
+    samples = about_samples(4_000_000 if batch_tokens is None else batch_tokens, shape.context, gpus)
     return Job(
         shape=shape,
         hardware=load_hardware(hardware),
@@ -51,9 +52,15 @@ def make_job(
     )
 
 
-def default_samples(context: int, gpus: int) -> int:
-    """A whole number of samples for each GPU, and about 4 million tokens where that is more: 3072, 2048 -> 3072."""
-    return gpus * max(1, round(4e6 / context / gpus))
+def about_samples(batch_tokens: int, context: int, gpus: int) -> int:
+    """Samples of a step: exact where the tokens are a multiple of the context; else rounded to as many for each GPU, or
+    below one each to a power of two. 4194304, 2048 -> 2048; 4M on 512 GPUs -> 2048; 4M on 3072 -> 2048."""
+    samples, rest = divmod(batch_tokens, context)
+    if not rest or samples < 1:
+        return samples
+    if samples >= gpus:
+        return gpus * round(samples / gpus)
+    return 2 ** round(log2(samples))
 
 
 def plan_recipe(

@@ -148,7 +148,8 @@ def _against(plan: Plan, best: Forecast, axis: str, size: int) -> str:
     rivals = _by(plan, lambda one: getattr(one, axis))
     sizes = [s for s in (size // 2, size * 2) if s]
     said = [
-        f"{axis} {s} is {_slower(rivals[s], best)}" if s in rivals else f"{axis} {s} fits in no layout" for s in sizes
+        f"{axis} {s} is {_slower(rivals[s], best)}" if s in rivals else f"with {axis} {s} no layout is legal and fits"
+        for s in sizes
     ]
     return "; ".join(said).capitalize() + "."
 

@@ -38,7 +38,8 @@ class Layout:
         return batch_samples // (self.data * self.micro_batch)
 
     def config(self, cuts: tuple[int, ...] | None = None) -> LayoutConfig:
-        """The recipe's `train.layout`. Raises pydantic's ValidationError where the engine cannot run it yet."""
+        """The recipe's `train.layout`; what has no effect keeps its default. Raises pydantic's ValidationError
+        where the engine cannot run it yet."""
         usual = STAGES_PER_RANK.get(self.schedule)
         return LayoutConfig(
             data=self.data,
@@ -46,12 +47,12 @@ class Layout:
             tensor=self.tensor,
             pipeline=self.pipeline,
             context=self.context,
-            sequence_parallel=self.sequence_parallel,
+            sequence_parallel=self.sequence_parallel or self.tensor == 1,
             schedule=self.schedule,
             virtual_stages=0 if usual or self.pipeline == 1 else self.virtual,
             cuts=cuts,
             micro_batch=self.micro_batch,
-            reshard_after_forward=self.reshard and self.pipeline == 1,
+            reshard_after_forward=self.reshard or self.pipeline > 1,
             recompute=self.recompute,
         )
 

@@ -81,9 +81,9 @@ def tables(plan: Plan, top: int = 10) -> Group:
 
 def ranking(plan: Plan, top: int) -> Table:
     job = plan.job
-    table = Table(
-        title=f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
-    )
+    batch = f"{job.samples:,} samples of {job.shape.context:,} tokens a step"
+    title = f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
+    table = Table(title=f"{title}\n{batch}")
     for name in ("layout", "tokens/s", "MFU", "step s", "GiB"):
         table.add_column(name, justify="left" if name == "layout" else "right")
     if job.tokens is not None:

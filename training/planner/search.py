@@ -233,7 +233,7 @@ def _open_layouts(job: Job, fail: Callable[[str, str], None]) -> Iterator[Layout
             for shard in _shards(data, tensor * pins.context, node, pins, software):
                 for schedule, virtual in _schedules(pipeline, len(shape.blocks), pins, software):
                     for micro_batch in _choices(pins.micro_batch, _micro_batches(job.samples // data, pins)):
-                        for reshard in (False, True) if pipeline == 1 and shard > 1 else (False,):
+                        for reshard in (False, True) if pipeline == 1 else (False,):
                             yield Layout(
                                 tensor=tensor,
                                 pipeline=pipeline,

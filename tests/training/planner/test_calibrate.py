@@ -33,25 +33,25 @@ def test_pattern_search_finds_a_minimum():
     assert best == pytest.approx([0.7, 0.5], abs=1e-3)
 
 
-def test_interleaving_gains_most_at_small_batches():
+def test_interleaving_gains_most_at_small_batches(hardware):
     """arXiv 2104.04473, section 5.3.2: 175 billion parameters on 96 GPUs; the gap closes as the batch grows."""
     shape, base = gpt(96, 12288, 96), CALIBRATION[3]
     gains = []
     for samples in (12, 24, 36, 48, 60):
         plain = replace(base.layout, pipeline=12, replicate=1, virtual=1, schedule="1f1b", micro_batch=1)
         turns = replace(plain, virtual=4, schedule="interleaved")
-        rates = [forecast_row(Row("", shape, layout, samples, 1.0, ""), FITTED) for layout in (plain, turns)]
+        rates = [forecast_row(Row("", shape, layout, samples, 1.0, ""), FITTED, hardware) for layout in (plain, turns)]
         gains.append(rates[1] / rates[0])
     assert gains == sorted(gains, reverse=True)
     assert gains[-1] > 1.05
 
 
-def test_the_best_micro_batch_is_a_compromise():
+def test_the_best_micro_batch_is_a_compromise(hardware):
     """arXiv 2104.04473, section 3.4: larger micro-batches feed the GPU better, and widen the bubble."""
     shape = gpt(32, 15360, 128)
     layout = replace(CALIBRATION[3].layout, pipeline=8, replicate=1, virtual=1, schedule="1f1b")
     rates = {
-        size: forecast_row(Row("", shape, replace(layout, micro_batch=size), 512, 1.0, ""), FITTED)
+        size: forecast_row(Row("", shape, replace(layout, micro_batch=size), 512, 1.0, ""), FITTED, hardware)
         for size in (1, 2, 4, 8)
     }
     assert max(rates, key=rates.__getitem__) == 2
