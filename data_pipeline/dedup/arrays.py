@@ -16,7 +16,7 @@ from gristmill.data_pipeline.provenance.files import atomic_path, is_temporary, 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes one .npy file, whole or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+        np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
 
 
 def load_array(path: Path, mapped: bool = False) -> np.ndarray:

@@ -154,14 +154,14 @@ def shingle_hashes(units: np.ndarray, count: int, ngram: int, out: np.ndarray) -
     for i in range(width):
         value = value * BASE + units[i]
         drop *= BASE
-    out[0] = _mixed(value)
+    out[0] = mixed(value)
     for i in range(width, count):
         value = value * BASE + units[i] - units[i - width] * drop
-        out[i - width + 1] = _mixed(value)
+        out[i - width + 1] = mixed(value)
     return count - width + 1
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _mixed(value: np.uint64) -> np.uint64:
+def mixed(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> U32)) * MULTIPLY_SHINGLE
     return value ^ (value >> U29)
