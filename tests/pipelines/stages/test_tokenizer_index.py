@@ -1,0 +1,187 @@
+"""The stages `tokenizer` and `index` on a corpus of a few hundred documents, killed and shared out."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.indexed import documents
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.stage import StageContext
+from gristmill.pipelines.stages import index, tokenizer
+from gristmill.tokenizers.tokenizer import load_tokenizer
+
+SPLIT_OF = ("train",) * 8 + ("validation", "test")
+
+
+def recipe_of(**changes) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "seed": 7,
+            "sources": [
+                {"name": "front", "format": "text", "paths": ["x"], "weight": 0.7},
+                {"name": "back", "format": "text", "paths": ["y"], "weight": 0.3},
+            ],
+            "tokenizer": {"vocab_size": 800, "sample_bytes": 300_000},
+            "model": {"layers": 1, "width": 16, "heads": 1, "kv_heads": 1, "context": 32},
+            "train": {"tokens": 1000, "batch_tokens": 64},
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def corpus(small_corpus, tmp_path_factory) -> Path:
+    """What `curate` leaves: paragraphs of docstrings, of modules a to m (front) and n to z (back), in three splits."""
+    folder = tmp_path_factory.mktemp("curate")
+    for source, letters in (("front", "abcdefghijklm"), ("back", "nopqrstuvwxyz")):
+        files = [path for path in sorted(small_corpus.glob("*.txt")) if path.name[0] in letters]
+        texts = [text for path in files for text in path.read_text("utf-8").split("\n\n") if text]
+        for split in ("train", "validation", "test"):
+            chosen = [text for number, text in enumerate(texts) if SPLIT_OF[number % 10] == split]
+            path = folder / "documents" / split / f"{source}-00000.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table = pa.table({"text": chosen, "language": [["en", "de"][len(text) % 2] for text in chosen]})
+            pq.write_table(table, path, row_group_size=1024)
+    return folder
+
+
+def context_of(folder: Path, inputs: dict[str, Path], workers: int = 1, recipe: Recipe | None = None) -> StageContext:
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = recipe or recipe_of()
+    return StageContext(chosen, folder, inputs, folder / "cache", Lock(sources=()), workers, Reporter.silent())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="session")
+def whole(corpus, tmp_path_factory) -> dict[str, Path]:
+    """Both stages run once, undisturbed, by one worker."""
+    base = tmp_path_factory.mktemp("whole")
+    inputs = {"curate": corpus, "tokenizer": base / "tokenizer"}
+    tokenizer.run(context_of(base / "tokenizer", inputs))
+    index.run(context_of(base / "index", inputs))
+    return {**inputs, "index": base / "index"}
+
+
+def test_the_tokenizer_stage_gives_the_same_bytes_again(corpus, whole, tmp_path):
+    facts = tokenizer.run(context_of(tmp_path, {"curate": corpus}, workers=2))
+    assert digests(tmp_path) == digests(whole["tokenizer"])
+    assert facts["vocab_size"] == 800
+    assert facts["trained_on_bytes"]["front"] / facts["trained_on_bytes"]["back"] == pytest.approx(7 / 3, rel=0.05)
+
+
+def test_every_document_is_indexed_once_in_the_keyed_order(corpus, whole):
+    encoder = load_tokenizer(whole["tokenizer"])
+    for split in ("train", "validation", "test"):
+        for source in ("front", "back"):
+            texts = pq.read_table(corpus / "documents" / split / f"{source}-00000.parquet")["text"].to_pylist()
+            reader = IndexedReader(whole["index"] / split / source)
+            reader.check(encoder.vocab_size)
+            order = Permutation(len(texts), key_of(7, "documents", source, split)).whole()
+            expected = [[*encoder.encode(texts[place]), encoder.end_of_document] for place in order]
+            assert [document.tolist() for document in reader.documents()] == expected
+
+
+def test_the_dataset_says_what_it_holds(corpus, whole):
+    described = json.loads((whole["index"] / "dataset.json").read_text())
+    texts = pq.read_table(corpus / "documents" / "train" / "front-00000.parquet")["text"].to_pylist()
+    front = described["sources"][0]
+    assert (front["name"], front["weight"]) == ("front", 0.7)
+    assert front["splits"]["train"]["documents"] == len(texts)
+    assert front["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in texts)
+    assert described["dtype"] == "uint16"
+    recipe = recipe_of()
+    samples = open_samples(whole["index"], "train", 32, recipe.seed, recipe.index)
+    drawn = {draw.source: draw.samples for draw in samples.drawn(1024 * 10)}
+    assert drawn["front"] + drawn["back"] == 10240
+    assert abs(drawn["front"] - 7168) < 2
+
+
+def test_the_number_of_workers_and_of_parts_leaves_no_trace(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "WORTH_SHARING_SECONDS", 0.0)
+    index.run(context_of(tmp_path / "two", whole, workers=2))
+    monkeypatch.setattr(documents, "SLICE_BYTES", 20_000)
+    index.run(context_of(tmp_path / "slices", whole))
+    assert digests(tmp_path / "two") == digests(tmp_path / "slices") == digests(whole["index"])
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from gristmill.data_pipeline.indexed import documents, merge
+from gristmill.tokenizers import encode
+documents.SLICE_BYTES = encode.SLICE_BYTES = 20_000
+import test_tokenizer_index as ours
+from gristmill.pipelines.stages import index
+slow = index.encode_part
+def slower(task):
+    time.sleep(0.05)
+    slow(task)
+index.encode_part = slower
+index.run(ours.context_of(Path(sys.argv[1]), {"curate": Path(sys.argv[2]), "tokenizer": Path(sys.argv[3])}))
+"""
+
+
+def test_killed_at_any_moment_and_run_again_the_bytes_are_the_same(whole, tmp_path, monkeypatch):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "index"), str(whole["curate"]), str(whole["tokenizer"])]
+    for parts_before_the_kill in (1, 5, 12):
+        process = subprocess.Popen(arguments, env=environment)
+        while len(list((tmp_path / "index").rglob("*.idx"))) < parts_before_the_kill and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "index" / "dataset.json").exists()
+    monkeypatch.setattr(documents, "SLICE_BYTES", 20_000)
+    monkeypatch.setattr("gristmill.tokenizers.encode.SLICE_BYTES", 20_000)
+    index.run(context_of(tmp_path / "index", whole))
+    assert digests(tmp_path / "index") == digests(whole["index"])
+
+
+def test_a_vocabulary_too_large_for_the_corpus_names_the_mend(corpus, tmp_path):
+    recipe = recipe_of(tokenizer={"vocab_size": 500_000, "sample_bytes": 50_000})
+    with pytest.raises(InputError, match=r"set tokenizer\.vocab_size to \d+ or less"):
+        tokenizer.run(context_of(tmp_path, {"curate": corpus}, recipe=recipe))
+
+
+def test_a_source_without_documents_is_named(whole, tmp_path):
+    recipe = recipe_of(sources=[{"name": "gone", "format": "text", "paths": ["x"]}])
+    with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
+        tokenizer.run(context_of(tmp_path / "t", whole, recipe=recipe))
+    with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
+        index.run(context_of(tmp_path / "i", whole, recipe=recipe))
+
+
+def test_a_damaged_part_is_named(whole, tmp_path):
+    path = tmp_path / "documents" / "train" / "front-00000.parquet"
+    path.parent.mkdir(parents=True)
+    path.write_bytes((whole["curate"] / "documents/train/front-00000.parquet").read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"front-00000\.parquet: not a readable Parquet file"):
+        index.run(context_of(tmp_path / "i", {**whole, "curate": tmp_path}))
+    pq.write_table(pa.table({"words": ["a"]}), path)
+    with pytest.raises(InputError, match=r"no column 'text', it has \['words'\]"):
+        index.run(context_of(tmp_path / "i", {**whole, "curate": tmp_path}))
+
+
+def test_settings_of_the_samples_do_not_build_the_index_again():
+    assert index.config(recipe_of()) == index.config(recipe_of(index={"packing": "best_fit", "fim_rate": 0.5}))
+    assert index.config(recipe_of()) != index.config(recipe_of(seed=8))
