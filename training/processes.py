@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
+from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def joined(
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    silence_redistribution()
     try:
         check_same_recipe(recipe_digest, place)
         yield build_mesh(layout, model.num_kv_heads, device)

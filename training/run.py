@@ -22,7 +22,7 @@ from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
 from gristmill.training.flops import count_parameters, device_peak, flops_per_token
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import METRICS_NAME, MetricsLog, read_metrics
-from gristmill.training.optim.adamw import AdamW
+from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.parts import ModelParts, build_parts
@@ -67,7 +67,7 @@ class Run:
             model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, compiled=train.compile
         )
         passes = choose_passes(self.parts, model, train, mesh)
-        self.optimizer = AdamW(self.parts.parameters, train.optimizer, model)
+        self.optimizer = build_optimizer(self.parts.parameters, train.optimizer, model)
         self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
         self.trainer = Trainer(
             train, model.context, self.parts, passes, self.optimizer, self.batches, Guard(train.guard), mesh

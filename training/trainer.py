@@ -10,7 +10,7 @@ from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import Clock
-from gristmill.training.optim.adamw import AdamW
+from gristmill.training.optim.build import Optimizer
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
 from gristmill.training.parallel.mesh import Mesh
@@ -57,7 +57,7 @@ class Trainer:
         context: int,
         model: ModelParts,
         passes: Passes,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         batches: Batches,
         guard: Guard,
         mesh: Mesh,

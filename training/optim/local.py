@@ -24,3 +24,23 @@ def stored_like(piece: Tensor, parameter: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def own_piece(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This process's piece of a whole tensor, cut as the parameter is: over tensor ranks first, then over data
+    ranks."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    grid = parameter.device_mesh
+    for axis, placement in reversed(list(enumerate(parameter.placements))):
+        if not placement.is_replicate():  # Shard, or the strided kind FSDP makes of a dimension cut twice
+            whole = _chunk(whole, grid.size(axis), grid.get_local_rank(axis), placement.dim)
+    return whole
+
+
+def _chunk(tensor: Tensor, parts: int, index: int, dim: int) -> Tensor:
+    """The index-th of `parts` equal runs, rounded up, so that the last may be shorter or empty."""
+    length = tensor.shape[dim]
+    size = -(-length // parts)
+    start = min(index * size, length)
+    return tensor.narrow(dim, start, min(size, length - start))

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from gristmill.training.parallel.mesh import silence_redistribution
+
 CASES_A_FORK = 5  # gloo leaves some 27 threads a layout at 8 ranks behind, which slow all that follows
 
 
@@ -85,6 +87,7 @@ class ForkedPool:
 def _serve(rank: int, pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    silence_redistribution()
     while True:
         try:
             store, world_size, function, arguments, timeout_seconds = pickle.loads(pipe.recv_bytes())

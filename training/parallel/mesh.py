@@ -1,5 +1,6 @@
 """The processes as a grid with named axes. A mesh is a value that is passed; nothing here is global."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ def build_mesh(
         data_grid=grid["replicate", "fsdp"] if layout.replicate > 1 else sharded,
         ranks=ranks.flatten(1),
     )
+
+
+def silence_redistribution() -> None:
+    """torch warns at every gather of a dimension that is cut twice; it is meant."""
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def _axis(grid: DeviceMesh) -> Axis:

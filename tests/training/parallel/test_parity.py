@@ -4,7 +4,7 @@ Measured floors (2 cores, gloo, torch 2.13): float64 4e-15, float32 2e-6 of a te
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -48,7 +48,7 @@ class Case:
     precision: str = "fp64"
     vocab: int = 51
     documents: bool = False
-    train: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "adamw"
 
     @property
     def configs(self) -> tuple[ModelConfig, TrainConfig]:
@@ -59,14 +59,14 @@ class Case:
             "precision": self.precision,
             "z_loss": 1e-2,
             # A large epsilon: where a gradient is zero but for rounding (a key's bias), Adam would follow the rounding.
-            "optimizer": {"learning_rate": 1e-2, "clip_norm": 0.5, "epsilon": 1e-4},
+            "optimizer": {"name": self.optimizer, "learning_rate": 1e-2, "clip_norm": 0.5, "epsilon": 1e-4},
             "layout": {"micro_batch": 2} | self.layout,
         }
-        return ModelConfig(**(model | MODELS[self.model])), TrainConfig(**(train | self.train))
+        return ModelConfig(**(model | MODELS[self.model])), TrainConfig(**train)
 
     def __str__(self) -> str:
-        changed = [f"{name}={value}" for name, value in (self.layout | self.train).items()]
-        extra = [self.model] if self.model != "llama" else []
+        changed = [f"{name}={value}" for name, value in self.layout.items()]
+        extra = [self.model] * (self.model != "llama") + [self.optimizer] * (self.optimizer != "adamw")
         return "-".join(extra + [self.precision] + ["documents"] * self.documents + changed) or "plain"
 
 
@@ -136,8 +136,8 @@ def on_this_rank(case: Case, mutation: str | None) -> Outcome:
 
 
 @cache
-def alone(model: str, precision: str, vocab: int, documents: bool) -> Outcome:
-    return outcome(Case({}, model, precision, vocab, documents), single_process())
+def alone(model: str, precision: str, vocab: int, documents: bool, optimizer: str) -> Outcome:
+    return outcome(Case({}, model, precision, vocab, documents, optimizer), single_process())
 
 
 def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str, float]:
@@ -145,7 +145,7 @@ def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str,
     model, train = case.configs
     world_size = train.layout.world_size
     check_layout(model, train, case.vocab, world_size)
-    expected = alone(case.model, case.precision, case.vocab, case.documents)
+    expected = alone(case.model, case.precision, case.vocab, case.documents, case.optimizer)
     ranks = pool.run(world_size, on_this_rank, case, mutation)
     assert set().union(*(rank.gradients for rank in ranks)) == set(expected.gradients)
     return {
@@ -233,6 +233,9 @@ GRID = [
     Case({"tensor": 2, "data": 2}, "windows"),
     Case({"tensor": 2, "data": 2}, documents=True),
     Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
+    # Muon, which needs whole matrices
+    Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
+    Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
     # float32
     Case({"data": 2}, precision="fp32"),
     Case({"tensor": 2}, precision="fp32"),
