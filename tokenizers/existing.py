@@ -71,7 +71,7 @@ def _end_of(path: Path, content: bytes) -> str:
         return end_symbol(settings)
     try:
         added = {token["content"] for token in json.loads(content).get("added_tokens", [])}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
         raise InputError(f"{path}: not a tokenizer.json ({error})") from error
     for symbol in KNOWN_ENDS:
         if symbol in added:

@@ -1,0 +1,101 @@
+"""What an indexed file holds, for people: counts, a histogram of lengths, the first documents."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.indexed.format import bin_path, idx_path
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+
+# Documents whose lengths are looked at in one go, so that any number of them takes the same memory.
+CHUNK = 1 << 20
+
+
+class LengthBin(Config):
+    """Documents of `first` to `last` tokens, both included."""
+
+    first: int
+    last: int
+    documents: int
+    tokens: int
+
+
+class Inspection(Config):
+    """first_documents: their first tokens as text, or as ids where no decoder was handed in."""
+
+    prefix: str
+    dtype: str
+    documents: int
+    sequences: int
+    tokens: int
+    bin_bytes: int
+    idx_bytes: int
+    shortest: int
+    mean: float
+    longest: int
+    lengths: tuple[LengthBin, ...]
+    first_documents: tuple[str, ...]
+
+
+def inspect(
+    prefix: Path,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    num_documents: int = 3,
+    num_tokens: int = 64,
+) -> Inspection:
+    """Reads the whole .idx and the first documents. Raises InputError if the files are damaged."""
+    reader = IndexedReader(prefix)
+    reader.check()
+    shortest, longest, bins = _histogram(reader)
+    firsts = [reader.document(number)[:num_tokens].tolist() for number in range(min(num_documents, len(reader)))]
+    return Inspection(
+        prefix=str(prefix),
+        dtype=str(reader.dtype),
+        documents=len(reader),
+        sequences=reader.num_sequences,
+        tokens=reader.num_tokens,
+        bin_bytes=bin_path(prefix).stat().st_size,
+        idx_bytes=idx_path(prefix).stat().st_size,
+        shortest=shortest,
+        mean=reader.num_tokens / max(1, len(reader)),
+        longest=longest,
+        lengths=tuple(bins),
+        first_documents=tuple(decode(ids) if decode else " ".join(map(str, ids)) for ids in firsts),
+    )
+
+
+def lines(found: Inspection) -> list[str]:
+    """The inspection as it is printed; the bars are proportional to the tokens."""
+    most = max((each.tokens for each in found.lengths), default=1)
+    return [
+        f"{found.prefix}: {found.documents:,} documents, {found.sequences:,} sequences, {found.tokens:,} tokens",
+        f"  dtype {found.dtype}, {found.bin_bytes:,} bytes of tokens, {found.idx_bytes:,} bytes of index",
+        f"  tokens a document: {found.shortest:,} to {found.longest:,}, mean {found.mean:,.1f}",
+        f"  {'length':>21}  {'documents':>12}  {'tokens':>15}",
+        *(
+            f"  {f'{each.first:,}-{each.last:,}':>21}  {each.documents:>12,}  {each.tokens:>15,}  "
+            + "#" * round(40 * each.tokens / most)
+            for each in found.lengths
+        ),
+        *(f"  document {number}: {text!r}" for number, text in enumerate(found.first_documents)),
+    ]
+
+
+def _histogram(reader: IndexedReader) -> tuple[int, int, list[LengthBin]]:
+    """Bins are powers of two: 1, 2-3, 4-7, 8-15 and on; empty ones are left out."""
+    documents, tokens = np.zeros(64, np.int64), np.zeros(64, np.int64)
+    shortest, longest = np.iinfo(np.int64).max, 0
+    before = np.concatenate([[0], np.cumsum(reader.lengths, dtype=np.int64)])
+    for start in range(0, len(reader), CHUNK):
+        lengths = np.diff(before[reader.bounds[start : start + CHUNK + 1]])
+        power = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
+        documents += np.bincount(power, minlength=64)
+        tokens += np.bincount(power, weights=lengths, minlength=64).astype(np.int64)
+        shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+    bins = [
+        LengthBin(first=2**power, last=2 ** (power + 1) - 1, documents=int(documents[power]), tokens=int(tokens[power]))
+        for power in np.flatnonzero(documents).tolist()
+    ]
+    return (shortest if len(reader) else 0), longest, bins

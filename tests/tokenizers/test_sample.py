@@ -1,0 +1,96 @@
+"""The training sample: shares of the blend, flattened by temperature, never more than there is."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.sample import EXCERPT_CHARACTERS, fill, training_texts
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """news: 400 English and 100 German documents; code: 100 without a language. Every document has 100 bytes."""
+
+    def write(source: str, rows: list[tuple[str, str | None]]) -> None:
+        path = tmp_path / "documents" / "train" / f"{source}-00000.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = [f"{source} {language} {number}".ljust(100, ".") for number, (_, language) in enumerate(rows)]
+        table = pa.table({"text": texts, "language": pa.array([language for _, language in rows], pa.string())})
+        pq.write_table(table, path, row_group_size=64)
+
+    write("news", [("", "de" if number % 5 == 0 else "en") for number in range(500)])
+    write("code", [("", None)] * 100)
+    return tmp_path
+
+
+def test_filling_worked_by_hand():
+    assert fill([0.5, 0.5], [100, 20], 80) == [60, 20]
+    assert fill([0.5, 0.3, 0.2], [100, 100, 100], 50) == [25, 15, 10]
+    assert fill([0.5, 0.5], [10, 20], 80) == [10, 20]
+
+
+@given(
+    parts=st.lists(st.tuples(st.floats(0.01, 1), st.integers(0, 1000)), min_size=1, max_size=8),
+    total=st.integers(0, 4000),
+)
+def test_filling_gives_all_it_can_and_no_more(parts, total):
+    shares, available = [share for share, _ in parts], [amount for _, amount in parts]
+    given_ = fill(shares, available, total)
+    assert all(amount <= limit for amount, limit in zip(given_, available, strict=True))
+    assert sum(given_) == pytest.approx(min(total, sum(available)), abs=len(parts) + 1)
+
+
+def taken(corpus, weights=None, **fields) -> dict[str, int]:
+    config = TokenizerConfig(**{"sample_bytes": 10_000, **fields})
+    return training_texts(corpus, weights or {"news": 0.6, "code": 0.4}, config, seed=1)[1]
+
+
+def test_sources_have_their_weights(corpus):
+    assert taken(corpus) == {"news": 6000, "code": 4000}
+    assert taken(corpus, {"news": 3.0, "code": 1.0}) == {"news": 7500, "code": 2500}
+
+
+def test_temperature_flattens_the_blend(corpus):
+    flat = taken(corpus, {"news": 0.9, "code": 0.1}, temperature=2.0)
+    assert flat == {"news": 7500, "code": 2500}  # sqrt(0.9) : sqrt(0.1) = 3 : 1
+
+
+def test_languages_are_weighed_across_sources(corpus):
+    """Their shares are those of the slices that were read: 400 of the 500 documents here."""
+    by_language = taken(corpus, {"news": 1.0}, group_by="language")
+    assert by_language == {"de": pytest.approx(2000, abs=200), "en": pytest.approx(8000, abs=200)}
+    flat = taken(corpus, {"news": 1.0}, group_by="language", temperature=1000.0)
+    assert flat == {"de": 5000, "en": 5000}
+    with_code = taken(corpus, group_by="language")
+    assert with_code == {"de": pytest.approx(1200, abs=200), "en": pytest.approx(4800, abs=200), "unknown": 4000}
+
+
+def test_what_one_source_lacks_the_others_give(corpus):
+    assert taken(corpus, sample_bytes=40_000) == {"news": 30_000, "code": 10_000}
+    assert taken(corpus, sample_bytes=10**9) == {"news": 50_000, "code": 10_000}
+
+
+def test_no_text_is_taken_twice_and_seeds_draw_others(corpus):
+    config = TokenizerConfig(sample_bytes=10_000)
+    first, again, other = (training_texts(corpus, {"news": 1.0}, config, seed)[0] for seed in (1, 1, 2))
+    assert len(set(first)) == len(first) == 100
+    assert first == again
+    assert set(first) != set(other)
+
+
+def test_one_huge_document_gives_an_excerpt(tmp_path):
+    path = tmp_path / "documents" / "train" / "books-00000.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["é" * 200_000]}), path)
+    texts, amount = training_texts(tmp_path, {"books": 1.0}, TokenizerConfig(), 1)
+    assert [len(text) for text in texts] == [EXCERPT_CHARACTERS]
+    assert amount == {"books": 2 * EXCERPT_CHARACTERS}
+
+
+def test_a_source_without_documents_is_named(corpus):
+    with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
+        training_texts(corpus, {"gone": 1.0}, TokenizerConfig(), 1)
