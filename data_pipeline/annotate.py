@@ -44,7 +44,8 @@ RECORD_FIELDS = [
     pa.field("record", pa.int64()),
     pa.field("text_hash", pa.uint64()),  # of the repaired text: decides its split
     pa.field("changes", pa.list_(pa.string())),  # which repairs changed the text
-    pa.field("reason", pa.string()),  # null, or why the record could not be read
+    pa.field("unreadable", pa.string()),  # null, or the kind of reason why the record could not be read
+    pa.field("reason", pa.string()),
     pa.field("offset", pa.int64()),
     pa.field("excerpt", pa.string()),
 ]
@@ -127,7 +128,7 @@ def _annotated(
 
 def _description(record: Record | Unreadable) -> dict:
     if isinstance(record, Unreadable):
-        return {"reason": record.reason, "offset": record.offset, "excerpt": record.excerpt}
+        return {"unreadable": record.kind, "reason": record.reason, "offset": record.offset, "excerpt": record.excerpt}
     return {"url": record.url, "language": record.language, "metadata": metadata_json(record.metadata)}
 
 

@@ -39,13 +39,18 @@ def source_counts(read: Mapping[str, int], kept: Tally, removed: Tally, quaranti
     return {"read": dict(read), "kept": kept.held, "removed": removed.held, "quarantined": quarantined.held}
 
 
-def check_not_empty(source: str, counts: Mapping[str, Any]) -> None:
-    """Raises InputError if no training document of the source is left, naming what took them."""
+def check_not_empty(source: str, counts: Mapping[str, Any], unreadable: str = "") -> None:
+    """Raises InputError if no training document of the source is left, naming what took them.
+
+    unreadable: why the first record in quarantine could not be read."""
     if counts["kept"].get("train", {}).get("documents"):
         return
     read = counts["read"]["documents"]
     if not read:
         raise InputError(f"source {source}: its files hold no documents; check its paths and format")
+    quarantined = sum(entry["documents"] for entry in counts["quarantined"].values())
+    if quarantined == read:
+        raise InputError(f"source {source}: none of its {read} documents can be read; the first: {unreadable}")
     taken = {**counts["removed"], **{f"quarantine ({k})": v for k, v in counts["quarantined"].items()}}
     if not taken:
         raise InputError(f"source {source}: all {read} documents fell into held-out splits; lower curate.splits")

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,9 @@ def curate(
     later = _deduplicate(curated, config, cache / "dedup", engine)
     splits = [_splits(one, later, config, seed) for one in curated]
     counts = {one.source.name: _count(one, later, split) for one, split in zip(curated, splits, strict=True)}
-    for name, entry in counts.items():
-        check_not_empty(name, entry)
+    for one in curated:
+        reason = next((row["reason"] for row in _unreadable(one, ["reason"])), "")
+        check_not_empty(one.source.name, counts[one.source.name], reason)
     _write_shards(curated, splits, config, folder, engine)
     _write_ledgers(curated, splits, later, folder, engine)
     _write_quarantine(curated, folder)
@@ -181,7 +182,8 @@ def _count(one: CuratedSource, later: Sequence[LaterStep], splits: np.ndarray) -
         removed.add_rows(rule.label, taken_by == index, num_bytes)
     for step in later:
         removed.add_rows(step.step, (taken_by == KEPT) & step.holds(doc_ids), num_bytes)
-    quarantined.add_rows("unreadable", taken_by == QUARANTINED, num_bytes)
+    for row in _unreadable(one, ["unreadable"]):
+        quarantined.add(row["unreadable"], 1, 0)
     read = {"documents": len(taken_by), "bytes": int(num_bytes.sum())}
     return source_counts(read, kept, removed, quarantined) | {"changed": _changes(one)}
 
@@ -244,14 +246,18 @@ def _write_ledgers(
 
 def _write_quarantine(curated: Sequence[CuratedSource], folder: Path) -> None:
     """One JSON line a record that could not be read. Files are named by digest; the lock has their names."""
-    columns = ["source", "raw_digest", "record", "offset", "reason", "excerpt"]
-    lines = []
-    for one in curated:
-        for path in one.paths:
-            table = pq.read_table(path, columns=["doc_id", *columns[1:]], filters=pc.field("reason").is_valid())
-            for row in table.to_pylist():
-                lines.append(orjson.dumps({"source": one.source.name, **row}))
-    write_atomic(folder / QUARANTINE_NAME, b"".join(line + b"\n" for line in lines))
+    columns = ["doc_id", "raw_digest", "record", "offset", "unreadable", "reason", "excerpt"]
+    lines = [
+        orjson.dumps({"source": one.source.name, **row}) + b"\n" for one in curated for row in _unreadable(one, columns)
+    ]
+    write_atomic(folder / QUARANTINE_NAME, b"".join(lines))
+
+
+def _unreadable(one: CuratedSource, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The source's records that could not be read."""
+    for path, verdict in zip(one.paths, one.verdicts, strict=True):
+        if (verdict.taken_by == QUARANTINED).any():
+            yield from pq.read_table(path, columns=list(columns), filters=pc.field("unreadable").is_valid()).to_pylist()
 
 
 def _write_examples(curated: Sequence[CuratedSource], later: Sequence[LaterStep], folder: Path) -> None:

@@ -71,11 +71,11 @@ def decide_all(tasks: Sequence[DecideTask], engine: LocalEngine) -> list[Verdict
 
 
 def decide(task: DecideTask) -> Verdicts:
-    columns = ["doc_id", "reason", "num_bytes", "text_hash", *task.rules.columns]
+    columns = ["doc_id", "unreadable", "num_bytes", "text_hash", *task.rules.columns]
     table = pq.read_table(task.path, columns=list(dict.fromkeys(columns)))
     failed_RN = failures(table, task.rules)
     first = np.where(failed_RN.any(axis=0), failed_RN.argmax(axis=0), KEPT)
-    readable = pc.is_null(table.column("reason")).to_numpy(zero_copy_only=False)
+    readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     return Verdicts(
         taken_by=np.where(readable, first, QUARANTINED).astype(np.int16),
         doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),

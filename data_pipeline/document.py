@@ -37,10 +37,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A record, or the rest of a file, that could not be read. offset: bytes from the file's start, uncompressed;
-    -1 where the format has none. excerpt: the first characters of what stood there."""
+    """A record, or the rest of a file, that could not be read. kind: what counts are kept by (no_json, truncated ...).
+
+    reason: for people, with the mend where there is one. offset: bytes from the file's start, uncompressed; -1 where
+    the format has none. excerpt: the first characters of what stood there."""
 
     number: int
+    kind: str
     reason: str
     offset: int = -1
     excerpt: str = ""

@@ -10,7 +10,7 @@ import orjson
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from gristmill.data_pipeline.curation import COUNTS_NAME
+from gristmill.data_pipeline.curation import COUNTS_NAME, QUARANTINE_NAME
 from gristmill.data_pipeline.decide import WANTED_LANGUAGE
 from gristmill.data_pipeline.document import excerpt
 from gristmill.data_pipeline.errors import InputError, RecipeError
@@ -75,8 +75,16 @@ def _read(row: dict[str, Any], corpus: Path) -> Event:
     names = _file_names(row, corpus)
     lines = [f"source {row['source']}, record {row['record']} of {names}", f"raw file sha256 {row['raw_digest']}"]
     if row["fate"] == "quarantined":
-        return Event("read", "quarantined", (*lines, row["rule"]))
+        return Event("read", "quarantined", (*lines, _reason(row, corpus)))
     return Event("read", "read", (*lines, f"{row['bytes']} bytes of text"))
+
+
+def _reason(row: dict[str, Any], corpus: Path) -> str:
+    for line in (corpus / QUARANTINE_NAME).read_bytes().splitlines():
+        entry = orjson.loads(line)
+        if entry["doc_id"] == row["doc_id"]:
+            return f"{entry['reason']}: {entry['excerpt']!r}"
+    return row["rule"]
 
 
 def _file_names(row: dict[str, Any], corpus: Path) -> str:

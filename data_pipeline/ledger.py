@@ -21,7 +21,7 @@ LEDGER_SCHEMA = pa.schema(
         ("fate", pa.string()),  # kept, removed or quarantined
         ("split", pa.string()),  # of a kept document
         ("step", pa.string()),  # read, filters, exact_dedup, near_dedup, decontaminate: where its way ended
-        ("rule", pa.string()),  # filter.threshold, or why it could not be read
+        ("rule", pa.string()),  # filter.threshold, or the kind of reason why it could not be read
         ("value", pa.float64()),
         ("threshold", pa.float64()),
         ("duplicate_of", pa.string()),
@@ -98,7 +98,7 @@ def write_ledger(task: LedgerTask) -> None:
 
 
 def _rows(cut: Slice, taken_by: np.ndarray, splits: np.ndarray, task: LedgerTask) -> list[dict[str, Any]]:
-    columns = ["doc_id", "raw_digest", "record", "reason", "num_bytes", *task.rules.columns]
+    columns = ["doc_id", "raw_digest", "record", "unreadable", "num_bytes", *task.rules.columns]
     table = read_slice(cut, list(dict.fromkeys(columns)))
     values_RN = np.array(
         [signal_values(table, rule.signal, task.rules.languages) for rule in task.rules.rules]
@@ -106,7 +106,7 @@ def _rows(cut: Slice, taken_by: np.ndarray, splits: np.ndarray, task: LedgerTask
     failed_RN = failures(table, task.rules)
     duplicates = _duplicates(np.array(table.column("doc_id").to_pylist(), dtype="S32"), task.later)
     rows = []
-    facts = table.select(["doc_id", "raw_digest", "record", "reason", "num_bytes"]).to_pylist()
+    facts = table.select(["doc_id", "raw_digest", "record", "unreadable", "num_bytes"]).to_pylist()
     for index, fact in enumerate(facts):
         row: dict[str, Any] = {
             "doc_id": fact["doc_id"],
@@ -117,7 +117,7 @@ def _rows(cut: Slice, taken_by: np.ndarray, splits: np.ndarray, task: LedgerTask
             "failed": [],
         }
         if taken_by[index] == QUARANTINED:
-            row |= {"fate": "quarantined", "step": "read", "rule": fact["reason"]}
+            row |= {"fate": "quarantined", "step": "read", "rule": fact["unreadable"]}
         elif taken_by[index] != KEPT:
             row["failed"] = _failed(values_RN[:, index], failed_RN[:, index], task.rules)
             row |= {"fate": "removed", "step": "filters", **row["failed"][0]}

@@ -12,7 +12,12 @@ BLOCK_BYTES = 1 << 20
 
 
 class Damaged(Exception):
-    """The stream ends too early or holds what cannot be decompressed. All that could be read was handed out first."""
+    """The stream ends too early (kind `truncated`) or cannot be decompressed (`damaged`). All that could be read was
+    handed out first."""
+
+    def __init__(self, kind: str, reason: str):
+        super().__init__(reason)
+        self.kind = kind
 
 
 def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
@@ -39,7 +44,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
             try:
                 plain = stream.decompress(compressed)
             except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError) as error:
-                raise Damaged(f"damaged {suffix} data: {error}") from error
+                raise Damaged("damaged", f"damaged {suffix} data: {error}") from error
             if plain:
                 yield plain
             compressed = b""
@@ -48,7 +53,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
     if stream is not None:
         if suffix == "gz" and (rest := stream.flush()):
             yield rest
-        raise Damaged(f"truncated {suffix} file: its end is missing")
+        raise Damaged("truncated", f"truncated {suffix} file: its end is missing")
 
 
 def _decompressor(suffix: str) -> Any:

@@ -15,10 +15,12 @@ def record_from_fields(fields: dict[str, Any], number: int, offset: int, source:
     if wanted not in fields:
         known = ", ".join(sorted(fields)) or "none"
         reason = f"no field {wanted!r}; fields are {known[:200]}; set {setting} of source {source.name}"
-        return Unreadable(number, reason, offset, excerpt(orjson.dumps(fields, default=str)))
+        return Unreadable(number, "no_text_field", reason, offset, excerpt(orjson.dumps(fields, default=str)))
     text = fields[wanted]
     if not isinstance(text, str):
-        return Unreadable(number, f"field {wanted!r} is {_kind(text)}, no string", offset, excerpt(str(text)))
+        return Unreadable(
+            number, "text_no_string", f"field {wanted!r} is {_kind(text)}, no string", offset, excerpt(str(text))
+        )
     return Record(
         number,
         "" if source.html_field else text,

@@ -29,7 +29,7 @@ def read_jsonl(
                 yield _record(line, number, start + offset, source)
             number += 1
     except Damaged as damage:
-        yield Unreadable(number, str(damage))
+        yield Unreadable(number, damage.kind, str(damage))
 
 
 def line_starts(file: BinaryIO, size: int, part_bytes: int) -> list[tuple[int, int, int]]:
@@ -40,7 +40,7 @@ def line_starts(file: BinaryIO, size: int, part_bytes: int) -> list[tuple[int, i
     first_record = start = position = 0
     count = 0
     while position < size:
-        block = file.read(1 << 22)
+        block = file.read(min(part_bytes, 1 << 22))
         if not block:
             break
         cut = block.rfind(b"\n")
@@ -62,15 +62,15 @@ def _record(line: bytes, number: int, offset: int, source: SourceConfig) -> Reco
     try:
         fields: Any = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return Unreadable(number, _reason(line, error), offset, excerpt(line))
+        return Unreadable(number, *_kind_and_reason(line, error), offset, excerpt(line))
     if not isinstance(fields, dict):
-        return Unreadable(number, f"a JSON {type(fields).__name__}, no object", offset, excerpt(line))
+        return Unreadable(number, "no_object", f"a JSON {type(fields).__name__}, no object", offset, excerpt(line))
     return record_from_fields(fields, number, offset, source)
 
 
-def _reason(line: bytes, error: orjson.JSONDecodeError) -> str:
+def _kind_and_reason(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     try:
         line.decode("utf-8")
     except UnicodeDecodeError as bad:
-        return f"invalid UTF-8 at byte {bad.start} of the line"
-    return f"no JSON: {error.msg}"
+        return "invalid_encoding", f"invalid UTF-8 at byte {bad.start} of the line"
+    return "no_json", f"no JSON: {error.msg}"

@@ -20,7 +20,7 @@ def read_parquet(
     try:
         table = pq.ParquetFile(file)
     except (OSError, pa.ArrowException) as error:
-        yield Unreadable(first_record, f"no readable Parquet file: {_first_line(error)}")
+        yield Unreadable(first_record, "no_parquet", f"no readable Parquet file: {_first_line(error)}")
         return
     number = first_record
     for group in range(first_group, table.num_row_groups if end_group is None else end_group):
@@ -33,7 +33,7 @@ def read_parquet(
                     done += 1
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             lost = f"row group {group}, {rows - done} of {rows} rows lost: {_first_line(error)}"
-            yield Unreadable(number + done, lost)
+            yield Unreadable(number + done, "damaged", lost)
         number += rows
 
 

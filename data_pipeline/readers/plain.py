@@ -19,7 +19,7 @@ def read_plain(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Reco
         if damage is None:
             yield _piece(raw, 0, 0, source)
         else:
-            yield Unreadable(0, str(damage), 0, excerpt(raw))
+            yield Unreadable(0, damage.kind, str(damage), 0, excerpt(raw))
         return
     pieces = list(_pieces(raw, source))
     if damage is not None:  # the piece before the damage may be half of one
@@ -28,7 +28,7 @@ def read_plain(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Reco
         if whole.strip():
             yield _piece(whole, number, start, source)
     if damage is not None:
-        yield Unreadable(len(pieces), str(damage), offset, excerpt(piece))
+        yield Unreadable(len(pieces), damage.kind, str(damage), offset, excerpt(piece))
 
 
 def _whole(file: BinaryIO, name: str) -> tuple[bytes, Damaged | None]:
@@ -57,5 +57,5 @@ def _piece(raw: bytes, number: int, offset: int, source: SourceConfig) -> Record
         text = raw.decode(source.encoding)
     except UnicodeDecodeError as error:
         reason = f"invalid {source.encoding} at byte {offset + error.start}; set encoding of source {source.name}"
-        return Unreadable(number, reason, offset, excerpt(raw[error.start :]))
+        return Unreadable(number, "invalid_encoding", reason, offset, excerpt(raw[error.start :]))
     return Record(number, text.removeprefix("\ufeff"), language=source.language or "")

@@ -29,7 +29,9 @@ def read_python_docs(raw: bytes, name: str, source: SourceConfig) -> Iterator[Re
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        yield Unreadable(0, f"invalid utf-8 at byte {error.start}", error.start, excerpt(raw[error.start :]))
+        yield Unreadable(
+            0, "invalid_encoding", f"invalid utf-8 at byte {error.start}", error.start, excerpt(raw[error.start :])
+        )
         return
     if name.endswith("/METADATA"):
         text = _description(text)
@@ -37,7 +39,7 @@ def read_python_docs(raw: bytes, name: str, source: SourceConfig) -> Iterator[Re
         try:
             text = prose(text)
         except (SyntaxError, ValueError, RecursionError) as error:
-            yield Unreadable(0, f"no Python module: {type(error).__name__}: {error}", 0, excerpt(text))
+            yield Unreadable(0, "no_python", f"no Python module: {type(error).__name__}: {error}", 0, excerpt(text))
             return
     if text.strip():
         yield Record(0, text, language=source.language or "en")

@@ -14,7 +14,9 @@ from gristmill.data_pipeline.provenance.lock import Lock
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 
-WORDS = ["the", "of", "and", "to", "that", "have", "with", "be", "water", "stone", "river", "miller", "wheel", "grain", "flour", "sack", "cart", "road", "market", "morning", "winter", "summer", "bread", "oven", "fire", "baker", "child", "song", "door", "window", "roof", "house", "field", "plough", "horse", "rain", "cloud", "wind"]
+VOCABULARY = """the of and to that have with be water stone river miller wheel grain flour sack cart road market
+morning winter summer bread oven fire baker child song door window roof house field plough horse rain cloud wind"""
+WORDS = VOCABULARY.split()
 
 
 def prose(number: int, words: int = 120) -> str:
