@@ -64,7 +64,7 @@ def test_languages_are_weighed_across_sources(corpus):
     by_language = taken(corpus, {"news": 1.0}, group_by="language")
     assert by_language == {"de": pytest.approx(2000, abs=200), "en": pytest.approx(8000, abs=200)}
     flat = taken(corpus, {"news": 1.0}, group_by="language", temperature=1000.0)
-    assert flat == {"de": 5000, "en": 5000}
+    assert flat == {"de": pytest.approx(5000, abs=200), "en": pytest.approx(5000, abs=200)}
     with_code = taken(corpus, group_by="language")
     assert with_code == {"de": pytest.approx(1200, abs=200), "en": pytest.approx(4800, abs=200), "unknown": 4000}
 
