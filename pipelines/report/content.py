@@ -98,10 +98,10 @@ def validation_series(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float
     """name of the source -> (million tokens, validation loss)."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for line in lines:
-        for name, loss in (line.get("validation") or {}).items():
+        for name, score in line.get("validation", {}).get("sources", {}).items():
             tokens, losses = found.setdefault(f"validation, {name}", ([], []))
             tokens.append(line["tokens"] / 1e6)
-            losses.append(loss)
+            losses.append(score["loss"])
     return found
 
 
@@ -111,8 +111,8 @@ def sample_blocks(folders: Folders) -> list[Block]:
         return []
     blocks: list[Block] = [Heading("Samples"), Paragraph("Held-out text, and how the model goes on.")]
     for each in json.loads(path.read_bytes()):
-        for way in sorted(set(each) - {"doc_id", "prompt", "source"}):
-            blocks.append(Excerpt(f"{each.get('source', '')} {way}", f"{each['prompt']}⟩⟩⟩{each[way]}"))
+        for way in ("reference", "greedy", "sampled"):
+            blocks.append(Excerpt(f"{each['source']}, {way}", f"{each['prompt']} ⟩⟩⟩ {each[way]}"))
     return blocks
 
 
