@@ -36,13 +36,18 @@ def _keep(dropout: Dropout, width: int, layer: int, site: int) -> Tensor:
     feature_D = _hash(place + torch.arange(width, device=place.device))
     low_BT1, high_BT1 = token_BT.to(torch.int32).unsqueeze(-1), (token_BT >> 32).to(torch.int32).unsqueeze(-1)
     mixed_BTD = feature_D.to(torch.int32) * (high_BT1 | 1) + low_BT1
-    mixed_BTD = (mixed_BTD ^ (mixed_BTD >> 15)) * 0x2C1B3C6D
-    mixed_BTD = mixed_BTD ^ (mixed_BTD >> 13)
+    mixed_BTD = (mixed_BTD ^ _shifted(mixed_BTD, 15, bits=32)) * 0x2C1B3C6D
+    mixed_BTD = mixed_BTD ^ _shifted(mixed_BTD, 13, bits=32)
     return mixed_BTD >= int((dropout.rate - 0.5) * 2**32)
 
 
 def _hash(x: Tensor) -> Tensor:
     x = x * _GOLDEN
     for shift, factor in _ROUNDS:
-        x = (x ^ (x >> shift)) * factor
-    return x ^ (x >> 31)
+        x = (x ^ _shifted(x, shift, bits=64)) * factor
+    return x ^ _shifted(x, 31, bits=64)
+
+
+def _shifted(x: Tensor, places: int, bits: int) -> Tensor:
+    """To the right with zeros; torch's own shift of signed numbers draws the sign in, which would clear every sign."""
+    return (x >> places) & ((1 << (bits - places)) - 1)
