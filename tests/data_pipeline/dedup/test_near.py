@@ -91,7 +91,7 @@ def test_character_shingles(tmp_path: Path):
 words = st.lists(st.sampled_from("abcdefgh"), max_size=9).map(" ".join)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(1, 3), words), min_size=1, max_size=30),
     st.sampled_from(["word", "character"]),

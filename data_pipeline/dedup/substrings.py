@@ -1,0 +1,218 @@
+"""Exact substrings: spans of at least so many bytes that stand more than once, found with a suffix array.
+
+The method of Lee et al. 2022, "Deduplicating Training Data Makes Language Models Better", section 4.1, on bytes
+instead of tokens (50 tokens are about 200 bytes of English). Unlike theirs, the first place in keep-order stays.
+The suffix array is libdivsufsort's (package pydivsufsort). It holds a group of documents of at most
+`group_bytes`; repeats across groups are not found, so that memory is bounded: 14 bytes for each byte of a group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+from pydivsufsort import divsufsort
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.dedup.arrays import claim, part_identity
+from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.files import atomic_path
+
+# start, stop: bytes of the document's UTF-8, on character bounds. kept_in: the document of the first place.
+REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
+# Byte between documents: never part of UTF-8, so no repeat runs across two documents.
+BETWEEN = 0xFF
+MOST_GROUP_BYTES = 2_000_000_000  # suffixes are numbered in 32 bits
+
+
+class SubstringDedupConfig(Config):
+    """least_bytes: of a repeat; 200 is about 50 tokens of English (Lee et al. 2022, section 4.1). group_bytes: text
+    searched at a time, 14 bytes of memory each. policy: `remove` cuts the span, `drop` removes a document of which
+    more than drop_share is repeated, `annotate` only records."""
+
+    least_bytes: int = Field(default=200, ge=8)
+    group_bytes: int = Field(default=64_000_000, ge=1024, le=MOST_GROUP_BYTES)
+    policy: Literal["remove", "drop", "annotate"] = "remove"
+    drop_share: float = Field(default=0.5, gt=0.0, le=1.0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Documents in keep-order, in one buffer with BETWEEN after each. firsts: where each begins, and the end."""
+
+    ids: np.ndarray
+    data: np.ndarray
+    firsts: np.ndarray
+
+
+def repeated_substrings(
+    parts: Sequence[Part], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
+) -> pa.Table:
+    """Every span of at least least_bytes that stood before, in keep-order, in its group of documents.
+
+    Columns doc_id, start, stop (bytes of UTF-8), kept_in; ordered by doc_id, start; spans of a document are disjoint.
+    Groups are filled in the order of doc_id, so the result does not depend on files, their order, or workers. In a
+    group, keep-order is (source priority, longer first, doc_id).
+    `folder` takes intermediate files; called again after a kill, it goes on from them."""
+    claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
+    tasks = []
+    for number, (chosen, priorities) in enumerate(_groups(parts, config.group_bytes)):
+        path = folder / f"repeats-{number:05d}.parquet"
+        if not path.exists():
+            tasks.append((tuple(chosen), priorities, config.least_bytes, path))
+    engine.map(_search_group, tasks, "repeated substrings", unit="groups")
+    tables = [pq.read_table(path, schema=REPEATS) for path in sorted(folder.glob("repeats-*.parquet"))]
+    return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
+
+
+def without_repeats(text: str, spans: Sequence[tuple[int, int]], config: SubstringDedupConfig) -> str | None:
+    """The text after the policy, given its repeats in bytes; None: the document is dropped."""
+    raw = text.encode()
+    repeated = sum(stop - start for start, stop in spans)
+    if config.policy == "drop":
+        return None if raw and repeated / len(raw) > config.drop_share else text
+    if config.policy == "annotate":
+        return text
+    bounds = [0, *(place for span in sorted(spans) for place in span), len(raw)]
+    return b"".join(raw[bounds[i] : bounds[i + 1]] for i in range(0, len(bounds), 2)).decode()
+
+
+def repeats_of(group: Group, least_bytes: int) -> list[tuple[int, int, int, int]]:
+    """(document, start, stop, document of the first place) of the group's repeats, bytes within the document."""
+    if len(group.data) < least_bytes:
+        return []
+    suffixes = divsufsort(group.data.copy())
+    covered = np.full(len(group.data), -1, np.int32)
+    _mark(group.data, suffixes.astype(np.int32, copy=False), least_bytes, covered)
+    return _spans(covered, group, least_bytes)
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark(data, suffixes, least, covered):
+    """covered[i]: the first place (a position) of the repeated span that begins at position i, -1 for none.
+
+    Neighbours in the suffix array that share `least` bytes form a run; all but the lowest position are repeats."""
+    start = 0
+    for at in range(1, len(suffixes) + 1):
+        if at < len(suffixes) and _shared(data, suffixes[at - 1], suffixes[at], least):
+            continue
+        if at - start > 1:
+            first = suffixes[start]
+            for i in range(start, at):
+                first = min(first, suffixes[i])
+            for i in range(start, at):
+                if suffixes[i] != first:
+                    covered[suffixes[i]] = first
+        start = at
+
+
+@numba.njit(cache=True, nogil=True)
+def _shared(data, left, right, least):
+    """Whether `least` equal bytes, none of them BETWEEN, begin at both positions."""
+    if max(left, right) + least > len(data):
+        return False
+    for i in range(least):  # noqa: SIM110 (numba compiles no generator expressions)
+        if data[left + i] != data[right + i] or data[left + i] == BETWEEN:
+            return False
+    return True
+
+
+def _spans(covered: np.ndarray, group: Group, least: int) -> list[tuple[int, int, int, int]]:
+    """Joins the repeats' beginnings to spans: windows that overlap or touch are one."""
+    begins = np.flatnonzero(covered >= 0)
+    if not len(begins):
+        return []
+    new = np.ones(len(begins), bool)
+    new[1:] = begins[1:] > begins[:-1] + least
+    starts = begins[new]
+    stops = begins[np.append(np.flatnonzero(new)[1:] - 1, len(begins) - 1)] + least
+    owners = np.searchsorted(group.firsts, starts, side="right") - 1
+    keepers = np.searchsorted(group.firsts, covered[starts], side="right") - 1
+    found = []
+    for start, stop, owner, keeper in zip(starts, stops, owners, keepers, strict=True):
+        start, stop = _on_characters(group.data, int(start), int(stop))
+        first = int(group.firsts[owner])
+        found.append((int(owner), start - first, stop - first, int(keeper)))
+    return found
+
+
+def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
+    """The span narrowed to whole characters."""
+    while start < stop and data[start] & 0xC0 == 0x80:
+        start += 1
+    while stop > start and data[stop] & 0xC0 == 0x80 and data[stop] != BETWEEN:
+        stop -= 1
+    return start, stop
+
+
+def _groups(parts: Sequence[Part], group_bytes: int) -> list[tuple[list[tuple[Part, np.ndarray]], np.ndarray]]:
+    """Documents in the order of doc_id, as many as fit: ([(part, bool[rows] wanted)], priority of each part)."""
+    ids, lengths, owners, rows = _all_documents(parts)
+    too_long = np.flatnonzero(lengths >= group_bytes)
+    if len(too_long):
+        doc_id = unpacked_ids(ids[too_long[:1]])[0]
+        raise InputError(
+            f"document {doc_id} has {lengths[too_long[0]]} bytes; group_bytes={group_bytes} must be more than that"
+        )
+    order = np.lexsort((ids[:, 1], ids[:, 0]))
+    number, filled, group_of = 0, 0, np.empty(len(order), np.int64)
+    for place in order.tolist():
+        filled += int(lengths[place]) + 1
+        if filled > group_bytes:
+            number, filled = number + 1, int(lengths[place]) + 1
+        group_of[place] = number
+    found = []
+    for group in range(number + 1 if len(order) else 0):
+        chosen = []
+        for index, part in enumerate(parts):
+            wanted = np.zeros(len(part.living()), bool)
+            wanted[rows[(owners == index) & (group_of == group)]] = True
+            if wanted.any():
+                chosen.append((part, wanted))
+        found.append((chosen, np.array([part.priority for part, _ in chosen])))
+    return found
+
+
+def _all_documents(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(packed ids, lengths in bytes, number of the part, row) of all living documents."""
+    ids, lengths, owners, rows = [np.empty((0, 2), np.uint64)], [], [], []
+    for number, part in enumerate(parts):
+        for row, doc_ids, texts in part.batches():
+            ids.append(packed_ids(doc_ids, part.path))
+            lengths.append(np.diff(utf8_of(texts)[1]))
+            owners.append(np.full(len(row), number))
+            rows.append(row)
+    columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in (lengths, owners, rows)]
+    return np.concatenate(ids), *columns
+
+
+def _search_group(task) -> None:
+    chosen, priorities, least_bytes, path = task
+    group = _read_group(chosen, priorities)
+    found = repeats_of(group, least_bytes)
+    ids = unpacked_ids(group.ids)
+    rows = [(ids[owner], start, stop, ids[keeper]) for owner, start, stop, keeper in found]
+    columns = list(zip(*rows, strict=True)) or [()] * len(REPEATS)
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, REPEATS, strict=True)], schema=REPEATS)
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def _read_group(chosen: Sequence[tuple[Part, np.ndarray]], priorities: np.ndarray) -> Group:
+    ids, texts, ranks = [], [], []
+    for (part, wanted), priority in zip(chosen, priorities, strict=True):
+        for _, doc_ids, batch in part.batches(wanted):
+            ids.append(packed_ids(doc_ids, part.path))
+            texts += [text.encode() for text in batch.to_pylist()]
+            ranks += [priority] * len(batch)
+    packed = np.concatenate(ids)
+    lengths = np.array([len(text) for text in texts])
+    order = keep_order(np.array(ranks), lengths, packed)
+    data = np.frombuffer(b"".join(texts[i] + bytes([BETWEEN]) for i in order), np.uint8)
+    return Group(packed[order], data, np.append(0, np.cumsum(lengths[order] + 1)))

@@ -1,0 +1,63 @@
+"""Exact duplicates, against a dictionary in plain Python."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted import engine, found, padded, write_part
+
+from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, exact_duplicates
+from gristmill.data_pipeline.dedup.folding import fold_text
+
+
+def normalised(text: str, rule: str) -> str:
+    return {"bytes": text, "whitespace": " ".join(text.split()), "words": fold_text(text)}[rule]
+
+
+def by_dictionary(documents: list[tuple[int, str, str]], rule: str) -> dict[str, tuple[str, float]]:
+    first: dict[str, str] = {}
+    removed = {}
+    for _, doc_id, text in sorted(documents, key=lambda d: (d[0], -len(d[2].encode()), padded(d[1]))):
+        kept = first.setdefault(normalised(text, rule), doc_id)
+        if kept != doc_id:
+            removed[doc_id] = (kept, 1.0)
+    return removed
+
+
+def test_worked_example(tmp_path: Path):
+    part = write_part(tmp_path / "p.parquet", {"1": "a b", "2": " a\n\tb", "3": "A b", "4": "a\u00a0b"})
+    table = exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "work")
+    assert found(table) == {"1": ("2", 1.0), "4": ("2", 1.0)}  # 2 is the longest
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.integers(1, 2), st.text(" aA.\n", max_size=4)), min_size=1, max_size=25),
+    st.sampled_from(["bytes", "whitespace", "words"]),
+)
+def test_agrees_with_a_dictionary(tmp_path_factory, texts, rule):
+    folder = tmp_path_factory.mktemp("law")
+    documents = [(priority, f"{i + 1:x}", text) for i, (priority, text) in enumerate(texts)]
+    parts = [
+        write_part(folder / f"{p}.parquet", {i: t for q, i, t in documents if q == p}, f"s{p}", priority=p)
+        for p in {q for q, _, _ in documents}
+    ]
+    table = exact_duplicates(parts, ExactDedupConfig(normalise=rule), engine(), folder / "work")
+    assert found(table) == by_dictionary(documents, rule)
+
+
+def test_within_each_source_dead_rows_and_files(tmp_path: Path):
+    one = write_part(tmp_path / "a.parquet", {"1": "x", "2": "x", "3": "x"}, "one", alive=[False, True, True])
+    two = write_part(tmp_path / "b.parquet", {"4": "x"}, "two")
+    within = ExactDedupConfig(scope="source")
+    assert found(exact_duplicates([one, two], within, engine(), tmp_path / "w1")) == {"3": ("2", 1.0)}
+    everywhere = exact_duplicates([one, two], ExactDedupConfig(), engine(), tmp_path / "w2")
+    assert found(everywhere) == {"3": ("2", 1.0), "4": ("2", 1.0)}
+    assert everywhere.equals(exact_duplicates([two, one], ExactDedupConfig(), engine(), tmp_path / "w3"))
+
+
+@pytest.mark.parametrize("texts", [{}, {"1": ""}])
+def test_nothing_to_do(tmp_path: Path, texts: dict[str, str]):
+    part = write_part(tmp_path / "p.parquet", texts)
+    assert len(exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "work")) == 0

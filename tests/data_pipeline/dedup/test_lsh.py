@@ -1,0 +1,43 @@
+"""Banding: the published curve, buckets by hand, and candidates in planted pairs of known similarity."""
+
+import numpy as np
+import pytest
+
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, meeting_probability, roots
+
+
+@pytest.mark.parametrize(
+    ("similarity", "bands", "rows", "probability"),
+    # Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, figure 3.8 (b = 20, r = 5).
+    [(0.2, 20, 5, 0.006), (0.3, 20, 5, 0.047), (0.4, 20, 5, 0.186), (0.5, 20, 5, 0.470), (0.8, 20, 5, 0.9996)],
+)
+def test_the_curve_of_the_textbook(similarity: float, bands: int, rows: int, probability: float):
+    assert meeting_probability(similarity, bands, rows) == pytest.approx(probability, abs=5e-4)
+
+
+def test_buckets_by_hand():
+    bucket, member = buckets(np.array([7, 5, 7, 9, 5], np.uint64), np.array([10, 4, 2, 3, 1]))
+    assert (bucket.tolist(), member.tolist()) == ([0, 0, 1, 1], [1, 4, 2, 10])
+    assert [len(a) for a in buckets(np.empty(0, np.uint64), np.empty(0, np.int64))] == [0, 0]
+
+
+def test_joined_groups_are_named_by_their_lowest():
+    parents = np.arange(6)
+    join(parents, np.array([0, 0, 1, 1]), np.array([1, 4, 4, 5]))
+    join(parents, np.array([0, 0]), np.array([2, 3]))
+    assert roots(parents).tolist() == [0, 1, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("bands", "rows"), [(16, 8), (32, 4), (20, 6)])
+def test_candidates_follow_the_curve(bands: int, rows: int):
+    # A signature value of two sets agrees with probability s, independently: the definition of MinHash.
+    generator = np.random.default_rng(1)
+    pairs = 20_000
+    for similarity in (0.3, 0.5, 0.7, 0.8, 0.9):
+        left = generator.integers(1 << 32, size=(pairs, bands * rows), dtype=np.uint32)
+        other = generator.integers(1 << 32, size=left.shape, dtype=np.uint32)
+        right = np.where(generator.random(left.shape) < similarity, left, other)
+        keys = [band_keys(side, bands, rows, np.uint64(0)) for side in (left, right)]
+        met = (keys[0] == keys[1]).any(axis=0).mean()
+        expected = meeting_probability(similarity, bands, rows)
+        assert abs(met - expected) < 5 * np.sqrt(expected * (1 - expected) / pairs) + 1e-9

@@ -1,0 +1,82 @@
+"""Duplicate paragraphs and lines, on texts that can be read."""
+
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted import engine, padded, write_part
+
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, pieces_of, remove_spans
+
+BANNER = "Click here to accept the cookies of this page and of its partners."
+ALL = SpanDedupConfig(unit="line", least_characters=1)
+
+
+def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> dict[str, str]:
+    """The documents' texts without their duplicate spans."""
+    part = write_part(folder / "p.parquet", documents)
+    table = duplicate_spans([part], config, engine(), folder / "work").to_pylist()
+    return {
+        doc_id: remove_spans(text, [(row["start"], row["stop"]) for row in table if row["doc_id"] == padded(doc_id)])
+        for doc_id, text in documents.items()
+    }
+
+
+def test_pieces_by_hand():
+    assert pieces_of("a\nb\n\nc", "line") == [(0, 2), (2, 4), (5, 6)]
+    assert pieces_of("a\nb\n\nc", "paragraph") == [(0, 5), (5, 6)]
+    assert pieces_of("\n\n", "paragraph") == pieces_of("", "line") == []
+
+
+def test_the_first_paragraph_in_keep_order_stays(tmp_path: Path):
+    documents = {
+        "1": f"{BANNER}\n\nShort.",
+        "2": f"The longest of the documents comes first.\n\n{BANNER}\n\nIts end.",
+        "3": "  Click  here to accept the cookies of this page\nand of its partners.\n\nIts end.",
+    }
+    assert after(documents, SpanDedupConfig(), tmp_path) == {
+        "1": "Short.",
+        "2": documents["2"],
+        "3": "Its end.",  # under least_characters
+    }
+
+
+def test_least_count_spares_what_stands_but_twice(tmp_path: Path):
+    documents = {"1": BANNER, "2": BANNER}
+    assert after(documents, SpanDedupConfig(least_count=3), tmp_path / "a") == documents
+    documents["3"] = BANNER
+    left = after(documents, SpanDedupConfig(least_count=3), tmp_path / "b")
+    assert left == {"1": BANNER, "2": "", "3": ""}
+
+
+def test_the_record_names_count_and_first_place(tmp_path: Path):
+    part = write_part(tmp_path / "p.parquet", {"1": "ab\ncd\nab\n", "2": "ab\n"})
+    table = duplicate_spans([part], ALL, engine(), tmp_path / "work")
+    assert table.to_pylist() == [
+        {"doc_id": padded("1"), "start": 6, "stop": 9, "count": 3, "kept_in": padded("1")},
+        {"doc_id": padded("2"), "start": 0, "stop": 3, "count": 3, "kept_in": padded("1")},
+    ]
+
+
+def test_within_each_source_and_any_division_into_files(tmp_path: Path):
+    texts = {f"{i + 1:x}": f"{'abc'[i % 3]}\nx{i}\n{'de'[i % 2]}" for i in range(9)}
+    one = [write_part(tmp_path / "p.parquet", texts)]
+    several = [write_part(tmp_path / f"{k}.parquet", dict(list(texts.items())[k::3])) for k in (1, 0, 2)]
+    whole = duplicate_spans(one, ALL, engine(), tmp_path / "w1")
+    assert len(whole) == 13
+    assert whole.equals(duplicate_spans(several, ALL, engine(), tmp_path / "w2"))
+    apart = [write_part(tmp_path / f"s{k}.parquet", {f"{k}": "same line"}, source=f"s{k}") for k in (1, 2)]
+    within = ALL.model_copy(update={"scope": "source"})
+    assert len(duplicate_spans(apart, within, engine(), tmp_path / "w3")) == 0
+
+
+@settings(max_examples=15)
+@given(st.lists(st.text("ab\n", max_size=12), min_size=1, max_size=8), st.integers(2, 4))
+def test_every_line_stays_once_or_was_rare(tmp_path_factory, texts, least_count):
+    documents = {f"{i + 1:x}": text for i, text in enumerate(texts)}
+    config = ALL.model_copy(update={"least_count": least_count})
+    left = after(documents, config, tmp_path_factory.mktemp("law"))
+    before = Counter(line for text in documents.values() for line in text.split("\n") if line)
+    behind = Counter(line for text in left.values() for line in text.split("\n") if line)
+    assert behind == {line: 1 if count >= least_count else count for line, count in before.items()}
