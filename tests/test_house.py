@@ -26,7 +26,7 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             continue
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
