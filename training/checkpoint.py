@@ -10,6 +10,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from gristmill.data_pipeline.engine.progress import Reporter
@@ -64,9 +66,37 @@ def save(
 ) -> None:
     """The checkpoint of this step is whole on disk; called by all processes. facts: the run's state, as JSON."""
     folder = _fresh_folder(root, step, mesh)
-    with _quiet():
+    with _quiet(), _disk_errors():
         dcp.save(dict(tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
-    _commit(root, step, card, facts, mesh)
+    commit(root, step, card, facts, mesh, mesh.world.group)
+
+
+def start_saving(
+    root: Path, step: int, tensors: Mapping[str, Tensor], mesh: Mesh, group: dist.ProcessGroup | None
+) -> Future[Any]:
+    """Copies the tensors and writes them in the background; `commit` must follow once the future is done."""
+    folder = _fresh_folder(root, step, mesh)
+    with _quiet():
+        return dcp.async_save(
+            dict(tensors), storage_writer=_writer(folder), process_group=group, no_dist=not mesh.distributed
+        )
+
+
+def commit(
+    root: Path, step: int, card: ModelCard, facts: Mapping[str, Any], mesh: Mesh, group: dist.ProcessGroup | None
+) -> None:
+    """Digests and the manifest, then the name: a checkpoint is whole from the rename on."""
+    _wait_for_all(group)
+    if mesh.is_first:
+        half, whole = _half_written(root, step), step_folder(root, step)
+        write_card(half, card)
+        write_manifest(half, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
+        sync(half)
+        if whole.exists():
+            shutil.rmtree(whole)
+        os.replace(half, whole)
+        sync(root)
+    _wait_for_all(group)
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
@@ -163,25 +193,22 @@ def _fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
     if mesh.is_first:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    _wait_for_all(mesh)
+    _wait_for_all(mesh.world.group)
     return folder
 
 
-def _commit(root: Path, step: int, card: ModelCard, facts: Mapping[str, Any], mesh: Mesh) -> None:
-    """Digests and the manifest, then the name: a checkpoint is whole from the rename on."""
-    _wait_for_all(mesh)
-    if mesh.is_first:
-        half, whole = _half_written(root, step), step_folder(root, step)
-        write_card(half, card)
-        write_manifest(half, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
-        sync(half)
-        if whole.exists():
-            shutil.rmtree(whole)
-        os.replace(half, whole)
-        sync(root)
-    _wait_for_all(mesh)
+def _wait_for_all(group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        dist.barrier(group=group)
 
 
-def _wait_for_all(mesh: Mesh) -> None:
-    if mesh.distributed:
-        dist.barrier(group=mesh.world.group)
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """torch wraps what went wrong on a rank; a full disk should reach the user as such."""
+    try:
+        yield
+    except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                raise failure from error
+        raise

@@ -26,8 +26,9 @@ class Guard:
         reason = self._reason(loss, norm)
         if reason is None:
             self.in_a_row = 0
-            self.losses = [*self.losses, loss][-self.config.window :]
-            self.norms = [*self.norms, norm][-self.config.window :]
+            if self.config.sigmas is not None:
+                self.losses = [*self.losses, loss][-self.config.window :]
+                self.norms = [*self.norms, norm][-self.config.window :]
             return None
         self.skipped.append(step)
         self.in_a_row += 1

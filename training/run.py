@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from gristmill.data_pipeline.engine.progress import Meter, Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.training import checkpoint
 from gristmill.training.batches import Batches, Samples
-from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
+from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.flops import count_parameters, device_peak, flops_per_token
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import METRICS_NAME, MetricsLog, read_metrics
@@ -29,6 +29,7 @@ from gristmill.training.parallel.parts import ModelParts, build_parts
 from gristmill.training.parallel.passes import Accumulation, Passes
 from gristmill.training.parallel.pipeline import Pipeline
 from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.saver import Saver
 from gristmill.training.trainer import StepReport, Trainer
 from gristmill.training.validation import Validation
 
@@ -78,6 +79,7 @@ class Run:
                 data.held_out, train.validation.samples, data.bytes_per_token, passes, mesh, data.mask_documents
             )
         self.card = checkpoint.ModelCard.of(model, vocab_size, data.end_of_document)
+        self.saver = Saver(self.root, train.checkpoint, self.card, mesh)
         self.data_fingerprint = data.samples.fingerprint
         self.flops_per_token, self.peak_flops = flops_per_token(model, vocab_size), device_peak(mesh.device)
         self.num_parameters = count_parameters(model, vocab_size)
@@ -97,6 +99,7 @@ class Run:
                 self._steps(log, meter, asked)
         finally:
             self.batches.close()
+            self.saver.close()
             if log is not None:
                 log.close()
         return self._facts()
@@ -128,14 +131,12 @@ class Run:
         self.reporter.say(f"train: goes on after step {self.trainer.progress.step}")
 
     def _save_if_due(self, now: bool) -> None:
-        step, config = self.trainer.progress.step, self.train.checkpoint
-        if not now and not (config.every and step % config.every == 0):
-            return
-        facts = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
-        checkpoint.save(self.root, step, self._tensors(), self.card, facts, self.mesh)
-        if self._writes:
-            steps = checkpoint.steps_in(self.root)
-            checkpoint.prune(self.root, kept_steps(steps, config, self.trainer.finished))
+        step = self.trainer.progress.step
+        if now or self.saver.is_due(step):
+            facts = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
+            self.saver.save(step, self._tensors(), facts, self.trainer.finished)
+        if now:
+            self.saver.wait()
 
     def _tensors(self) -> dict[str, Tensor]:
         return checkpoint.saved_tensors(self.parts.parameters, self.optimizer.state())
@@ -197,18 +198,6 @@ class Run:
     @property
     def _writes(self) -> bool:
         return self.mesh.is_first
-
-
-def kept_steps(steps: Sequence[int], config: CheckpointConfig, finished: bool) -> set[int]:
-    """Of the checkpoints that stand, those that stay: the newest, the last `keep_last` of the regular ones, and every
-    `keep_every`-th step's. One that was saved because of a stop is not regular, so that it leaves no trace in the end.
-
-    [100, 137, 200, 300] every 100, keep_last 2 -> {200, 300}."""
-    regular = [step for step in steps if config.every and step % config.every == 0]
-    if finished and steps[-1] not in regular:
-        regular.append(steps[-1])
-    for_ever = {step for step in regular if config.keep_every and step % config.keep_every == 0}
-    return {steps[-1], *regular[-config.keep_last :]} | for_ever
 
 
 def choose_passes(parts: ModelParts, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Passes:

@@ -11,7 +11,8 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import Clock
 from gristmill.training.optim.build import Optimizer
-from gristmill.training.optim.norm import clip, global_norm
+from gristmill.training.optim.loss_scale import LossScale
+from gristmill.training.optim.norm import clip, global_norm, scale_gradients
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.parts import ModelParts
@@ -64,6 +65,7 @@ class Trainer:
     ):
         self.config, self.context, self.model, self.passes = config, context, model, passes
         self.optimizer, self.batches, self.guard, self.mesh = optimizer, batches, guard, mesh
+        self.scale = LossScale(dynamic=config.precision == "fp16")
         self.progress = Progress()
 
     @property
@@ -75,13 +77,14 @@ class Trainer:
         batch = self._next_batch()
         valid_tokens, stop = self._agree(batch, stop_wanted)
         clock.lap("data")
-        losses = self.passes.train(batch, 1 / valid_tokens)
+        losses = self.passes.train(batch, self.scale.value / valid_tokens)
         self.model.sum_tied_gradients()
+        scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
         loss, objective = self._mean_over_all(losses, valid_tokens)
         norm = global_norm(self.model.counted, self.mesh).item()
         clock.lap("passes")
         before, self.progress = self.progress, self._after_this_batch()
-        skipped = self.guard.refuses(self.progress.step, objective, norm)
+        skipped = self.scale.overflowed(norm) or self.guard.refuses(self.progress.step, objective, norm)
         rate = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
         if skipped is None:
             clip(self.model.parameters.values(), norm, self.config.optimizer.clip_norm)
@@ -110,13 +113,19 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """All that a continued run needs beside the tensors, as JSON. It does not depend on the layout."""
         progress = {"step": self.progress.step, "tokens": self.progress.tokens, "samples": self.progress.samples}
-        return {"progress": progress, "updates": self.optimizer.updates, "guard": self.guard.state()}
+        return {
+            "progress": progress,
+            "updates": self.optimizer.updates,
+            "guard": self.guard.state(),
+            "scale": self.scale.state(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """After the tensors were loaded."""
         self.progress = Progress(**state["progress"])
         self.optimizer.updates = state["updates"]
         self.guard.restore(state["guard"])
+        self.scale.restore(state["scale"])
         self.model.publish()
 
     def _next_batch(self) -> dict[str, Tensor]:

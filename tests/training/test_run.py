@@ -20,9 +20,10 @@ from gristmill.training.checkpoint import load_model, step_folder
 from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
 from gristmill.training.metrics import read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.run import Data, Run, kept_steps
+from gristmill.training.run import Data, Run
+from gristmill.training.saver import kept_steps
 
-MODEL = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, context=16)
+MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, context=16)
 STEPS, BATCH = 12, 4
 
 
@@ -115,6 +116,67 @@ def test_load_model_gives_the_model_that_was_validated(undisturbed: Path) -> Non
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
     expected = read_metrics(undisturbed / "metrics.jsonl")[-1]["validation"]["loss"]
     assert ((losses * weights).sum() / weights.sum()).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_saving_behind_the_steps_writes_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path, checkpoint={"every": 3, "asynchronous": True}).to_the_end()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def test_fp16_finds_its_loss_scale_and_learns(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path, precision="fp16", optimizer={"learning_rate": 1e-2}).to_the_end()
+    here, there = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, tmp_path))
+    assert there[-1]["loss"] == pytest.approx(here[-1]["loss"], abs=0.05)
+
+
+CUBE = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 1}
+CHAIN = [  # each continues what the one before it saved
+    ({"data": 2}, 3),
+    (CUBE, 6),
+    ({"pipeline": 2, "schedule": "zbv", "micro_batch": 1}, 7),
+    ({"data": 4, "replicate": 2, "tensor": 2, "micro_batch": 1}, 9),
+    ({"data": 1}, 12),
+]
+
+
+def run_until(folder: str, layout: dict[str, Any], step: int, asynchronous: bool) -> list[str]:
+    """Trains up to a step and saves; the digests of the tokens this rank drew, by step."""
+    config = train_config(layout=layout)
+    mesh = build_mesh(config.layout, MODEL.num_kv_heads, torch.device("cpu"))
+    run = new_run(Path(folder), mesh, layout=layout, checkpoint={"every": 3, "asynchronous": asynchronous})
+    drawn: list[str] = []
+    read = run.batches.take
+
+    def take(first: int, count: int) -> dict[str, torch.Tensor]:
+        batch = read(first, count)
+        drawn.append(batch["x"].numpy().tobytes().hex() + f"@{mesh.data.rank}")
+        return batch
+
+    run.batches.take = take
+    run._resume()
+    while run.trainer.progress.step < step:
+        run.trainer.step()
+    run._save_if_due(True)
+    return drawn
+
+
+def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path, tmp_path: Path) -> None:
+    streams = []
+    for number, (layout, step) in enumerate(CHAIN):
+        world_size = train_config(layout=layout).layout.world_size
+        ranks = pool.run(world_size, run_until, str(tmp_path), layout, step, number % 2 == 0)
+        for drawn in zip(*ranks, strict=True):  # one step: the shares of the data ranks, in their order
+            shares = {share.split("@")[1]: share.split("@")[0] for share in drawn}
+            streams.append(hashlib.sha256("".join(shares[rank] for rank in sorted(shares)).encode()).hexdigest())
+    expected, _ = load_model(step_folder(undisturbed / "checkpoints", STEPS))
+    found, _ = load_model(step_folder(tmp_path / "checkpoints", STEPS))
+    for name, value in found.named_parameters():
+        torch.testing.assert_close(value, dict(expected.named_parameters())[name], rtol=0, atol=2e-5)
+    whole = [
+        torch.stack([torch.from_numpy(Counting().sample(k)["tokens"]) for k in range(s, s + 4)])
+        for s in range(0, 48, 4)
+    ]
+    assert streams == [hashlib.sha256(batch.numpy().tobytes().hex().encode()).hexdigest() for batch in whole]
 
 
 def test_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:

@@ -25,11 +25,16 @@ def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
     return total.sqrt()
 
 
-@torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], norm: float, greatest: float | None) -> None:
     """Scales all gradients so that their norm is at most `greatest`."""
     if greatest is not None and norm > greatest:
-        torch._foreach_mul_([local(parameter.grad) for parameter in parameters], greatest / norm)
+        scale_gradients(parameters, greatest / norm)
+
+
+@torch.no_grad()
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    if factor != 1:
+        torch._foreach_mul_([local(parameter.grad) for parameter in parameters], factor)
 
 
 def copies(parameter: Tensor) -> int:

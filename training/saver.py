@@ -1,0 +1,67 @@
+"""When a run is saved, and what of it stays on disk."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gristmill.training import checkpoint
+from gristmill.training.config import CheckpointConfig
+from gristmill.training.parallel.mesh import Mesh
+
+
+class Saver:
+    """Saves at regular steps. Asynchronously, the state is copied and written behind the next steps, over a process
+    group of its own; the one before is waited for first, so that at most one is under way."""
+
+    def __init__(self, root: Path, config: CheckpointConfig, card: checkpoint.ModelCard, mesh: Mesh):
+        self.root, self.config, self.card, self.mesh = root, config, card, mesh
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
+        self._writing: Future[None] | None = None
+        self._group = dist.new_group(backend="gloo") if config.asynchronous and mesh.distributed else None
+
+    def is_due(self, step: int) -> bool:
+        return bool(self.config.every and step % self.config.every == 0)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], finished: bool) -> None:
+        self.wait()
+        if not self.config.asynchronous:
+            checkpoint.save(self.root, step, tensors, self.card, facts, self.mesh)
+            self._prune(finished)
+            return
+        written = checkpoint.start_saving(self.root, step, tensors, self.mesh, self._group)
+        self._writing = self._thread.submit(self._finish, written, step, facts, finished)
+
+    def wait(self) -> None:
+        """The checkpoint under way, if any, is whole; raises what went wrong with it."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _finish(self, written: Future[Any], step: int, facts: Mapping[str, Any], finished: bool) -> None:
+        written.result()
+        checkpoint.commit(self.root, step, self.card, facts, self.mesh, self._group)
+        self._prune(finished)
+
+    def _prune(self, finished: bool) -> None:
+        if self.mesh.is_first:
+            steps = checkpoint.steps_in(self.root)
+            checkpoint.prune(self.root, kept_steps(steps, self.config, finished))
+
+
+def kept_steps(steps: Sequence[int], config: CheckpointConfig, finished: bool) -> set[int]:
+    """Of the checkpoints that stand, those that stay: the newest, the last `keep_last` of the regular ones, and every
+    `keep_every`-th step's. One that was saved because of a stop is not regular, so that it leaves no trace in the end.
+
+    [100, 137, 200, 300] every 100, keep_last 2 -> {200, 300}."""
+    regular = [step for step in steps if config.every and step % config.every == 0]
+    if finished and steps[-1] not in regular:
+        regular.append(steps[-1])
+    for_ever = {step for step in regular if config.keep_every and step % config.keep_every == 0}
+    return {steps[-1], *regular[-config.keep_last :]} | for_ever
