@@ -35,11 +35,12 @@ class Parts(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """forward and backward of one block, and what its selective recomputation costs."""
+    """forward and backward of one block, and what computing it again costs: all of it, or selectively."""
 
     forward: Parts
     backward: Parts
-    again: Parts
+    full: Parts = Parts()
+    selective: Parts = Parts()
 
 
 class Widths(NamedTuple):
@@ -80,18 +81,23 @@ def block_passes(
     forward = Parts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
     backward = Parts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
     if software.selective == "core":
-        return Passes(forward, backward, Parts(attention=core_forward, context=ring))
+        return Passes(forward, backward, forward, Parts(attention=core_forward, context=ring))
+    # torch stops computing again at the last tensor it needs: the last sum (or scatter) of a layer is not sent again.
+    cut = layout.sequence_parallel
+    full = forward._replace(tensor=comm_forward * (0.75 if cut else 0.5))
     mixer = _mixer_linears(block, w, rates)
-    again = Parts(mixer, core_forward, rates.memory(light / 2), comm_forward / 2, ring)
-    return Passes(forward, backward, again)
+    selective = Parts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if cut else 0.0), ring)
+    return Passes(forward, backward, full, selective)
 
 
 def embedding_passes(shape: Shape, layout: Layout, context: int, rates: Rates, wire: Wire) -> Passes:
     """Look-up and positions forward, scatter-add backward; partial rows are summed over the tensor ranks."""
     numbers = layout.micro_batch * context // layout.context * shape.width
     comm = all_reduce_seconds(2 * numbers, layout.tensor, wire) / (2 if layout.sequence_parallel else 1)
+    behind = comm if layout.sequence_parallel else 0.0  # a scatter's mirror is a gather, a sum's is nothing
     return Passes(
-        Parts(memory=rates.memory(15 * numbers), tensor=comm), Parts(memory=rates.memory(8 * numbers)), Parts()
+        forward=Parts(memory=rates.memory(15 * numbers), tensor=comm),
+        backward=Parts(memory=rates.memory(8 * numbers), tensor=behind),
     )
 
 
@@ -109,7 +115,6 @@ def head_passes(shape: Shape, layout: Layout, context: int, software: Software, 
     return Passes(
         Parts(matmul=forward, memory=rates.memory(light * tokens * vocab), tensor=comm_forward + sums),
         Parts(matmul=backward, memory=rates.memory(heavy * tokens * vocab), tensor=comm_backward),
-        Parts(),
     )
 
 

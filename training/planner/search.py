@@ -111,6 +111,7 @@ class Planner:
         self.steps = StepModel(job.shape, self.rates, job.software, job.offload)
         self.memories = MemoryModel(job.shape, job.software, Numbers(), job.offload)
         self.capacity = job.hardware.device.memory_gib * GIB
+        self.flops = step_flops(job.shape, job.samples)
         self._placements: dict[Layout, Placement] = {}
 
     def memory(self, layout: Layout, cuts: tuple[int, ...] | None = None) -> Memory:
@@ -146,8 +147,7 @@ class Planner:
         cuts = self.cuts(layout, placement)
         time = self.steps.step(layout, self.job.samples, cuts, placement.wires, placement.speeds)
         tokens = self.job.samples * self.job.shape.context / time.total
-        work = step_flops(self.job.shape, self.job.samples) / time.total
-        mfu = work / layout.gpus / self.rates.peak
+        mfu = self.flops / time.total / layout.gpus / self.rates.peak
         return Forecast(layout, time, memory or self.memory(layout, cuts), tokens, mfu, placement, cuts)
 
 

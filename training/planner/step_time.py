@@ -177,11 +177,11 @@ class StepModel:
         for one, count in zip(blocks, held.kinds, strict=True):
             forward, backward = forward.plus(one.forward, count), backward.plus(one.backward, count)
             if layout.recompute == "full":
-                again = again.plus(one.forward, count)
+                again = again.plus(one.full, count)
             elif layout.recompute == "attention":
-                again = again.plus(one.again, count)
+                again = again.plus(one.selective, count)
             elif layout.recompute == "operators":
-                again = again.plus(Parts(memory=one.forward.memory, tensor=one.forward.tensor), count)
+                again = again.plus(Parts(memory=one.full.memory, tensor=one.full.tensor), count)
         for present, end in ((held.embeds, first), (held.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)

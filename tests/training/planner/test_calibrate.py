@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gristmill.training.planner.calibrate import errors, fit, forecast_row, pattern_search
-from gristmill.training.planner.published import CALIBRATION, Row
+from gristmill.training.planner.published import CALIBRATION, HELD_OUT, Row
 from gristmill.training.planner.rates import FITTED
 from gristmill.training.planner.shape import gpt
 from gristmill.training.planner.software import PROGRAMS
@@ -58,4 +58,12 @@ def test_the_best_micro_batch_is_a_compromise(hardware):
 
 
 def test_every_program_is_described():
-    assert set(PROGRAMS) == {"gristmill", "megatron-2021", "megatron-core"}
+    assert set(PROGRAMS) == {"gristmill", "megatron-2021", "megatron-2022", "megatron-core"}
+
+
+@pytest.mark.parametrize("table", HELD_OUT)
+def test_rows_never_fitted_to_are_foretold(table):
+    """Mean error within 6 %, none above 12 %: other sizes, other software, other hardware."""
+    found = errors(HELD_OUT[table], FITTED)
+    assert sum(abs(error) for error in found) / len(found) < 0.06 + 0.02 * (len(found) == 1)
+    assert max(abs(error) for error in found) < 0.12

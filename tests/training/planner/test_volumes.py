@@ -1,0 +1,97 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.parts import build_parts
+from gristmill.training.parallel.passes import Accumulation
+from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.planner.layout import Layout, from_config
+from gristmill.training.planner.models import named_shape
+from gristmill.training.planner.parameters import parameter_count
+from gristmill.training.planner.shape import shape_of
+from gristmill.training.planner.software import GRISTMILL, MEGATRON_2021
+from gristmill.training.planner.volumes import data_volumes, pipeline_volume, tensor_volume
+
+MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, context=32)
+VOCAB = 128
+
+
+@pytest.fixture
+def sent(monkeypatch) -> Counter:
+    """Ring bytes of this rank, by collective, while the test runs."""
+    counted: Counter = Counter()
+
+    def watch(name, ring):
+        original = getattr(dist, name)
+
+        def counting(*tensors, group=None, **options):
+            size = dist.get_world_size(group)
+            counted[name] += ring(size, (*tensors, *(v for v in options.values() if isinstance(v, torch.Tensor))))
+            return original(*tensors, group=group, **options)
+
+        monkeypatch.setattr(dist, name, counting)
+
+    def share(size, tensor):
+        return tensor.numel() * tensor.element_size() * (size - 1) / size
+
+    watch("all_reduce", lambda size, tensors: 2 * share(size, tensors[0]))
+    watch("all_gather_into_tensor", lambda size, tensors: share(size, tensors[0]))
+    watch("all_gather_single", lambda size, tensors: share(size, tensors[0]))
+    watch("reduce_scatter_tensor", lambda size, tensors: share(size, tensors[1]))
+    watch("reduce_scatter_single", lambda size, tensors: share(size, tensors[1]))
+    return counted
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full", "attention", "operators"])
+def test_the_tensor_axis_sends_what_the_engine_sends(sent, fake_process, tensor, sequence_parallel, recompute):
+    layout = LayoutConfig(tensor=tensor, sequence_parallel=sequence_parallel, recompute=recompute)
+    with fake_process(tensor, 0):
+        mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
+        part = Transformer(MODEL, VOCAB, mesh, layout).to_empty(device="cpu")
+        tokens = torch.zeros(2, MODEL.context, dtype=torch.int64)
+        part(tokens, tokens, torch.ones(2, MODEL.context))[:, 0].sum().backward()
+    shape = shape_of(MODEL, VOCAB)
+    forecast = tensor_volume(shape, from_config(layout, 2), 2, GRISTMILL, layers=3, ends=True, compute_bytes=4)
+    assert sum(sent.values()) == forecast
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_batch):
+    """bf16 weights and fp32 gradients; ZeRO-3 gathers once more behind than ZeRO-2, the ends excepted, which stay."""
+    layout = LayoutConfig(data=4, micro_batch=micro_batch, reshard_after_forward=reshard)
+    with fake_process(4, 0):
+        mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
+        parts = build_parts(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).parts
+        sent.clear()
+        batch = {
+            "x": torch.zeros(2, MODEL.context, dtype=torch.int64),
+            "targets": torch.zeros(2, MODEL.context, dtype=torch.int64),
+            "weights": torch.ones(2, MODEL.context),
+        }
+        Accumulation(parts[0], micro_batch).train(batch, 1.0)
+    shape, planned = shape_of(MODEL, VOCAB), from_config(layout, micro_batch)
+    reduce, gather = data_volumes(parameter_count(shape), planned, 8, GRISTMILL)
+    assert sent["reduce_scatter_single"] == reduce
+    ends = 2 * (2 * VOCAB + 1) * MODEL.width * 3 / 4  # FSDP keeps the outermost group whole between its passes
+    kept = planned.microbatches(8) * ends if reshard else 0
+    assert sent["all_gather_single"] == gather - kept
+
+
+def test_scatter_gather_sends_an_eighth():
+    """GPT-3 on 12 stages of 8 ranks, one sample: 2048 x 12288 x 2 bytes each way, 6.3 MB for each adapter with it."""
+    layout = Layout(tensor=8, pipeline=12, micro_batch=1)
+    shape = named_shape("gpt3-175b")
+    without = MEGATRON_2021.model_validate(MEGATRON_2021.model_dump() | {"scatter_gather": False})
+    assert pipeline_volume(shape, layout, 1, without) == 2 * 2048 * 12288 * 2
+    assert pipeline_volume(shape, layout, 1, MEGATRON_2021) == 2 * 2048 * 12288 * 2 / 8
+    turns = replace(layout, virtual=4, schedule="interleaved")
+    assert pipeline_volume(shape, turns, 1, MEGATRON_2021) == 4 * pipeline_volume(shape, layout, 1, MEGATRON_2021)

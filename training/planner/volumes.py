@@ -1,0 +1,99 @@
+"""Bytes that each rank sends in one step, axis by axis: what the time of communication is made from, for checking.
+
+Ring volumes: with n ranks a gather or a scatter of S bytes sends S (n-1)/n, an all-reduce twice that."""
+
+from dataclasses import dataclass
+
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.network import gather_volume
+from gristmill.training.planner.shape import Shape
+from gristmill.training.planner.software import Software
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """tensor and context: of a rank that holds `layers` layers, with or without the ends. pipeline: of one that has a
+    stage before and after each of its own. reduce and gather: of gradients and weights over the data axis."""
+
+    tensor: float
+    context: float
+    pipeline: float
+    reduce: float
+    gather: float
+
+
+def tensor_volume(
+    shape: Shape, layout: Layout, samples: int, software: Software, layers: int, ends: bool, compute_bytes: int = 2
+) -> float:
+    """Two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each under sequence
+    parallelism, and what recomputation sends again.
+
+    The ends: rows of the embedding are summed (and gathered again behind, where tokens are cut), hidden states enter
+    the head, and of the logits three fp32 numbers a token: the maximum, the sum of exponentials, the target's."""
+    if layout.tensor == 1:
+        return 0.0
+    tokens = samples // layout.data * shape.context // layout.context
+    one = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
+    total = (4 + _sent_again(layout, software)) * one * layers
+    if ends:
+        total += 2 * one + 2 * gather_volume(3 * 4 * tokens, layout.tensor)
+    return total
+
+
+def _sent_again(layout: Layout, software: Software) -> float:
+    """All-reduces of a layer; a gather or a scatter is half of one. Megatron runs a layer's forward pass again whole,
+    or its core, which sends nothing; torch leaves out the last sum or scatter, since nothing behind it is needed."""
+    if layout.recompute == "none":
+        return 0.0
+    if software.selective == "core":
+        return 2.0 if layout.recompute == "full" else 0.0
+    half = 0.5 if layout.sequence_parallel else 0.0
+    return half if layout.recompute == "attention" else 1.0 + half
+
+
+def context_volume(shape: Shape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
+    """Keys and values are gathered forward, and gathered again and scattered backward."""
+    if layout.context == 1:
+        return 0.0
+    block = shape.blocks[0]
+    tokens = samples // layout.data * shape.context
+    width = 2 * block.kv_width / min(layout.tensor, block.kv_heads)
+    return 3 * layers * gather_volume(tokens * width * compute_bytes, layout.context)
+
+
+def pipeline_volume(shape: Shape, layout: Layout, samples: int, software: Software, compute_bytes: int = 2) -> float:
+    """b s h forward and as much backward for each stage; over t where each tensor rank sends its slice (arXiv
+    2104.04473, section 4.1)."""
+    if layout.pipeline == 1:
+        return 0.0
+    whole = samples // layout.data * shape.context // layout.context * shape.width * compute_bytes
+    slices = layout.tensor if layout.sequence_parallel or software.scatter_gather else 1
+    return 2 * layout.virtual * whole / slices
+
+
+def data_volumes(parameters: int, layout: Layout, samples: int, software: Software) -> tuple[float, float]:
+    """(gradients, weights) of a rank whose stages hold so many parameters. fsdp: gradients are scattered over the shard
+    ranks once a step and all-reduced over the copies; weights are gathered once with a pipeline, else in each forward
+    pass, and in each backward pass where they are resharded (ZeRO-3)."""
+    ranks = layout.data * layout.context
+    reduced, weights = parameters * software.reduce_bytes, parameters * software.weight_bytes
+    if software.data_parallel == "replicate":
+        return 2 * gather_volume(reduced, ranks), 0.0
+    if software.data_parallel == "optimizer_shard":
+        return gather_volume(reduced, ranks), gather_volume(weights, ranks)
+    shard = layout.shard * layout.context
+    times = 1 if layout.pipeline > 1 else layout.microbatches(samples) * (2 if layout.reshard else 1)
+    reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, layout.replicate)
+    return reduce, times * gather_volume(weights, shard)
+
+
+def volumes(shape: Shape, layout: Layout, samples: int, software: Software, parameters: int, layers: int) -> Volumes:
+    """All of them, for a rank with `layers` layers and `parameters` parameters (before the data axis cuts them)."""
+    reduce, gather = data_volumes(parameters, layout, samples, software)
+    return Volumes(
+        tensor=tensor_volume(shape, layout, samples, software, layers, ends=layout.pipeline == 1),
+        context=context_volume(shape, layout, samples, layers),
+        pipeline=pipeline_volume(shape, layout, samples, software),
+        reduce=reduce,
+        gather=gather,
+    )
