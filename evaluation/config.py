@@ -27,7 +27,7 @@ class EvaluateConfig(Config):
         evaluation/tasks/ over pinned local files.
     limit: at most so many documents of each task; None takes all.
     shots: worked examples before each question; None takes what the task says.
-    batch_tokens: rows times padded length of one forward pass.
+    batch_tokens: rows times padded length of one forward pass. 1,024 stay in a CPU's cache; give a GPU 100,000.
     cloze_items: 400 questions of four choices have a standard error of at most 2.5 points (sqrt(0.25 / 400)).
     text_bytes: bits per byte is measured on the first documents of a source up to so many bytes, cut at a document.
     data: the folder below which the named tasks' files stand; pinned by digest, so its place decides nothing.
@@ -37,7 +37,7 @@ class EvaluateConfig(Config):
     data: str | None = Field(None, json_schema_extra={"execution": True})
     limit: int | None = Field(None, ge=1)
     shots: int | None = Field(None, ge=0)
-    batch_tokens: int = Field(8192, ge=1)
+    batch_tokens: int = Field(1024, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
     weights: Literal["as_trained", "int8"] = "as_trained"
     cloze_items: int = Field(400, ge=1)

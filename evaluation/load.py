@@ -44,7 +44,7 @@ def load_subject(checkpoint: Path, tokenizer: Path | None, config: EvaluateConfi
     else:
         model, _ = load_model(checkpoint, device, dtype)
         card = read_card(checkpoint)
-    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign or "padded_rows" in card)
     if config.weights == "int8":
         quantise(model)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]

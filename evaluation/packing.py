@@ -13,6 +13,8 @@ import numpy as np
 SHARED_SHARE = (
     0.25  # below this share of common tokens a request gets a row of its own: a mask costs more than it saves
 )
+WORTH_TOKENS = 256  # from here on, a layer's matrices are read from memory less often than they are computed with
+FILL = 0.8
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,15 @@ def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[
 def batches(rows: Sequence[Row], batch_tokens: int) -> list[list[Row]]:
     """Rows in lots whose count times longest row stays within batch_tokens; a row over it has a lot of its own.
 
-    Chains and trees are kept apart: chains need no mask. Longest first, so memory runs out at once or never."""
+    Chains and trees are kept apart: chains need no mask. Longest first, so memory runs out at once or never. A much
+    shorter row begins a new lot once the lot is worth a pass: padding is read too."""
     lots: list[list[Row]] = []
     for is_chain in (True, False):
         lot: list[Row] = []
         for row in (row for row in rows if row.is_chain == is_chain):
-            if lot and (len(lot) + 1) * len(lot[0].tokens) > batch_tokens:
+            longest = len(lot[0].tokens) if lot else 0
+            worth_a_pass = len(lot) * longest >= WORTH_TOKENS and len(row.tokens) < FILL * longest
+            if lot and ((len(lot) + 1) * longest > batch_tokens or worth_a_pass):
                 lots.append(lot)
                 lot = []
             lot.append(row)

@@ -11,8 +11,10 @@ from gristmill.evaluation.packing import Request, Row, batches, model_inputs, pa
 
 # B rows, T tokens, D width, V vocabulary, N scored positions
 
+NOT_NUMBERS = "the model's logits are not numbers (NaN or infinity): the checkpoint is broken, or training diverged"
 ROW_TOKENS = 1024  # attention within a row is quadratic; at width 256 it costs what the matrices cost at T = 6 x width
-LOGIT_FLOATS = 1 << 24  # logits are made for so many (position, vocabulary) cells at a time: 64 MiB in float32
+LOGIT_FLOATS = 1 << 20  # cells (position, vocabulary) that are made at a time: 4 MiB, which a CPU's cache holds
+LOGIT_FLOATS_GPU = 1 << 26
 
 
 class Score:
@@ -104,21 +106,22 @@ def _token_scores(
     logprobs_N = np.empty(len(flat_N), dtype=np.float64)
     greedy_N = np.empty(len(flat_N), dtype=bool)
     by_position = np.argsort(inverse_N, kind="stable")
-    step = max(1, LOGIT_FLOATS // backbone.vocab_size)
+    cells = LOGIT_FLOATS if backbone.device.type == "cpu" else LOGIT_FLOATS_GPU
+    step = max(1, cells // backbone.vocab_size)
     for first in range(0, len(positions_U), step):
         chosen = torch.from_numpy(positions_U[first : first + step]).to(backbone.device)
         logits_UV = at_least_float32(backbone.head(hidden_MD[chosen]))
-        totals_U = torch.logsumexp(logits_UV, dim=-1)
-        if not torch.isfinite(totals_U).all():
-            raise InputError(
-                "the model's logits are not numbers (NaN or infinity): the checkpoint is broken or diverged"
-            )
+        highest_U, likeliest_U = logits_UV.max(dim=-1)
         low, high = np.searchsorted(inverse_N[by_position], [first, first + len(chosen)])
         asked_N = by_position[low:high]
         rows = torch.from_numpy(inverse_N[asked_N] - first).to(backbone.device)
         targets = torch.from_numpy(targets_N[asked_N]).to(backbone.device)
-        logprobs_N[asked_N] = (logits_UV[rows, targets] - totals_U[rows]).double().cpu().numpy()
-        greedy_N[asked_N] = (logits_UV.argmax(dim=-1)[rows] == targets).cpu().numpy()
+        wanted_N = logits_UV[rows, targets]
+        totals_U = highest_U + logits_UV.sub_(highest_U[:, None]).exp_().sum(dim=-1).log()  # one copy of the logits
+        if not torch.isfinite(totals_U).all():
+            raise InputError(NOT_NUMBERS)
+        logprobs_N[asked_N] = (wanted_N - totals_U[rows]).double().cpu().numpy()
+        greedy_N[asked_N] = (likeliest_U[rows] == targets).cpu().numpy()
     return logprobs_N, greedy_N
 
 

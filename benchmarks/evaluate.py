@@ -1,0 +1,184 @@
+"""Answers a second: our evaluation against lm-eval's HFLM (transformers) on the same weights and the same requests.
+
+Both are handed lm-eval's requests, so tokenizing is in the time and building the tasks is not. HFLM has the best of
+several batch sizes. The answers must agree before anything is printed."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from measure import Figure, arguments, in_turn, print_figures
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.harness import TASK_FOLDER
+from gristmill.evaluation.held_out import HeldOut, Question
+from gristmill.evaluation.held_out_tasks import bits_per_byte_task, cloze_task
+from gristmill.evaluation.huggingface import write_huggingface
+from gristmill.evaluation.language_model import LanguageModel
+from gristmill.evaluation.transformer_backbone import TransformerBackbone
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.config import ModelConfig
+from gristmill.training.model.initial import initialise
+from gristmill.training.model.transformer import Transformer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END = "<|end|>"
+VOCABULARY = 4096
+MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, context=1024)  # 6.8 M parameters
+BATCH_SIZES = (1, 8, 32, 128)
+DOCUMENTS = {False: 120, True: 16}  # of each task, by --quick
+CHOICE_TASKS = ("arc_easy", "piqa", "hellaswag", "openbook_qa")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One figure: requests of one kind, and how they are asked."""
+
+    figure: str
+    kind: str
+    requests: list[Instance]
+    goal: float
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    options = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    data = options.data or Path(
+        os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data"
+    )
+    works = local_works(data, options.quick) if (data / "benchmarks").is_dir() else made_works(options.quick)
+    with tempfile.TemporaryDirectory() as name:
+        ours = our_model(Path(name), [str(text) for work in works for text in texts(work.requests)])
+        figures = [measured(work, ours, Path(name), options.quick) for work in works]
+    print_figures(figures)
+
+
+def local_works(data: Path, quick: bool) -> list[Work]:
+    """Requests of the local tasks; `whole_texts` are their questions."""
+    manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata={"data": str(data)})
+    count = DOCUMENTS[quick]
+    choices = requests(manager, [f"gristmill_{name}" for name in CHOICE_TASKS], count)
+    shots = requests(manager, ["gristmill_copa", "gristmill_openbook_qa"], count, shots=4)
+    questions = [str(request.args[0]) for request in choices]
+    whole = [HeldOut(str(i), "questions", "\n".join(questions[i : i + 40])) for i in range(0, len(questions), 40)]
+    generated = requests(manager, ["gristmill_gsm8k"], 2 if quick else 16, shots=1)
+    for request in generated:
+        request.args[1]["max_gen_toks"] = 32 if quick else 96
+    return [
+        Work("multiple_choice", "loglikelihood", choices, 2.0),
+        Work("few_shot", "loglikelihood", shots, 1.0),
+        Work(
+            "whole_texts",
+            "loglikelihood_rolling",
+            requests(manager, [bits_per_byte_task("questions", whole)], None),
+            1.0,
+        ),
+        Work("generation", "generate_until", generated, 1.0),
+    ]
+
+
+def made_works(quick: bool) -> list[Work]:
+    """Where there are no benchmark files: random words, as many as such questions have."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("aeioulmnrst"), rng.integers(2, 9))) for _ in range(800)]
+
+    def say(count: int) -> str:
+        return " ".join(rng.choice(words, count))
+
+    questions = [
+        Question(str(i), "made", say(int(rng.integers(20, 80))), tuple(say(12) for _ in range(4)), 0)
+        for i in range(4 * DOCUMENTS[quick])
+    ]
+    manager = TaskManager(include_defaults=False)
+    whole = [HeldOut(str(i), "made", say(1500)) for i in range(DOCUMENTS[quick] // 8)]
+    return [
+        Work("multiple_choice", "loglikelihood", requests(manager, [cloze_task(questions)], None), 2.0),
+        Work("whole_texts", "loglikelihood_rolling", requests(manager, [bits_per_byte_task("made", whole)], None), 1.0),
+    ]
+
+
+def requests(manager: TaskManager, tasks: Sequence[Any], limit: int | None, shots: int = 0) -> list[Instance]:
+    found: list[Instance] = []
+    for task in manager.load(list(tasks))["tasks"].values():
+        task.set_config("num_fewshot", shots)
+        task.set_fewshot_seed(seed=1234)
+        task.build_all_requests(limit=limit)
+        found += task.instances
+    return found
+
+
+def texts(instances: Sequence[Instance]) -> list[str]:
+    return [part for instance in instances for part in instance.args if isinstance(part, str)]
+
+
+def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
+    """A random model and a tokenizer trained on what will be asked; both are exported to `folder` for HFLM."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(sorted(set(corpus)), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "clean_up_tokenization_spaces": false}'
+    )
+    codec = load_tokenizer(folder)
+    model = Transformer(MODEL, codec.vocab_size)
+    initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    write_huggingface(folder, model, codec.end_of_document)
+    return LanguageModel(
+        TransformerBackbone(model, MODEL.context), codec, EvaluateConfig().batch_tokens, Reporter.silent()
+    )
+
+
+def measured(work: Work, ours: LanguageModel, folder: Path, quick: bool) -> Figure:
+    def asked(model: Any) -> Callable[[], list[Any]]:
+        return lambda: getattr(model, work.kind)(work.requests, disable_tqdm=True)
+
+    size, peer = best_peer(work, folder)
+    agree(work, asked(ours)(), asked(peer)())
+    ours_seconds, peer_seconds, ratio = in_turn(asked(ours), asked(peer), rounds=1 if quick else 3)
+    count = len(work.requests)
+    name = f"lm-eval 0.4.13 HFLM, batch size {size}"
+    return Figure(
+        work.figure, count / ours_seconds, "requests/s", count / peer_seconds, name, ratio=ratio, goal=work.goal
+    )
+
+
+def best_peer(work: Work, folder: Path) -> tuple[int, HFLM]:
+    """HFLM with the batch size that is quickest on a part of the requests."""
+    part = work.requests[: max(4, len(work.requests) // 4)]
+    found = []
+    for size in BATCH_SIZES:
+        model = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=size)
+        seconds, _, _ = in_turn(
+            lambda model=model: getattr(model, work.kind)(part, disable_tqdm=True), lambda: None, rounds=1
+        )
+        found.append((seconds, size, model))
+    _, size, model = min(found, key=lambda each: each[:2])
+    return size, model
+
+
+def agree(work: Work, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Raises AssertionError if a log-likelihood differs by more than rounding, or a generated text at all."""
+    for mine, other in zip(ours, theirs, strict=True):
+        if isinstance(mine, str):
+            assert mine == other, (work.figure, mine, other)
+        else:
+            left, right = (each[0] if isinstance(each, tuple) else each for each in (mine, other))
+            assert abs(left - right) <= 1e-4 + 1e-5 * abs(right), (work.figure, left, right)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Two models on the same questions: is one better, or is it luck? A paired bootstrap over the questions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.standard_errors import LN2
+
+DRAWS = 2000  # the ends of a 95 % interval then stand on 50 draws each
+HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "verdict")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """second - first, and the interval that holds 95 % of the differences over resampled questions."""
+
+    task: str
+    metric: str
+    count: int
+    first: float
+    second: float
+    low: float
+    high: float
+    higher_is_better: bool
+
+    @property
+    def difference(self) -> float:
+        return self.second - self.first
+
+    @property
+    def verdict(self) -> str:
+        """Better only if the interval leaves no room for zero."""
+        if self.low <= 0 <= self.high:
+            return "no difference shown"
+        return "second is better" if (self.difference > 0) == self.higher_is_better else "first is better"
+
+
+def compare_folders(first: Path, second: Path, seed: int = 0) -> list[Comparison]:
+    """Every metric of the tasks that both results folders have. Raises InputError if they were not asked the same."""
+    left, right = _read_results(first), _read_results(second)
+    shared = sorted(left["task_hashes"].keys() & right["task_hashes"].keys())
+    if not shared:
+        raise InputError(f"{first} and {second} have no task in common; evaluate both on the same tasks")
+    found = []
+    for task in shared:
+        if left["task_hashes"][task] != right["task_hashes"][task]:
+            raise InputError(
+                f"{task}: {first} and {second} were not asked the same questions (other documents, prompts, shots or "
+                "limit); evaluate both with the same settings"
+            )
+        pairs = list(zip(_read_samples(first, task), _read_samples(second, task), strict=True))
+        found += _compare_task(task, pairs, left["higher_is_better"].get(task, {}), seed)
+    return found
+
+
+def _compare_task(
+    task: str, pairs: Sequence[tuple[Any, Any]], higher_is_better: Mapping[str, bool], seed: int
+) -> list[Comparison]:
+    found = []
+    for metric in pairs[0][0]["metrics"]:
+        values = [(left[metric], right[metric]) for left, right in pairs]
+        if metric == "bits_per_byte":
+            bits = np.array([[-left[0] / LN2, -right[0] / LN2] for left, right in values])
+            sizes = np.array([left[1] for left, _ in values], dtype=np.float64)
+        elif all(isinstance(value, int | float) for pair in values for value in pair):
+            bits, sizes = np.array(values, dtype=np.float64), np.ones(len(values))
+        else:
+            continue
+        low, high = paired_interval(bits[:, 1] - bits[:, 0], sizes, seed)
+        totals = bits.sum(axis=0) / sizes.sum()
+        found.append(
+            Comparison(
+                task,
+                metric,
+                len(values),
+                float(totals[0]),
+                float(totals[1]),
+                low,
+                high,
+                higher_is_better.get(metric, True),
+            )
+        )
+    return found
+
+
+def paired_interval(differences: np.ndarray, sizes: np.ndarray, seed: int, draws: int = DRAWS) -> tuple[float, float]:
+    """The 2.5th and 97.5th percentile of sum(differences) / sum(sizes) over resampled questions (Efron 1979; paired as
+    in Koehn 2004). differences: float64[n], one a question; sizes: their weights."""
+    rng = np.random.default_rng([seed, len(differences)])
+    found = np.empty(draws)
+    for draw in range(draws):
+        chosen = rng.integers(0, len(differences), len(differences))
+        found[draw] = differences[chosen].sum() / sizes[chosen].sum()
+    low, high = np.percentile(found, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def comparison_markdown(found: Sequence[Comparison]) -> str:
+    """A table; its last column is the verdict."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+    for each in found:
+        cells = (
+            each.task, str(each.count), each.metric, f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}",
+            f"{each.low:+.4f} to {each.high:+.4f}", each.verdict,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    path = folder / "results.json"
+    if not path.is_file():
+        raise InputError(f"{path}: absent; name a folder that `gristmill evaluate` wrote")
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found
+
+
+def _read_samples(folder: Path, task: str) -> list[dict[str, Any]]:
+    path = folder / "samples" / f"{task.replace(':', '_')}.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -1,0 +1,99 @@
+"""The way out to Hugging Face's transformers, and the way in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, Manifest, read_manifest
+from gristmill.evaluation.huggingface import copy_tokenizer, read_huggingface, write_huggingface
+from gristmill.evaluation.load import check_tokenizer, find_tokenizer, newest_step
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.checkpoint import load_model, read_card, save, step_folder
+from gristmill.training.parallel.mesh import single_process
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def export_checkpoint(
+    checkpoint: Path, output: Path, tokenizer: Path | None = None, precision: str = "fp32", scores: Path | None = None
+) -> str:
+    """A folder of transformers with weights, tokenizer and a model card; the name of its architecture.
+
+    checkpoint: of any layout, a step's folder or a run. scores: a results folder whose table goes into the card; by
+    default that of the run. Raises InputError if transformers has no architecture for the model."""
+    checkpoint = newest_step(checkpoint)
+    folder = tokenizer or find_tokenizer(checkpoint)
+    card, codec = read_card(checkpoint), load_tokenizer(folder)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=False)
+    model, _ = load_model(checkpoint, dtype=DTYPES[precision])
+    architecture = write_huggingface(output, model, card["end_of_document"], folder)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    workdir = checkpoint.resolve().parents[2] if len(checkpoint.resolve().parents) > 2 else checkpoint
+    write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
+    return architecture
+
+
+def import_checkpoint(folder: Path, output: Path) -> Path:
+    """A folder of transformers as a checkpoint of ours, OUTPUT/checkpoints/step-00000000, to evaluate or to train on;
+    its tokenizer stands in OUTPUT/tokenizer. Reads the folder as it is: nothing is downloaded, none of its code run."""
+    model, card = read_huggingface(folder)
+    codec = load_tokenizer(folder)
+    check_tokenizer(folder, codec, card["vocab_size"], codec.end_of_document, padded=True)
+    card["end_of_document"] = codec.end_of_document
+    card["padded_rows"] = card["vocab_size"] - codec.vocab_size
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    save(output / "checkpoints", 0, tensors, card, {"imported": True}, single_process())
+    copy_tokenizer(folder, output / "tokenizer")
+    return step_folder(output / "checkpoints", 0)
+
+
+def model_card(checkpoint: Path, architecture: str, parameters: int, workdir: Path, scores: Path | None) -> str:
+    """README.md of an exported model: what it was made from, down to the raw files' fingerprints, and its scores."""
+    stages = {path.parent.name: read_manifest(path.parent) for path in sorted(workdir.glob(f"*/{MANIFEST_NAME}"))}
+    lines = [
+        "---", "library_name: transformers", "tags: [gristmill]", "---", "",
+        f"# {_recipe(stages).get('name', checkpoint.name)}", "",
+        f"{architecture}, {parameters:,} parameters, exported by gristmill from {checkpoint.name}.", "",
+    ]  # fmt: skip
+    if not stages:
+        return "\n".join([*lines, "No manifests stand beside the checkpoint, so its provenance is not known.", ""])
+    lines += ["## Provenance", "", "| stage | fingerprint | made from |", "|---|---|---|"]
+    for name in ("curate", "tokenizer", "index", "train"):
+        if name in stages:
+            inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stages[name].inputs.items()))
+            lines.append(f"| {name} | `{stages[name].fingerprint}` | {inputs} |")
+    lines += ["", *_facts(stages), *_scores(scores or workdir / "evaluate")]
+    lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
+    return "\n".join(lines)
+
+
+def _recipe(stages: dict[str, Manifest]) -> dict[str, Any]:
+    for name in ("train", "curate"):
+        if name in stages and "recipe" in stages[name].origin:
+            found: dict[str, Any] = stages[name].origin["recipe"]
+            return found
+    return {}
+
+
+def _facts(stages: dict[str, Manifest]) -> list[str]:
+    """What the stages counted: documents and bytes of the corpus, tokens and loss of the training."""
+    lines = ["## Counts", ""]
+    for name in ("curate", "train"):
+        if name in stages:
+            lines += [f"{name}:", "```json", json.dumps(stages[name].facts, indent=1, sort_keys=True), "```", ""]
+    return lines
+
+
+def _scores(folder: Path) -> list[str]:
+    path = folder / "table.md"
+    return ["## Scores", "", path.read_text("utf-8"), ""] if path.is_file() else []
+
+
+def require_empty(output: Path) -> None:
+    """Raises InputError if there is something in the way."""
+    if output.exists() and any(output.iterdir()):
+        raise InputError(f"{output}: not empty; name a new folder, or remove this one")
