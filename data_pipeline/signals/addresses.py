@@ -4,11 +4,7 @@ import numba
 import numpy as np
 
 from gristmill.data_pipeline.dedup.shingles import load64
-from gristmill.data_pipeline.signals.bits import HIGH, SEVEN, ZERO, first_marked
-
-COLONS = np.uint64(0x3A3A3A3A3A3A3A3A)
-ATS = np.uint64(0x4040404040404040)
-DOTS = np.uint64(0x2E2E2E2E2E2E2E2E)
+from gristmill.data_pipeline.signals.bits import ZERO, equal, every, first_marked
 
 
 @numba.njit(cache=True, nogil=True)
@@ -19,8 +15,7 @@ def count_addresses(text, start, end):
     at = start
     while at < end:
         group = load64(text, at)
-        seven = group & SEVEN
-        marks = ~(((seven ^ COLONS) + SEVEN) & ((seven ^ ATS) + SEVEN) & ((seven ^ DOTS) + SEVEN)) & ~group & HIGH
+        marks = equal(group, every(0x3A)) | equal(group, every(0x40)) | equal(group, every(0x2E))
         while marks != ZERO:
             place = at + first_marked(marks)
             marks &= marks - np.uint64(1)

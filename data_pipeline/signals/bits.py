@@ -4,6 +4,8 @@ A group is a little-endian uint64 of eight bytes; a mark is a group in which the
 
 import numba
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from gristmill.data_pipeline.dedup.shingles import load64, trailing_zeros
 
@@ -13,18 +15,44 @@ SEVEN = np.uint64(0x7F7F7F7F7F7F7F7F)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 CASE = np.uint64(0x2020202020202020)
 NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
-UNDERSCORES = np.uint64(0x5F5F5F5F5F5F5F5F)
 ZERO = np.uint64(0)
 # Added to a byte below 0x80, each sets the high bit if the byte is at least ...
 FROM_EXCLAMATION = np.uint64(0x5F5F5F5F5F5F5F5F)  # 0x21, the first that is neither space nor control
 FROM_A = np.uint64(0x1F1F1F1F1F1F1F1F)
 BEYOND_Z = np.uint64(0x0505050505050505)
-FROM_0 = np.uint64(0x5050505050505050)
-BEYOND_9 = np.uint64(0x4646464646464646)
 # Odd constants of MurmurHash3's 64-bit finalizer (Appleby, public domain).
 FACTOR = np.uint64(0xFF51AFD7ED558CCD)
 LAST_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
 HALF = np.uint64(32)
+
+
+@intrinsic
+def ones(typing_context, value):
+    """How many bits of a uint64 are set."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def every(byte):
+    """A group of eight times this byte."""
+    return np.uint64(byte) * LOW
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def equal(group, eights):
+    """Marks of the bytes that are as in `eights`, a group of bytes below 0x80."""
+    return ~(((group & SEVEN) ^ eights) + SEVEN) & ~group & HIGH
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def between(group, low, beyond):
+    """Marks of the bytes from `low` up to and without `beyond`, both below 0x80."""
+    seven = group & SEVEN
+    return (seven + every(0x80 - low)) & ~(seven + every(0x80 - beyond)) & ~group & HIGH
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -37,14 +65,13 @@ def letters(group):
 @numba.njit(cache=True, nogil=True, inline="always")
 def digits(group):
     """Marks of 0-9."""
-    seven = group & SEVEN
-    return (seven + FROM_0) & ~(seven + BEYOND_9) & ~group & HIGH
+    return between(group, 0x30, 0x3A)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def underscores(group):
     """Marks of "_"."""
-    return ~(((group & SEVEN) ^ UNDERSCORES) + SEVEN) & ~group & HIGH
+    return equal(group, every(0x5F))
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

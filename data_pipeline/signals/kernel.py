@@ -6,8 +6,9 @@ touch this one, or the old code runs on."""
 import numba
 import numpy as np
 
+from gristmill.data_pipeline.dedup.shingles import load64
 from gristmill.data_pipeline.signals.addresses import count_addresses
-from gristmill.data_pipeline.signals.bits import decode
+from gristmill.data_pipeline.signals.bits import HIGH, ZERO, between, bytes_below, decode, digits, equal, every, ones
 from gristmill.data_pipeline.signals.characters import DIGIT, LINE_END, UPPER
 from gristmill.data_pipeline.signals.lines import (
     BULLETS,
@@ -114,24 +115,30 @@ def _measure_all(text, offsets, flags, unicode_words, counts, ratios):
 
 @numba.njit(cache=True, nogil=True)
 def _count_characters(text, start, end, flags, counts):
-    """Fills counts (see CHARS ...). The loop over ASCII has no branches, so that the compiler makes vectors of it."""
-    continued, newlines, hashes, uppers, digits, odd, dots, special = 0, 0, 0, 0, 0, 0, 0, 0
-    for i in range(start, end):
-        byte = text[i]
-        continued += (byte & 0xC0) == 0x80
-        newlines += byte == 0x0A
-        hashes += byte == 0x23
-        uppers += (byte - 0x41) & 0xFF < 26
-        digits += (byte - 0x30) & 0xFF < 10
-        odd += ((byte - 0x0B) & 0xFF < 3) | ((byte - 0x1C) & 0xFF < 3)
-        special += byte >= 0x80
-    for i in range(start, end - 2):
-        dots += (text[i] == 0x2E) & (text[i + 1] == 0x2E) & (text[i + 2] == 0x2E)
-    counts[CHARS] = end - start - continued
+    """Fills counts (see CHARS ...), eight bytes at a time; characters beyond ASCII one by one after that."""
+    continued, newlines, hashes, uppers, digit, odd = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
+    dots, special = ZERO, ZERO
+    for at in range(start, end, 8):
+        group = load64(text, at)
+        inside = bytes_below(min(end - at, 8))
+        newlines += ones(equal(group, every(0x0A)) & inside)
+        hashes += ones(equal(group, every(0x23)) & inside)
+        uppers += ones(between(group, 0x41, 0x5B) & inside)
+        digit += ones(digits(group) & inside)
+        controls = between(group, 0x0B, 0x20) & inside
+        if controls != ZERO:
+            odd += (between(group, 0x0B, 0x0E) | between(group, 0x1C, 0x1F)) & inside
+        high = group & HIGH & inside
+        special |= high
+        continued += ones(high & ~(group << np.uint64(1)))
+        dot = equal(group, every(0x2E))
+        if dot != ZERO:
+            dots |= dot & equal(load64(text, at + 1), every(0x2E)) & equal(load64(text, at + 2), every(0x2E)) & inside
+    counts[CHARS] = end - start - np.int64(continued)
     counts[NEWLINES], counts[HASHES] = newlines, hashes
-    counts[ELLIPSIS] = _count_ellipses(text, start, end) if dots else 0
-    counts[UPPERS], counts[DIGITS], counts[ODD_ENDS] = uppers, digits, odd
-    if special:
+    counts[ELLIPSIS] = _count_ellipses(text, start, end) if dots != ZERO else 0
+    counts[UPPERS], counts[DIGITS], counts[ODD_ENDS] = uppers, digit, odd != ZERO
+    if special != ZERO:
         _count_special(text, start, end, flags, counts)
 
 
