@@ -1,0 +1,185 @@
+"""Near-duplicate removal: signatures, LSH with clusters, and the whole stage, us and the peers in turn."""
+
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasketch import MinHash, MinHashLSH
+from measure import Figure, arguments, cpu_seconds, in_turn, print_figures
+from support.peers import PEER_PYTHON, peers_there, run_peer
+from support.planted import corpus, word_lists, write_parquet
+
+from gristmill.data_pipeline.dedup.folding import fold_texts
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, roots
+from gristmill.data_pipeline.dedup.minhash import sign
+from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
+from gristmill.data_pipeline.dedup.part import Part
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.engine.progress import Reporter
+
+DATASKETCH = f"datasketch {version('datasketch')}"
+BANDS, ROWS = 16, 8  # both sides alike: 128 hashes, as in the published comparisons
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="where datatrove and text-dedup stand")
+    parser.add_argument("--million", action="store_true", help="also a million documents from end to end")
+    parser.add_argument("--run-stage", type=Path, help="the stage over one folder; used by this program itself")
+    options = parser.parse_args()
+    if options.run_stage:
+        return run_stage(options.run_stage)
+    figures = [signatures(options.data, 400 if options.quick else 2000)]
+    figures.append(clusters(20_000 if options.quick else 200_000))
+    with tempfile.TemporaryDirectory() as folder:
+        if not options.quick and peers_there(options.peer_python):
+            figures += stage(Path(folder), options.peer_python, documents=600)
+        if options.million:
+            figures += million(Path(folder) / "million")
+    print_figures(figures)
+
+
+def signatures(data: Path | None, documents: int) -> Figure:
+    """128 hashes of word 5-grams of folded text. datasketch's default hashes the shingles with SHA-1."""
+    texts = texts_of(data, documents) if data else list(corpus(1, documents))
+    raw = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, raw)]).astype(np.int64)
+    folded, ends = fold_texts(np.frombuffer(b"".join(raw), np.uint8), offsets)
+    sample = max(len(texts) // 20, 1)  # the peer is slow: it gets every 20th text
+    words = [bytes(folded[ends[i] : ends[i + 1]]).split() for i in range(0, len(texts), 20)][:sample]
+    peer_bytes = sum(int(ends[i + 1] - ends[i]) for i in range(0, len(texts), 20)[:sample])
+
+    def by_datasketch() -> None:
+        for document in words:
+            MinHash(128).update_batch([b" ".join(document[i : i + 5]) for i in range(max(len(document) - 4, 1))])
+
+    own, other, ratio = in_turn(lambda: sign(folded, ends, 5, "word", 128, 1), by_datasketch, rounds=5)
+    scale = int(ends[-1]) / peer_bytes
+    return Figure(
+        "minhash_signatures", ends[-1] / own / 1e6, "MB/s/core", peer_bytes / other / 1e6, DATASKETCH, ratio * scale, 50
+    )
+
+
+def texts_of(folder: Path, count: int) -> list[str]:
+    texts: list[str] = []
+    for path in sorted(folder.glob("**/*.parquet")):
+        texts += pq.read_table(path, columns=["text"]).column("text").to_pylist()
+    return texts[:count]
+
+
+def planted_signatures(documents: int) -> np.ndarray:
+    """Every tenth document resembles the one before it: values agree with probability 0.9."""
+    generator = np.random.default_rng(2)
+    found = generator.integers(1 << 32, size=(documents, BANDS * ROWS), dtype=np.uint32)
+    copies = np.arange(9, documents, 10)
+    same = generator.random((len(copies), BANDS * ROWS)) < 0.9
+    found[copies] = np.where(same, found[copies - 1], found[copies])
+    return found
+
+
+def our_clusters(signed: np.ndarray) -> np.ndarray:
+    parents = np.arange(len(signed))
+    everyone = np.arange(len(signed))
+    for keys in band_keys(signed, BANDS, ROWS, np.uint64(0)):
+        join(parents, *buckets(keys, everyone))
+    return roots(parents)
+
+
+def clusters_by_datasketch(minhashes: list[MinHash]) -> np.ndarray:
+    index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
+    with index.insertion_session() as session:
+        for number, minhash in enumerate(minhashes):
+            session.insert(number, minhash)
+    parents = np.arange(len(minhashes))
+    for number, minhash in enumerate(minhashes):
+        for other in index.query(minhash):
+            join(parents, np.zeros(2, np.int64), np.array([number, other]))
+    return roots(parents)
+
+
+def clusters(documents: int) -> Figure:
+    """From signatures in memory to clusters; datasketch is not charged for making its 200,000 objects."""
+    signed = planted_signatures(documents)
+    shared = MinHash(BANDS * ROWS)
+    minhashes = [
+        MinHash(hashvalues=row, permutations=shared.permutations, scheme="affine32", hashfunc=shared.hashfunc)
+        for row in signed
+    ]
+    if not (our_clusters(signed[:2000]) == clusters_by_datasketch(minhashes[:2000])).all():
+        sys.exit("the clusters differ from datasketch's")
+    own = statistics.median(cpu_seconds(lambda: our_clusters(signed)) for _ in range(3))
+    other = cpu_seconds(lambda: clusters_by_datasketch(minhashes))
+    return Figure(
+        "lsh_clusters", documents / own / 1e3, "k signatures/s", documents / other / 1e3, DATASKETCH, other / own, 20
+    )
+
+
+def run_stage(folder: Path) -> None:
+    """Reads Parquet, signs, bands, verifies, decides and writes what is kept; prints seconds, megabytes and counts."""
+    engine = LocalEngine(1, Reporter.silent())
+    parts = [Part(path, "s", 1) for path in sorted(folder.glob("*.parquet"))]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory() as work:
+        removed = near_duplicates(parts, NearDedupConfig(bands=BANDS, rows=ROWS), engine, Path(work) / "near")
+        for part in parts:
+            table = pq.read_table(part.path)
+            kept = table.filter(pc.invert(pc.is_in(table.column("doc_id"), removed.column("doc_id"))))
+            pq.write_table(kept, Path(work) / part.path.name, compression="zstd")
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(usage.ru_utime + usage.ru_stime, (usage.ru_maxrss - before) * 1024 / 1e6, len(removed))
+
+
+def stage_once(folder: Path) -> tuple[float, float, int]:
+    """(CPU seconds of a whole process, megabytes beyond the interpreter and its libraries, removed)."""
+    command = [sys.executable, __file__, "--run-stage", str(folder)]
+    seconds, megabytes, removed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(seconds), float(megabytes), int(removed)
+
+
+def stage(folder: Path, python: Path, documents: int) -> list[Figure]:
+    """The same Parquet through the whole of each. Ours is charged with starting Python and loading its libraries
+    and compiled kernels, the peers only with what comes after theirs. Ours reads ten times as much, so that
+    starting up does not decide; rates are compared."""
+    small, large = folder / "small", folder / "large"
+    small_bytes = sum(len(text) for text in corpus(3, documents))
+    write_parquet(small, corpus(3, documents))
+    large_bytes = sum(len(text) for text in corpus(3, 10 * documents))
+    write_parquet(large, corpus(3, 10 * documents))
+    stage_once(small)
+    own = statistics.median(stage_once(large)[0] for _ in range(3))
+    figures = []
+    for figure, program, name, goal in (
+        ("near_dedup_stage", "datatrove_minhash.py", "datatrove 0.10.1", 50),
+        ("near_dedup_stage_text_dedup", "text_dedup_minhash.py", "text-dedup 0.4.0", 1),
+    ):
+        work = folder / program
+        other = run_peer(python, program, str(small), str(work), str(BANDS), str(ROWS))["cpu_seconds"]
+        shutil.rmtree(work)
+        rates = large_bytes / own / 1e6, small_bytes / other / 1e6
+        figures.append(Figure(figure, rates[0], "MB/s/core", rates[1], name, rates[0] / rates[1], goal))
+    return figures
+
+
+def million(folder: Path) -> list[Figure]:
+    """A million documents of 60 words, 20 files, one process."""
+    generator = np.random.default_rng(4)
+    texts = (" ".join(words) for words in word_lists(generator, 1_000_000, 40, 80))
+    write_parquet(folder, texts)
+    seconds, megabytes, removed = stage_once(folder)
+    print(f"a million documents: {seconds:.1f} CPU s, {megabytes:.0f} MB beyond the interpreter, {removed} removed")
+    return [
+        Figure("near_dedup_million_seconds", seconds, "CPU s"),
+        Figure("near_dedup_million_memory", megabytes, "MB", goal=1000),
+    ]
+
+
+if __name__ == "__main__":
+    main()
