@@ -14,13 +14,16 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest
 from gristmill.pipelines.chain import STAGES
+from gristmill.pipelines.commands.checkpoint import evaluate_checkpoint, export, generate
+from gristmill.pipelines.commands.corpus import inspect, why
 from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.planning import calibrate, layout
 from gristmill.pipelines.raw import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.runner import Runner
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw text to an evaluated model.")
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the bare name of one of ours.")
@@ -99,6 +102,33 @@ for _name in ("curate", "tokenizer", "index", "train", "report"):
     _stage_command(_name)
 
 
+@app.command()
+def evaluate(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="The stage evaluate of a recipe.")] = None,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    workers: WorkersOption = 2,
+    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="A checkpoint alone, no recipe.")] = None,
+    tasks: Annotated[str, typer.Option(help="Names joined by commas, with --checkpoint.")] = "",
+    shots: Annotated[int | None, typer.Option(min=0, help="Worked examples before each question.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many documents of each task.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Results (default: work/evaluate).")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the tasks' files lie.")] = None,
+    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="A work folder, for the held-out tasks.")] = None,
+) -> None:
+    """Run the stage evaluate of a recipe, or score a checkpoint alone."""
+    if (recipe is None) == (checkpoint is None):
+        raise RecipeError("give a RECIPE, or --checkpoint DIR with --tasks a,b")
+    if recipe is not None:
+        _runner(recipe, workdir, set_, workers).run(only="evaluate")
+        return
+    if not tasks:
+        raise RecipeError("--tasks is missing: names joined by commas, such as --tasks lambada,piqa")
+    assert checkpoint is not None
+    evaluate_checkpoint(checkpoint, tasks, shots, limit, output, tokenizer, data, corpus)
+
+
 def stage_script(name: str) -> None:
     """What `python -m gristmill.pipelines.stages.NAME RECIPE` runs."""
     sys.argv.insert(1, name)
@@ -149,6 +179,14 @@ def reproduce(
     if verdict.differences:
         raise InputError("differs:\n" + "\n".join(verdict.differences))
     print(f"identical: {verdict.files} files")
+
+
+for _command in (why, generate, export, layout, calibrate):
+    app.command()(_command)
+
+data_app = typer.Typer(no_args_is_help=True, help="Look into indexed data.")
+data_app.command()(inspect)
+app.add_typer(data_app, name="data")
 
 
 @app.command()

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.pipelines.config import Recipe
 
+ConfigClass = TypeVar("ConfigClass", bound=BaseModel)
 RECIPES = Path(__file__).with_name("recipes")
 SIZE_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:" + "|".join(sorted(SIZE_SUFFIXES, key=len, reverse=True)) + r")$")
@@ -85,6 +86,17 @@ def validate(content: dict[str, Any], origin: str, root: yaml.Node | None = None
         return Recipe.model_validate(content)
     except ValidationError as error:
         raise RecipeError("\n".join(_explain(item, origin, root) for item in error.errors())) from error
+
+
+def validate_config(model: type[ConfigClass], fields: dict[str, Any]) -> ConfigClass:
+    """A config from the options of a command. Raises RecipeError that names the option."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        said = [
+            f"{'.'.join(map(str, item['loc']))}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()
+        ]
+        raise RecipeError("; ".join(said)) from error
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

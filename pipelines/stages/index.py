@@ -27,7 +27,7 @@ from gristmill.data_pipeline.provenance.files import file_digest, is_temporary, 
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.tokenizers.encode import EncodeTask, encode_part, note_path, tasks_of
-from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
 PARTS = "parts"  # of a half-done stage: small files in the corpus's order, removed when all are merged
 # Starting a process costs 1.5 s of imports; below twice that the work is done in this one. Text per second and core.
@@ -53,7 +53,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def run(context: StageContext) -> dict[str, Any]:
     _sweep(context.folder)
-    tokenizer = load_tokenizer(context.inputs["tokenizer"])
+    tokenizer = load_bulk_tokenizer(context.inputs["tokenizer"])
     context.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _tasks(context, tokenizer)
     todo = [task for task in encodes if not task.merged.is_file()]
