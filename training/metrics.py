@@ -3,7 +3,7 @@ events."""
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,16 +44,21 @@ class MetricsLog:
 
 
 class Clock:
-    """Seconds by phase of a step: `lap` books the time since the last one."""
+    """Seconds by phase of a step; tell hears each phase as it begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] = lambda phase: None):
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self._tell, self._phase, self._since = tell, "", 0.0
 
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
+    def begin(self, phase: str) -> None:
+        self.end()
+        self._tell(phase)
+        self._phase, self._since = phase, time.perf_counter()
+
+    def end(self) -> None:
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + time.perf_counter() - self._since
+        self._phase = ""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

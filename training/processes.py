@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
+from gristmill.training.watchdog import first_failure_named
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,16 @@ def joined(
         yield single_process(device)
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    store, _, _ = next(dist.rendezvous("env://"))
+    patience = timedelta(seconds=2 * timeout_seconds)  # the watchdog, which can name the place, comes first
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=patience
+    )
     silence_redistribution()
     try:
-        check_same_recipe(recipe_digest, place)
-        yield build_mesh(layout, model.num_kv_heads, device)
+        with first_failure_named(place.rank, store):
+            check_same_recipe(recipe_digest, place)
+            yield build_mesh(layout, model.num_kv_heads, device)
     finally:
         dist.destroy_process_group()
 

@@ -32,6 +32,7 @@ from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.saver import Saver
 from gristmill.training.trainer import StepReport, Trainer
 from gristmill.training.validation import Validation
+from gristmill.training.watchdog import Watchdog
 
 CHECKPOINTS = "checkpoints"
 
@@ -94,9 +95,13 @@ class Run:
             MetricsLog(self.folder, self.trainer.progress.step, self.train.watch.tensorboard) if self._writes else None
         )
         try:
-            with self.reporter.meter("train", self.train.tokens, "tokens") as meter, _asked_to_stop() as asked:
+            with (
+                self.reporter.meter("train", self.train.tokens, "tokens") as meter,
+                Watchdog(self.mesh, self.train.watch.timeout_seconds) as watchdog,
+                _asked_to_stop() as asked,
+            ):
                 meter.advance(self.trainer.progress.tokens)
-                self._steps(log, meter, asked)
+                self._steps(log, meter, watchdog, asked)
         finally:
             self.batches.close()
             self.saver.close()
@@ -104,11 +109,13 @@ class Run:
                 log.close()
         return self._facts()
 
-    def _steps(self, log: MetricsLog | None, meter: Meter, asked: threading.Event) -> None:
+    def _steps(self, log: MetricsLog | None, meter: Meter, watchdog: Watchdog, asked: threading.Event) -> None:
         started = time.monotonic()
         limit = self.train.checkpoint.stop_after_seconds
         while not self.trainer.finished:
-            report = self.trainer.step(asked.is_set() or (limit is not None and time.monotonic() - started > limit))
+            out_of_time = limit is not None and time.monotonic() - started > limit
+            report = self.trainer.step(asked.is_set() or out_of_time, watchdog.at)
+            watchdog.at(f"step {report.progress.step}, writing down and saving")
             metrics = self._metrics(report)
             if log is not None:
                 log.write(metrics, self._timing(report))

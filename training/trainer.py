@@ -1,5 +1,6 @@
 """What happens in a step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,17 +73,19 @@ class Trainer:
     def finished(self) -> bool:
         return self.progress.tokens >= self.config.tokens
 
-    def step(self, stop_wanted: bool = False) -> StepReport:
-        clock = Clock()
+    def step(self, stop_wanted: bool = False, tell: Callable[[str], None] = lambda where: None) -> StepReport:
+        """One step on all processes. tell hears what is begun, for the watchdog."""
+        clock = Clock(tell=lambda phase: tell(f"step {self.progress.step + 1}, {phase}"))
+        clock.begin("data")
         batch = self._next_batch()
         valid_tokens, stop = self._agree(batch, stop_wanted)
-        clock.lap("data")
+        clock.begin("passes")
         losses = self.passes.train(batch, self.scale.value / valid_tokens)
         self.model.sum_tied_gradients()
         scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
         loss, objective = self._mean_over_all(losses, valid_tokens)
         norm = global_norm(self.model.counted, self.mesh).item()
-        clock.lap("passes")
+        clock.begin("optimizer")
         before, self.progress = self.progress, self._after_this_batch()
         skipped = self.scale.overflowed(norm) or self.guard.refuses(self.progress.step, objective, norm)
         rate = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
@@ -91,7 +94,7 @@ class Trainer:
             self.optimizer.step(rate)
             self.model.publish()
         self.model.clear_gradients()
-        clock.lap("optimizer")
+        clock.end()
         return StepReport(
             progress=self.progress,
             samples=range(before.samples, self.progress.samples),

@@ -1,7 +1,6 @@
-"""Shared by the tests of training: a pool of forked processes, and data that needs no files."""
+"""Shared by the tests of training: a pool of forked processes."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,9 +8,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from gristmill.training.parallel.forked import ForkedPool
 
+POOL = pytest.StashKey[ForkedPool]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """After all test modules are loaded, before anything is computed in this process."""
+    if (
+        any("pool" in getattr(item, "fixturenames", ()) for item in session.items)
+        and not session.config.option.collectonly
+    ):
+        session.config.stash[POOL] = ForkedPool(8)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if POOL in config.stash:
+        config.stash[POOL].close()
+
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[ForkedPool]:
-    pool = ForkedPool(8)
-    yield pool
-    pool.close()
+def pool(pytestconfig: pytest.Config) -> ForkedPool:
+    return pytestconfig.stash[POOL]

@@ -29,16 +29,58 @@ class RankFailed(Exception):
 
 
 class ForkedPool:
-    """Up to `size` processes, forked anew every few cases and after any failure. One thread of compute each."""
+    """Up to `size` processes with one thread of compute each. They are forked by a process that does nothing else and
+    is itself forked at once: make the pool before torch has computed anything here, for a fork takes no threads
+    along."""
+
+    def __init__(self, size: int):
+        context = multiprocessing.get_context("fork")
+        self._pipe, there = context.Pipe()
+        self._keeper = context.Process(target=_keep, args=(size, there, self._pipe))
+        self._keeper.start()
+        there.close()
+
+    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 180) -> list:
+        """function(*arguments) on ranks 0 to world_size - 1 of a fresh gloo group; its results by rank.
+
+        The function must stand in a module that was loaded before the pool was made. Raises RankFailed with the first
+        traceback, or when a rank gives no sign for so long."""
+        self._pipe.send_bytes(pickle.dumps((world_size, function, arguments, timeout_seconds)))
+        whole, value = self._pipe.recv()
+        if not whole:
+            raise RankFailed(value)
+        return value
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._keeper.join()
+
+
+def _keep(size: int, pipe: Connection, other_end: Connection) -> None:
+    """The process that forks the workers, hands them the calls and kills them when the pool is closed."""
+    other_end.close()
+    workers = _Workers(size)
+    while True:
+        try:
+            call = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            workers.close()
+            return
+        try:
+            answer = (True, workers.run(*call))
+        except RankFailed as failure:
+            answer = (False, str(failure))
+        pipe.send(answer)
+
+
+class _Workers:
+    """Forked anew every few cases and after any failure."""
 
     def __init__(self, size: int):
         self.size, self._cases = size, 0
         self._workers: list[tuple[Any, Connection]] = []
 
-    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 60) -> list:
-        """function(*arguments) on ranks 0 to world_size - 1 of a fresh gloo group; its results by rank.
-
-        The function must stand in a module. Raises RankFailed with the first traceback, or on time-out."""
+    def run(self, world_size: int, function: Callable[..., Any], arguments: tuple, timeout_seconds: float) -> list:
         if self._cases >= CASES_A_FORK or not self._workers:
             self._fork()
         self._cases += 1
@@ -47,7 +89,11 @@ class ForkedPool:
             pipes = [pipe for _, pipe in self._workers[:world_size]]
             for pipe in pipes:
                 pipe.send_bytes(call)
-            return self._collect(pipes, timeout_seconds)
+            try:
+                return self._collect(pipes, timeout_seconds)
+            except RankFailed:
+                self.close()
+                raise
 
     def close(self) -> None:
         for process, pipe in self._workers:
@@ -62,12 +108,10 @@ class ForkedPool:
             waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
             ready = multiprocessing.connection.wait(list(waiting), timeout_seconds)
             if not ready:
-                self.close()
                 raise RankFailed(f"ranks {sorted(waiting.values())} gave no sign for {timeout_seconds} s")
             for pipe in ready:
                 whole, value = pipe.recv()
                 if not whole:
-                    self.close()
                     raise RankFailed(f"rank {waiting[pipe]}:\n{value}")
                 results[waiting[pipe]] = value
         return [results[rank] for rank in range(len(pipes))]
