@@ -105,9 +105,15 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for each in found:
         cells = (
-            each.task, str(each.count), each.metric, f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}",
-            f"{each.low:+.4f} to {each.high:+.4f}", each.verdict,
-        )  # fmt: skip
+            each.task,
+            str(each.count),
+            each.metric,
+            f"{each.first:.4f}",
+            f"{each.second:.4f}",
+            f"{each.difference:+.4f}",
+            f"{each.low:+.4f} to {each.high:+.4f}",
+            each.verdict,
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -144,7 +144,7 @@ def add_all_sources(results: Results, chances: Mapping[str, float]) -> None:
         f"{BITS_PER_BYTE},none": sum(bits) / sum(sizes),
         f"{BITS_PER_BYTE}_stderr,none": ratio_error(bits, sizes),
     }
-    summary["results"][BITS_PER_BYTE] = result
+    summary["results"] = {BITS_PER_BYTE: result, **summary["results"]}
     summary.setdefault("groups", {})[BITS_PER_BYTE] = result
     summary["group_subtasks"][BITS_PER_BYTE] = names
     summary["higher_is_better"][BITS_PER_BYTE] = {BITS_PER_BYTE: False}
@@ -158,6 +158,7 @@ def notes(model: LanguageModel, config: EvaluateConfig, chances: Mapping[str, fl
         said.append(
             "chance of bits_per_byte: the same text under the frequencies of the training tokens; lower is better"
         )
+        said.append("acc_mutual_info takes the line that its context makes likelier by the greatest factor")
         said.append("bits_per_byte counts the UTF-8 bytes of the text; a text has no context but its own beginning")
     if config.limit is not None:
         said.append(f"only the first {config.limit} documents of each task were asked (limit)")

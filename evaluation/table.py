@@ -72,9 +72,15 @@ def guessing_chance(
     tasks = [name] if name in samples else leaves(name, summary["group_subtasks"])
     configs = [summary["configs"].get(task, {}) for task in tasks]
     if configs and all(config.get("output_type") == "multiple_choice" for config in configs):
-        shares = [1 / len(sample["arguments"]) for task in tasks for sample in samples[task]]
+        shares = [1 / _num_choices(summary["configs"][task], sample) for task in tasks for sample in samples[task]]
         return sum(shares) / len(shares)
     return configs[0].get("metadata", {}).get("chance") if len(configs) == 1 else None
+
+
+def _num_choices(config: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
+    """Mutual information asks for each choice twice, with and without the context."""
+    twice = any(metric["metric"] == "acc_mutual_info" for metric in config.get("metric_list", ()))
+    return len(sample["arguments"]) // (2 if twice else 1)
 
 
 def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:

@@ -6,7 +6,10 @@ from gristmill.data_pipeline.provenance.manifest import write_manifest
 from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.export import export_checkpoint, import_checkpoint
+from gristmill.evaluation.huggingface import write_huggingface
 from gristmill.evaluation.load import load_subject
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.checkpoint import load_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,9 +27,6 @@ def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokeniz
 
 
 def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
-    from gristmill.evaluation.huggingface import write_huggingface
-    from gristmill.training.checkpoint import load_model
-
     write_huggingface(tmp_path / "out", load_model(random_checkpoint(vocab_size=320))[0], 256, tokenizer_folder)
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
     assert load_subject(imported, None, EvaluateConfig()).backbone.vocab_size == 320
@@ -55,8 +55,9 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     prompts = ["The mill", "x", "Grain goes in and flour", ""]
     found = generate_text(checkpoint, prompts, 24, SamplingConfig())
+    codec = load_tokenizer(tokenizer_folder)
     for prompt, result in zip(prompts, found, strict=True):
-        ids = torch.tensor([[256, *prompt.encode()]])
+        ids = torch.tensor([[256, *codec.encode(prompt)]])
         expected = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
         assert list(result.tokens) == [token for token in expected.tolist() if token != 256]
 
