@@ -1,6 +1,5 @@
 """Documents become token ids: a task takes some slices of a corpus and writes them as one small indexed file."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ from gristmill.data_pipeline.indexed.format import dtype_for, idx_path
 from gristmill.data_pipeline.indexed.writer import IndexedWriter, indexed_writer
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
 # Documents given to the encoder in one call.
 BATCH_DOCUMENTS = 256
@@ -69,12 +68,8 @@ def note_path(prefix: Path) -> Path:
 
 def _encode_batch(tokenizer: Tokenizer, texts: list[str], writer: IndexedWriter) -> int:
     """Adds the texts, each with an end-of-document token, and returns their bytes."""
-    encoded = tokenizer.encode_batch(texts)
-    for ids in encoded:
-        ids.append(tokenizer.end_of_document)
-    lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-    flat = np.fromiter(itertools.chain.from_iterable(encoded), dtype=np.int64, count=int(lengths.sum()))
-    writer.add_many(flat, lengths)
+    ids, lengths = tokenizer.encode_flat(texts)
+    writer.add_many(np.insert(ids, np.cumsum(lengths), tokenizer.end_of_document), lengths + 1)
     return sum(len(text.encode()) for text in texts)
 
 
@@ -89,4 +84,4 @@ def _check_texts(part: Slice, texts: list[str | None]) -> None:
 @lru_cache(maxsize=2)
 def _loaded(folder: Path, encoder: str) -> Tokenizer:
     """A worker process encodes many parts with the one tokenizer it was handed; reading it again would cost as much."""
-    return load_tokenizer(folder, encoder)
+    return load_bulk_tokenizer(folder, encoder)

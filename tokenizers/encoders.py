@@ -1,10 +1,12 @@
 """What turns text into ids: sentencepiece, kitoken where it is proved equal, or Hugging Face's tokenizers."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import kitoken
+import numpy as np
 import sentencepiece
 
 from gristmill.tokenizers.adversarial import adversarial_strings
@@ -20,8 +22,14 @@ class Encoder(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids: int32, those of all texts in a row; lengths: int64[len(texts)])."""
+        encoded = self.encode_batch(texts)
+        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, int(lengths.sum())), lengths
 
-class SentencePieceEncoder:
+
+class SentencePieceEncoder(Encoder):
     name = "sentencepiece"
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor):
@@ -34,7 +42,7 @@ class SentencePieceEncoder:
         return self._processor.encode(list(texts), num_threads=1)
 
 
-class KitokenEncoder:
+class KitokenEncoder(Encoder):
     """Four times as fast as sentencepiece on BPE; used only after `first_difference` found none."""
 
     name = "kitoken"
@@ -49,7 +57,7 @@ class KitokenEncoder:
         return self._kitoken.encode_all(list(texts), False)
 
 
-class HuggingFaceEncoder:
+class HuggingFaceEncoder(Encoder):
     name = "tokenizers"
 
     def __init__(self, tokenizer: HuggingFaceTokenizer):
@@ -84,5 +92,11 @@ def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor) -
         fast = KitokenEncoder(path)
     except Exception:  # a model kitoken cannot read is no fault of the user's
         return reference
-    pieces = [processor.id_to_piece(piece).replace("▁", " ") for piece in range(processor.get_piece_size())]
-    return reference if first_difference(reference, fast, adversarial_strings(pieces)) is not None else fast
+    return reference if first_difference(reference, fast, strings_for(processor)) is not None else fast
+
+
+def strings_for(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
+    """The adversarial strings of a model: the general ones and joins of its pieces."""
+    return adversarial_strings(
+        [processor.id_to_piece(piece).replace("▁", " ") for piece in range(processor.get_piece_size())]
+    )

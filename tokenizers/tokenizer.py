@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.tokenizers.config import FIM_SYMBOLS
@@ -16,7 +18,10 @@ from gristmill.tokenizers.encoders import (
     KitokenEncoder,
     SentencePieceEncoder,
     fastest_equal,
+    first_difference,
+    strings_for,
 )
+from gristmill.tokenizers.segments import SegmentEncoder, is_local
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 MODEL_NAME = "tokenizer.model"
@@ -53,6 +58,13 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise _surrogate(error) from error
 
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids: int32, those of all texts in a row; lengths: int64[len(texts)]): for encoding in bulk."""
+        try:
+            return self._encoder.encode_flat(texts)
+        except UnicodeEncodeError as error:
+            raise _surrogate(error) from error
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control symbols give nothing, bytes that are no UTF-8 give U+FFFD."""
         return self._decoder.decode([int(token) for token in ids])
@@ -72,35 +84,64 @@ class Tokenizer:
         return prefix, middle, suffix
 
 
-def load_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
+def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a `tokenizer` folder: its .model if it has one, else its tokenizer.json.
 
-    encoder names the encoder to take, without the proof that finds the fastest equal one: for worker processes, whose
-    parent has made it. Raises InputError if the folder holds neither file, or no symbol that ends a document."""
+    What encodes is the fastest that is proved, here and now, to give sentencepiece's ids. Raises InputError if the
+    folder holds neither file, or no symbol that ends a document."""
+    return _load(folder, fastest_equal)
+
+
+def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
+    """The same tokenizer for encoding a corpus: it may take a second to start, to be several times as fast.
+
+    encoder names what encodes and skips the proof: for worker processes, whose parent has made it."""
+    if encoder is None:
+        return _load(folder, _fastest_in_bulk)
+    return _load(folder, lambda path, processor: _by_name(path, processor, encoder))
+
+
+Choose = Callable[[Path, sentencepiece.SentencePieceProcessor], Encoder]
+
+
+def _load(folder: Path, choose: Choose) -> Tokenizer:
     if (folder / MODEL_NAME).is_file():
-        return _from_model(folder / MODEL_NAME, encoder)
+        return _from_model(folder / MODEL_NAME, choose)
     if (folder / JSON_NAME).is_file():
         return _from_json(folder / JSON_NAME)
     raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; this is no tokenizer folder")
 
 
-def _from_model(path: Path, encoder: str | None) -> Tokenizer:
+def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor) -> Encoder:
+    inner = fastest_equal(path, processor)
+    if not is_local(sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())):
+        return inner
+    segments = SegmentEncoder(inner, _pieces(processor))
+    twice = strings_for(processor) * 2  # the second time from memory
+    return inner if first_difference(SentencePieceEncoder(processor), segments, twice) is not None else segments
+
+
+def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, name: str) -> Encoder:
+    inner = KitokenEncoder(path) if name.endswith(KitokenEncoder.name) else SentencePieceEncoder(processor)
+    return SegmentEncoder(inner, _pieces(processor)) if name.startswith("segments") else inner
+
+
+def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
+    return [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
+
+
+def _from_model(path: Path, choose: Choose) -> Tokenizer:
     content = path.read_bytes()
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
         raise InputError(f"{path}: not a SentencePiece model ({error})") from error
-    pieces = [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
     end = processor.eos_id()
     if end < 0:
         raise InputError(f"{path}: has no end-of-sentence piece to end documents with; train it with one")
-    chosen: Encoder
-    if encoder is None:
-        chosen = fastest_equal(path, processor)
-    else:
-        chosen = KitokenEncoder(path) if encoder == KitokenEncoder.name else SentencePieceEncoder(processor)
-    return Tokenizer(chosen, processor, pieces, end, hashlib.sha256(content).hexdigest()[:32])
+    fingerprint = hashlib.sha256(content).hexdigest()[:32]
+    return Tokenizer(choose(path, processor), processor, _pieces(processor), end, fingerprint)
 
 
 class _SkippingDecoder:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gristmill.data_pipeline.errors import InputError
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.encoders import KitokenEncoder, SentencePieceEncoder, fastest_equal, first_difference
-from gristmill.tokenizers.tokenizer import MODEL_NAME, load_tokenizer
+from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 
 SETTINGS = [
     {},
@@ -29,14 +29,14 @@ def test_what_is_encoded_decodes_to_itself(trained, held_out_texts, settings):
 
 @given(text=st.text(max_size=40))
 def test_any_text_comes_back(trained, text):
-    tokenizer = load_tokenizer(trained(), "kitoken")
+    tokenizer = load_bulk_tokenizer(trained(), "kitoken")
     assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
 
 
 def test_kitoken_is_taken_where_it_is_proved_equal(trained, held_out_texts):
     folder = trained()
     assert load_tokenizer(folder).encoder == "kitoken"
-    fast, reference = load_tokenizer(folder, "kitoken"), load_tokenizer(folder, "sentencepiece")
+    fast, reference = load_bulk_tokenizer(folder, "kitoken"), load_bulk_tokenizer(folder, "sentencepiece")
     assert fast.encode_batch(held_out_texts) == reference.encode_batch(held_out_texts)
 
 

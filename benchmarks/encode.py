@@ -1,0 +1,182 @@
+"""Encoding text, and documents to .bin/.idx, against sentencepiece and against Megatron-LM's way of working.
+
+`encode`: one thread each, MB of text per CPU second, the ids compared one by one.
+`documents_to_index`: the index stage of one worker against a stand-in for Megatron-LM's tools/preprocess_data.py:
+JSON lines, a pool of one process with sentencepiece, and the builder of megatron-core if it is installed (the builder
+is written out here, with the same calls to numpy, where it is not)."""
+
+import functools
+import json
+import multiprocessing
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sentencepiece
+from measure import Figure, arguments, in_turn, print_figures
+from text import documents
+
+from gristmill.data_pipeline.indexed.documents import slices
+from gristmill.data_pipeline.indexed.merge import merge
+from gristmill.data_pipeline.indexed.permutation import key_of
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.encode import encode_part, tasks_of
+from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer
+from gristmill.tokenizers.train import train
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--vocabulary", type=int, default=32_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    megabytes = 4 if options.quick else 40
+    texts = documents(options.data, megabytes * 1_000_000)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        vocabulary = min(options.vocabulary, 8000) if options.quick else options.vocabulary
+        (folder / MODEL_NAME).write_bytes(train(texts[::2], TokenizerConfig(vocab_size=vocabulary)))
+        held_out = texts[1::2]
+        print(
+            f"{len(held_out)} held-out documents, {size(held_out) / 1e6:.1f} MB; {vocabulary} pieces", file=sys.stderr
+        )
+        rounds = 2 if options.quick else options.rounds
+        print_figures([encoding(folder, held_out, rounds), indexing(folder, held_out, rounds)])
+
+
+def size(texts: list[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def encoding(folder: Path, texts: list[str], rounds: int) -> Figure:
+    """Raises SystemExit if a single id differs."""
+    ours = load_bulk_tokenizer(folder)
+    peer = sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL_NAME))
+    strings = texts + adversarial_strings([piece.replace("▁", " ") for piece in ours.pieces])
+    different = sum(left != right for left, right in zip(ours.encode_batch(strings), peer.encode(strings), strict=True))
+    if different:
+        sys.exit(f"{different} of {len(strings)} texts have other ids")
+    own, other, ratio = in_turn(lambda: ours.encode_flat(texts), lambda: peer.encode(texts, num_threads=1), rounds)
+    megabytes = size(texts) / 1e6
+    name = f"sentencepiece {sentencepiece.__version__}"
+    return Figure("encode", megabytes / own, "MB/s/core", megabytes / other, name, ratio, goal=3.5)
+
+
+def indexing(folder: Path, texts: list[str], rounds: int) -> Figure:
+    """Both by CPU seconds, of the peer's reading and encoding processes together; both write the same documents."""
+    corpus = folder / "corpus"
+    path = corpus / "documents" / "train" / "text-00000.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", row_group_size=1024)
+    lines = folder / "text.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    own, other, ratio = in_turn(
+        lambda: index(corpus, folder, folder / "ours"),
+        lambda: preprocess(lines, folder / MODEL_NAME, folder / "theirs"),
+        rounds,
+    )
+    tokens = IndexedReader(folder / "ours" / "text").num_tokens
+    if tokens != IndexedReader(folder / "theirs").num_tokens:
+        sys.exit("the two wrote other numbers of tokens")
+    megabytes = size(texts) / 1e6
+    return Figure(
+        "documents_to_index",
+        megabytes / own,
+        "MB/s",
+        megabytes / other,
+        f"preprocess_data ({builder_name()})",
+        ratio,
+        5,
+    )
+
+
+def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
+    """What the index stage does for one source: encode its slices, then shuffle them into one file."""
+    shutil.rmtree(folder, ignore_errors=True)
+    encoder = load_bulk_tokenizer(tokenizer).encoder
+    tasks = tasks_of(slices(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
+    for task in tasks:
+        encode_part(task)
+    merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))
+
+
+def preprocess(lines: Path, model: Path, prefix: Path) -> None:
+    """tools/preprocess_data.py with --workers 1 --append-eod: read, encode in the pool, add item by item."""
+    with lines.open(encoding="utf-8") as file, multiprocessing.Pool(1, functools.partial(load, str(model))) as pool:
+        builder = builder_at(prefix)
+        for ids, lengths in pool.imap(encode_line, file, 32):
+            add_document(builder, ids, lengths)
+    builder.finalize(f"{prefix}.idx")
+
+
+_model: sentencepiece.SentencePieceProcessor
+
+
+def load(model: str) -> None:
+    global _model
+    _model = sentencepiece.SentencePieceProcessor(model_file=model)
+
+
+def encode_line(line: str) -> tuple[list[int], list[int]]:
+    ids = _model.encode(json.loads(line)["text"])
+    ids.append(_model.eos_id())
+    return ids, [len(ids)]
+
+
+class Builder:
+    """What megatron.core's IndexedDatasetBuilder does with each document, for machines without it."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.lengths = file, []
+
+    def add_document(self, ids: list[int], lengths: list[int]) -> None:
+        self.file.write(np.array(ids, dtype=np.uint16).tobytes(order="C"))
+        self.lengths.extend(lengths)
+
+    def finalize(self, path: str) -> None:
+        self.file.close()
+        header = b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + b"\x08"
+        counts = np.array([len(self.lengths), len(self.lengths) + 1], "<u8").tobytes()
+        pointer, pointers = 0, []
+        for length in self.lengths:
+            pointers.append(pointer)
+            pointer += length * 2
+        lengths = np.array(self.lengths, "<i4").tobytes()
+        bounds = np.arange(len(self.lengths) + 1, dtype="<i8").tobytes()
+        Path(path).write_bytes(header + counts + lengths + np.array(pointers, "<i8").tobytes() + bounds)
+
+
+def builder_at(prefix: Path):
+    try:
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # optional extra `bench`
+    except ImportError:
+        return Builder(Path(f"{prefix}.bin").open("wb"))
+    return IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+
+
+def builder_name() -> str:
+    try:
+        import megatron.core  # optional extra `bench`
+    except ImportError:
+        return "sentencepiece, the builder written out"
+    return f"sentencepiece, megatron-core {megatron.core.__version__}"
+
+
+def add_document(builder, ids: list[int], lengths: list[int]) -> None:
+    if isinstance(builder, Builder):
+        builder.add_document(ids, lengths)
+        return
+    import torch  # megatron-core brings it
+
+    builder.add_document(torch.IntTensor(ids), lengths)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Each distinct stretch of text is encoded once: text is cut where no piece can reach across, and the parts remembered.
+
+Two neighbouring characters that stand side by side in no piece of the vocabulary are never merged, nor is anything
+across them. So BPE (and unigram, whose scores add up) encodes the text before and after such a border independently:
+the ids of a text are the ids of its segments, one after another. Segments are short (a word, a run of punctuation) and
+repeat by Zipf's law. The cut, the look-up and the output run in one pass over the UTF-8 bytes."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from gristmill.tokenizers.encoders import Encoder
+
+BPE = 2  # TrainerSpec.ModelType
+
+# Longer segments (text without spaces, encoded data) hardly repeat; they are encoded each time.
+LONGEST_KEY = 48
+# Bytes of text looked at before the new segments among them are encoded.
+WINDOW_BYTES = 1 << 20
+# Slots of the table, a power of two. It is emptied when half of them are taken, or keys or ids fill their pools.
+NUM_SLOTS = 1 << 20
+POOL_BYTES = 1 << 26
+
+
+class SegmentEncoder:
+    """Encodes through `inner` what it has not seen; gives exactly inner's ids.
+
+    Only for models that take a text's characters as they stand: `is_local` says which. Its state is what it has seen;
+    a worker process has its own, and what is returned does not depend on it."""
+
+    def __init__(self, inner: Encoder, pieces: Sequence[str]):
+        self.name = f"segments of {inner.name}"
+        self._inner = inner
+        self._joined = neighbours(pieces)
+        self._slots = np.full(NUM_SLOTS, -1, dtype=np.int64)  # upper half of the hash and number of the entry
+        self._keys = np.zeros(0, dtype=np.uint8)
+        self._entries = np.zeros((0, 4), dtype=np.int32)  # columns: key start, key length, ids start, number of ids
+        self._ids = np.zeros(1 << 16, dtype=np.int32)
+        self._sizes = np.zeros(3, dtype=np.int64)  # entries, bytes of keys, ids in use
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text."""
+        return self.encode_flat([text])[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        ids, lengths = self.encode_flat(texts)
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids: int32, those of all texts in a row; lengths: int64[len(texts)])."""
+        raw = [text.encode() for text in texts]
+        buffer = np.frombuffer(b"".join(raw), dtype=np.uint8)
+        ends = np.cumsum([len(each) for each in raw], dtype=np.int64)
+        lengths = np.zeros(len(texts), dtype=np.int64)
+        found: list[np.ndarray] = [np.zeros(0, np.int32)]
+        position = document = 0
+        while position < len(buffer):
+            # At worst every byte is a segment, and the last one may reach to the end of its text.
+            text_end = int(ends[np.searchsorted(ends, min(len(buffer), position + WINDOW_BYTES) - 1, side="right")])
+            self._make_room(text_end - position)
+            known = int(self._sizes[0])
+            segments = np.empty(text_end - position, dtype=np.int32)
+            owners = np.empty(text_end - position, dtype=np.int32)
+            tables = (self._joined, self._slots, self._entries, self._keys, self._sizes)
+            count, position, document = _cut(buffer, ends, position, document, WINDOW_BYTES, tables, segments, owners)
+            self._learn(known)
+            found.append(_gather(segments[:count], owners[:count], self._entries, self._ids, lengths))
+        return np.concatenate(found), lengths
+
+    def _learn(self, known: int) -> None:
+        """Encodes the segments that came new in this window."""
+        new = self._entries[known : self._sizes[0]]
+        if not len(new):
+            return
+        first = int(new[0, 0])
+        keys = self._keys[first : self._sizes[1]].tobytes()
+        encoded = self._inner.encode_batch(
+            [keys[start - first : start - first + length].decode() for start, length in new[:, :2].tolist()]
+        )
+        counts = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        used, total = int(self._sizes[2]), int(counts.sum())
+        if used + total > len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros(max(total, len(self._ids)), np.int32)])
+        self._ids[used : used + total] = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, total)
+        new[:, 2] = used + np.cumsum(counts) - counts
+        new[:, 3] = counts
+        self._sizes[2] = used + total
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Room for as many new entries and bytes of keys."""
+        entries, key_bytes, num_ids = self._sizes.tolist()
+        if entries > NUM_SLOTS // 2 or max(key_bytes, num_ids) > POOL_BYTES:
+            self._slots.fill(-1)
+            self._sizes[:] = entries = key_bytes = 0
+        if entries + num_bytes > len(self._entries):
+            extra = max(num_bytes, len(self._entries))
+            self._entries = np.concatenate([self._entries[:entries], np.zeros((extra, 4), np.int32)])
+        if key_bytes + num_bytes > len(self._keys):
+            extra = max(num_bytes, len(self._keys))
+            self._keys = np.concatenate([self._keys[:key_bytes], np.zeros(extra, np.uint8)])
+
+
+def is_local(proto: Any) -> bool:
+    """True if a SentencePiece model (its ModelProto) may be encoded segment by segment.
+
+    That is BPE without a normaliser, a leading space or the removal of spaces. Unigram is left out: sentencepiece adds
+    its scores in float32, so on long texts its own ids depend on everything before."""
+    spec = proto.normalizer_spec
+    changes_text = spec.precompiled_charsmap or spec.add_dummy_prefix or spec.remove_extra_whitespaces
+    return proto.trainer_spec.model_type == BPE and spec.escape_whitespaces and not changes_text
+
+
+def neighbours(pieces: Sequence[str]) -> np.ndarray:
+    """bool[65536]: entry 256 * a + b says that byte b follows byte a somewhere inside a piece, "▁" read as a space.
+
+    Characters are never cut: a byte that continues one follows any."""
+    joined = np.zeros((256, 256), dtype=np.bool_)
+    for piece in pieces:
+        raw = np.frombuffer(piece.replace("▁", " ").encode(), dtype=np.uint8)
+        joined[raw[:-1], raw[1:]] = True
+    joined[:, 0x80:0xC0] = True
+    return joined.reshape(-1)
+
+
+@numba.njit(cache=True)
+def _is_space_sign(buffer, at, end):
+    return at + 2 < end and buffer[at] == 0xE2 and buffer[at + 1] == 0x96 and buffer[at + 2] == 0x81
+
+
+@numba.njit(cache=True)
+def _segment_end(buffer, start, end, joined):
+    """Where the segment that begins at `start` ends. Beside a literal "▁" nothing is cut: it is a space in disguise."""
+    at = start + 1
+    while at < end:
+        before, here = buffer[at - 1], buffer[at]
+        if not joined[before * 256 + here]:
+            disguised = here == 0xE2 and _is_space_sign(buffer, at, end)
+            disguised = disguised or (before == 0x81 and at - 3 >= start and _is_space_sign(buffer, at - 3, end))
+            if not disguised:
+                break
+        at += 1
+    return at
+
+
+@numba.njit(cache=True)
+def _cut(buffer, ends, position, document, window, tables, segments, owners):
+    """Writes the entry of every segment of about a window of bytes, and makes entries for those not seen before.
+
+    Returns how many segments there are, and the position and the text to go on with."""
+    joined, slots, entries, keys, sizes = tables
+    count = 0
+    mask = len(slots) - 1
+    stop = min(position + window, len(buffer))
+    while position < stop:
+        while ends[document] <= position:
+            document += 1
+        end = _segment_end(buffer, position, ends[document], joined)
+        length = end - position
+        value = np.uint64(0xCBF29CE484222325)  # FNV-1a, and its bits mixed once
+        for at in range(position, end):
+            value = (value ^ np.uint64(buffer[at])) * np.uint64(0x100000001B3)
+        value ^= value >> np.uint64(32)
+        tag = np.int64((value & np.uint64(0x7FFFFFFF)) << np.uint64(32))
+        slot = np.int64(value >> np.uint64(20)) & mask
+        entry = -1
+        if length <= LONGEST_KEY:
+            while slots[slot] >= 0:
+                held = slots[slot]
+                if (held >> 32) << 32 == tag and _same(buffer, position, length, keys, entries, held & 0xFFFFFFFF):
+                    entry = held & 0xFFFFFFFF
+                    break
+                slot = (slot + 1) & mask
+        if entry < 0:
+            entry = sizes[0]
+            entries[entry, 0], entries[entry, 1] = sizes[1], length
+            keys[sizes[1] : sizes[1] + length] = buffer[position:end]
+            sizes[0] += 1
+            sizes[1] += length
+            if length <= LONGEST_KEY:
+                slots[slot] = tag | entry
+        segments[count] = entry
+        owners[count] = document
+        count += 1
+        position = end
+    return count, position, document
+
+
+@numba.njit(cache=True)
+def _same(buffer, position, length, keys, entries, held):
+    if entries[held, 1] != length:
+        return False
+    start = entries[held, 0]
+    at = 0
+    while at < length and buffer[position + at] == keys[start + at]:
+        at += 1
+    return at == length
+
+
+@numba.njit(cache=True)
+def _gather(segments, owners, entries, ids, lengths):
+    """The ids of all segments in a row; adds their numbers to the lengths of their texts."""
+    total = 0
+    for segment in segments:
+        total += entries[segment, 3]
+    flat = np.empty(total, dtype=np.int32)
+    filled = 0
+    for place in range(len(segments)):
+        start, count = entries[segments[place], 2], entries[segments[place], 3]
+        for at in range(count):
+            flat[filled + at] = ids[start + at]
+        filled += count
+        lengths[owners[place]] += count
+    return flat
