@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -15,6 +16,8 @@ import xxhash
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.document import Record, Unreadable, doc_id
 from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile
@@ -23,12 +26,12 @@ from gristmill.data_pipeline.readers.read import FilePart, file_parts, read_part
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect
-from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
+from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.table import measure
 from gristmill.data_pipeline.text import NormalizeConfig, normalize
 
-ANNOTATE_VERSION = 1  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 2  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
 LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
@@ -49,7 +52,11 @@ RECORD_FIELDS = [
     pa.field("offset", pa.int64()),
     pa.field("excerpt", pa.string()),
 ]
-ANNOTATED_SCHEMA = pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS])
+
+
+def annotated_schema(edits: Sequence[str]) -> pa.Schema:
+    added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
+    return pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
 
 
 class AnnotateConfig(Config):
@@ -58,6 +65,7 @@ class AnnotateConfig(Config):
     normalize: NormalizeConfig
     words: WordRule
     language_id: LanguageConfig
+    edits: tuple[FilterChoice, ...]  # the filters that edit, in their order
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,8 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
 
 def annotate(task: AnnotateTask) -> None:
     """Writes the task's file: one row a record, readable or not, in the order of the parts."""
-    with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, ANNOTATED_SCHEMA, compression="zstd") as file:
+    schema = annotated_schema([edit.preset for edit in task.config.edits])
+    with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
         records = ((part.file, record) for part in task.parts for record in read_part(part, task.source))
         while batch := list(islice(records, BATCH_DOCUMENTS)):
             file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)
@@ -107,23 +116,41 @@ def _annotated(
     batch: Sequence[tuple[RawFile, Record | Unreadable]], source: SourceConfig, config: AnnotateConfig
 ) -> pa.RecordBatch:
     normalized = [normalize(r.text if isinstance(r, Record) else "", config.normalize) for _, r in batch]
-    texts = [n.text for n in normalized]
+    languages = detect([n.text for n in normalized], config.language_id)
+    texts, measured = _edited([n.text for n in normalized], config)
     rows = [
         {
             "doc_id": doc_id(source.name, file, record.number),
-            "text": done.text,
+            "text": text,
             "raw_digest": file.sha256,
             "record": record.number,
-            "text_hash": xxhash.xxh3_64_intdigest(done.text.encode()),
+            "text_hash": xxhash.xxh3_64_intdigest(text.encode()),
             "changes": list(done.changes),
             **_description(record),
         }
-        for (file, record), done in zip(batch, normalized, strict=True)
+        for (file, record), done, text in zip(batch, normalized, texts, strict=True)
     ]
     described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
-    languages = detect(texts, config.language_id)
+    schema = annotated_schema([edit.preset for edit in config.edits])
+    return pa.record_batch([*described.columns, *languages.columns, *measured], schema=schema)
+
+
+def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[pa.Array]]:
+    """The texts after all edits, and the columns of their signals: the last text's, then what each edit added."""
     measured = measure(texts, config.words)
-    return pa.record_batch([*described.columns, *languages.columns, *measured.columns], schema=ANNOTATED_SCHEMA)
+    added: list[pa.Array] = []
+    for edit in config.edits:
+        options = edit.line_options()
+        assert options is not None
+        edited = [EDITS[edit.preset](text, options) for text in texts]
+        texts = [one.text for one in edited]
+        after = measure(texts, config.words)
+        added += measured.columns
+        added += [pa.array([one.counts[name] for one in edited], pa.int64()) for name in EDIT_COUNTS[edit.preset]]
+        words_before, words_after = measured.column("num_words").to_numpy(), after.column("num_words").to_numpy()
+        added.append(pa.array(1.0 - words_after / np.maximum(words_before, 1)))
+        measured = after
+    return texts, [*measured.columns, *added]
 
 
 def _description(record: Record | Unreadable) -> dict:

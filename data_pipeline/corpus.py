@@ -1,5 +1,6 @@
 """The curated corpus on disk: documents and, row for row beside them, their signals, in shards cut by text bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,14 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.document import DOCUMENT_SCHEMA
+from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
-from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
+from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.slices import Slice, slice_groups
 
 ROW_GROUP_ROWS = 1024
-CORPUS_SIGNALS = [*LANGUAGE_FIELDS, *SIGNAL_FIELDS]
-SIGNALS_SCHEMA = pa.schema([pa.field("doc_id", pa.string()), *CORPUS_SIGNALS])
+
+
+def signals_schema(edits: Sequence[str]) -> pa.Schema:
+    """doc_id, the detected language, every signal of the text, and what each edit of it added."""
+    added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
+    return pa.schema([pa.field("doc_id", pa.string()), *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class ShardTask:
     name: str
     source: str
     slices: tuple[Slice, ...]
+    edits: tuple[str, ...]  # the filters that edited the source: each has added columns to its signals
 
     @property
     def documents(self) -> Path:
@@ -40,15 +47,17 @@ def write_shard(task: ShardTask) -> None:
     """Both files of the shard are there; a shard of which both are there already is kept."""
     if task.documents.exists() and task.signals.exists():
         return
+    schema = signals_schema(task.edits)
+    columns = [*(name for name in DOCUMENT_SCHEMA.names if name != "source"), *schema.names[1:]]
     with (
         atomic_path(task.documents) as documents,
         atomic_path(task.signals) as signals,
         pq.ParquetWriter(documents, DOCUMENT_SCHEMA, compression="zstd") as documents_file,
-        pq.ParquetWriter(signals, SIGNALS_SCHEMA, compression="zstd") as signals_file,
+        pq.ParquetWriter(signals, schema, compression="zstd") as signals_file,
     ):
         held: list[pa.Table] = []
         for cut in task.slices:
-            for table in slice_groups(cut, _COLUMNS):
+            for table in slice_groups(cut, columns):
                 held.append(table)
                 while sum(map(len, held)) >= ROW_GROUP_ROWS:
                     whole = pa.concat_tables(held)
@@ -57,9 +66,6 @@ def write_shard(task: ShardTask) -> None:
         rest = pa.concat_tables(held) if held else None
         if rest is not None and len(rest):
             _write(rest, task.source, documents_file, signals_file)
-
-
-_COLUMNS = ["doc_id", "text", "url", "language", "metadata", *(field.name for field in CORPUS_SIGNALS)]
 
 
 def _write(table: pa.Table, source: str, documents: pq.ParquetWriter, signals: pq.ParquetWriter) -> None:
@@ -71,4 +77,4 @@ def _write(table: pa.Table, source: str, documents: pq.ParquetWriter, signals: p
     # combine_chunks: how the rows were spread over row groups before must not show in the pages
     batch = pa.table([columns[name] for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA).combine_chunks()
     documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
-    signals.write_table(table.select(SIGNALS_SCHEMA.names).combine_chunks(), row_group_size=ROW_GROUP_ROWS)
+    signals.write_table(table.select(signals.schema.names).combine_chunks(), row_group_size=ROW_GROUP_ROWS)

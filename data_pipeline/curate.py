@@ -5,7 +5,7 @@ from pydantic import Field, field_validator
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
-from gristmill.data_pipeline.filters.choice import FilterChoice, parse_choices
+from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.splits import SplitConfig
@@ -32,3 +32,9 @@ class CurateConfig(Config):
     @classmethod
     def short_forms(cls, value: object) -> object:
         return parse_choices(value)
+
+    @field_validator("filters")
+    @classmethod
+    def named_once(cls, value: tuple[FilterChoice, ...]) -> tuple[FilterChoice, ...]:
+        check_choices(value)
+        return value

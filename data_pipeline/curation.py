@@ -22,6 +22,7 @@ from gristmill.data_pipeline.dedup.near import near_duplicates
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.examples import duplicate_examples, rule_examples
+from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.ledger import LEDGER_ROWS, LaterStep, LedgerTask, write_ledger
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
 from gristmill.data_pipeline.provenance.files import write_atomic
@@ -85,7 +86,7 @@ def curate(
     Annotated files go to `cache`, where a later run with other thresholds finds them. Shards that stand in `folder`
     already, from a run of the same config and lock that was stopped, are kept.
     Raises InputError for a source without files or documents, or one that the rules leave empty."""
-    tasks = [annotation_tasks(s, lock.source(s.name), annotate_config(config), cache / "annotated") for s in sources]
+    tasks = [annotation_tasks(s, lock.source(s.name), annotate_config(s, config), cache / "annotated") for s in sources]
     annotate_all([task for group in tasks for task in group], engine)
     curated = _decide(sources, config, tasks, engine)
     later = _deduplicate(curated, config, cache / "dedup", engine)
@@ -105,14 +106,25 @@ def curate(
     return summary
 
 
-def annotate_config(config: CurateConfig) -> AnnotateConfig:
-    return AnnotateConfig(normalize=config.normalize, words=config.words, language_id=config.language_id)
+def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfig:
+    """Of the edits, the line options alone count: another threshold of a filter that edits measures nothing anew."""
+    edits = [
+        FilterChoice(preset=choice.preset, thresholds=options)
+        for choice in source_filters(source, config)
+        if (options := choice.line_options()) is not None
+    ]
+    return AnnotateConfig(
+        normalize=config.normalize, words=config.words, language_id=config.language_id, edits=tuple(edits)
+    )
+
+
+def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterChoice, ...]:
+    """The source's own filters if it has any, else the recipe's."""
+    return config.filters if source.filters is None else source.filters
 
 
 def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
-    """The source's own filters if it has any, else the recipe's."""
-    filters = config.filters if source.filters is None else source.filters
-    return rules_of(filters, config.languages, config.language_id)
+    return rules_of(source_filters(source, config), config.languages, config.language_id)
 
 
 def _decide(
@@ -207,12 +219,13 @@ def _write_shards(
 ) -> None:
     tasks = []
     for one, split_of in zip(curated, splits, strict=True):
+        edits = tuple(edit.preset for edit in annotate_config(one.source, config).edits)
         for split in SPLITS:
             rows = np.flatnonzero(split_of == split)
             for number, (start, end) in enumerate(cut_by_weight(one.bytes[rows], config.shard_bytes)):
                 name = f"{one.source.name}-{number:05}.parquet"
                 slices = one.slices(rows[start:end])
-                tasks.append(ShardTask(folder, split, name, one.source.name, slices))
+                tasks.append(ShardTask(folder, split, name, one.source.name, slices, edits))
     engine.map(write_shard, tasks, "write corpus", unit="shards")
 
 

@@ -1,7 +1,7 @@
 """Decided later: thresholds applied to the stored columns. Takes seconds where measuring takes minutes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.signals.names import SIGNALS, before
 
 KEPT, QUARANTINED = -1, -2
 EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "a document without text is none")
@@ -55,14 +56,28 @@ class Verdicts:
 
 
 def rules_of(filters: Sequence[FilterChoice], languages: Sequence[str], language_id: LanguageConfig) -> Rules:
-    """The rule that wants any text at all, the language rule if languages are named, then each filter's."""
-    rules = [EMPTY_RULE]
+    """The rule that wants any text at all, the language rule if languages are named, then each filter's.
+
+    A rule looks at the text as it was when its filter's turn came: after the edits of the filters before it."""
+    edits = [choice.preset for choice in filters if choice.line_options() is not None]
+    rules = [_at_stage(EMPTY_RULE, 0, edits)]
     if languages:
         source = "FineWeb, RefinedWeb: lid.176 at 0.65"
         rules.append(Rule("language", "min_score", WANTED_LANGUAGE, ">=", language_id.threshold, source))
+    stage = 0
     for choice in filters:
-        rules.extend(choice.rules())
+        stage += choice.line_options() is not None
+        rules.extend(_at_stage(rule, stage, edits) for rule in choice.rules())
+    if edits:
+        rules.append(EMPTY_RULE)
     return Rules(tuple(rules), tuple(languages))
+
+
+def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:
+    """The rule on the column of its signal at that stage: before the first edit (0), after it (1), and so on."""
+    if rule.signal not in SIGNALS or stage == len(edits):
+        return rule
+    return replace(rule, signal=before(edits[stage], rule.signal))
 
 
 def decide_all(tasks: Sequence[DecideTask], engine: LocalEngine) -> list[Verdicts]:

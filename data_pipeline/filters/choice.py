@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.filters.presets import PRESETS
+from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS
 from gristmill.data_pipeline.filters.rule import Rule
 
 
@@ -21,7 +21,7 @@ class FilterChoice(Config):
     def is_known(self) -> Self:
         if self.preset not in PRESETS:
             raise ValueError(f"no filter {self.preset!r}; {_nearest(self.preset, PRESETS)}")
-        names = [rule.name for rule in PRESETS[self.preset]]
+        names = [rule.name for rule in PRESETS[self.preset]] + list(LINE_OPTIONS.get(self.preset, ()))
         for name in self.thresholds:
             if name not in names:
                 raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_nearest(name, names)}")
@@ -35,6 +35,12 @@ class FilterChoice(Config):
             if threshold is not None:
                 chosen.append(rule.at(threshold))
         return tuple(chosen)
+
+    def line_options(self) -> dict[str, float | None] | None:
+        """What the filter's edit is to do; None if it edits nothing."""
+        if self.preset not in LINE_OPTIONS:
+            return None
+        return {name: self.thresholds.get(name, value) for name, value in LINE_OPTIONS[self.preset].items()}
 
 
 def parse_choices(value: object) -> object:
@@ -56,3 +62,11 @@ def _parse(item: object) -> Any:
 def _nearest(word: str, known: Sequence[str] | dict) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+
+
+def check_choices(choices: Sequence[FilterChoice]) -> None:
+    """Raises ValueError if a filter is named twice: its columns and its rules would be two of one name."""
+    names = [choice.preset for choice in choices]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ValueError(f"filter {doubled[0]!r} is named twice; put its thresholds into one entry")

@@ -1,4 +1,7 @@
-"""The published filters as tables of thresholds, each with its source. Names of signals: signals/names.py."""
+"""The published filters as tables of thresholds, each with its source. Names of signals: signals/names.py.
+
+Two of them also edit (filters/lines.py): their line options stand here too. A filter named before them in a recipe
+looks at the text as it was before the edit, one named after them at the edited text."""
 
 from gristmill.data_pipeline.filters.rule import Rule
 
@@ -49,9 +52,41 @@ FINEWEB_QUALITY_RULES = (
 # 256 characters with "javascript", fewer than 512 and not English), so one rule is the whole of it.
 MT_NLG_CLEANUP_RULES = (Rule("mt_nlg_cleanup", "min_chars", "num_chars", ">=", 512, MT_NLG),)
 
+C4_RULES = (
+    Rule("c4", "min_sentences", "num_sentences", ">=", 5, C4),
+    Rule("c4", "lorem_ipsum", "c4_lorem_ipsum", "<=", 0, C4),
+    Rule("c4", "curly_brackets", "c4_curly_brackets", "<=", 0, C4),
+)
+
+# In DCLM a page goes if its line rules took more than 5 % of its words.
+REFINEDWEB_RULES = (
+    Rule("refinedweb_lines", "removed_word_ratio", "refinedweb_lines_removed_word_ratio", "<=", 0.05, REFINEDWEB),
+)
+
 PRESETS: dict[str, tuple[Rule, ...]] = {
+    "c4": C4_RULES,
+    "refinedweb_lines": REFINEDWEB_RULES,
     "gopher_quality": GOPHER_QUALITY_RULES,
     "gopher_repetition": GOPHER_REPETITION_RULES,
     "fineweb_quality": FINEWEB_QUALITY_RULES,
     "mt_nlg_cleanup": MT_NLG_CLEANUP_RULES,
+}
+
+# Of the filters that edit: what takes a line out. 1 switches a rule on that has no number; null in a recipe, off.
+LINE_OPTIONS: dict[str, dict[str, float]] = {
+    "c4": {
+        "line_max_word_length": 1000,
+        "line_citations": 1,
+        "line_terminal_punctuation": 1,  # FineWeb sets it to null
+        "line_min_words": 3,
+        "line_javascript": 1,
+        "line_policy": 1,
+    },
+    "refinedweb_lines": {
+        "line_uppercase_ratio": 0.5,
+        "line_digit_ratio": 0.999999,
+        "line_counters": 1,
+        "line_min_words": 2,
+        "line_boilerplate_words": 10,
+    },
 }

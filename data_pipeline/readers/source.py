@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.filters.choice import FilterChoice, parse_choices
+from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 
 Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "datasets"]
 
@@ -44,6 +44,7 @@ class SourceConfig(Config):
 
     @model_validator(mode="after")
     def is_readable(self) -> Self:
+        check_choices(self.filters or ())
         if self.format == "python_docs":
             if self.part is None:
                 raise ValueError(f"source {self.name}: format python_docs needs part: prose or part: code")

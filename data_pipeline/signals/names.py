@@ -1,5 +1,7 @@
 """Every signal by name and type: the columns of signals/SPLIT/SOURCE-00000.parquet, in this order."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 COUNTS = (
@@ -44,3 +46,15 @@ RATIOS = (
 )
 SIGNALS = COUNTS + RATIOS
 SIGNAL_FIELDS = [pa.field(name, pa.int64()) for name in COUNTS] + [pa.field(name, pa.float64()) for name in RATIOS]
+
+
+def before(edit: str, signal: str) -> str:
+    """The column of a signal of the text as it was before an edit."""
+    return f"before_{edit}_{signal}"
+
+
+def edit_fields(edit: str, counts: Sequence[str]) -> list[pa.Field]:
+    """The columns one edit adds: every signal of the text before it, its counts, the share of words it took."""
+    columns = [pa.field(before(edit, field.name), field.type) for field in SIGNAL_FIELDS]
+    columns += [pa.field(f"{edit}_{name}", pa.int64()) for name in counts]
+    return [*columns, pa.field(f"{edit}_removed_word_ratio", pa.float64())]

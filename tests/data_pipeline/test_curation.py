@@ -251,3 +251,16 @@ def test_killed_at_a_write_and_run_again_gives_the_same_bytes(tmp_path):
     assert {name: d for name, d in found.items() if not name.endswith(".tmp")} == tree_digests(
         tmp_path / "whole/curate"
     )
+
+
+def test_a_filter_that_edits_is_recorded_and_its_text_is_kept(tmp_path):
+    texts = [prose(k) + "\nClick here\nThis site uses cookies daily." for k in range(30)]
+    write_jsonl(tmp_path / "books.jsonl", [{"text": text} for text in [*texts, "Nothing ends well\n" * 30]])
+    filters = ({"gopher_quality": {"min_words": 122}}, "c4", {"fineweb_quality": {"line_punctuation_ratio": 1.0}})
+    counts = run_curate([source(tmp_path)], tmp_path, filters=filters)["sources"]["books"]
+    assert {rule: entry["documents"] for rule, entry in counts["removed"].items()} == {"gopher_quality.min_words": 1}
+    documents = pq.read_table(tmp_path / "curate/documents/train/books-00000.parquet").column("text").to_pylist()
+    assert documents and all("cookies" not in text and "Click" not in text for text in documents)
+    signals = pq.read_table(tmp_path / "curate/signals/train/books-00000.parquet").to_pylist()[0]
+    assert (signals["c4_lines"], signals["c4_removed_no_terminal"], signals["c4_removed_policy"]) == (12, 1, 1)
+    assert signals["before_c4_num_lines"] == 12 and signals["num_lines"] == 10

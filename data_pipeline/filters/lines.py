@@ -1,0 +1,139 @@
+"""The filters that edit: C4's and RefinedWeb's line rules take lines out of a text and count what they took.
+
+Each returns the edited text and its counts; documents are judged later, on the counts and on the edited text's own
+signals. A line rule whose option is None is not asked."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Options = Mapping[str, float | None]
+
+# Name of the preset -> the counts its edit gives, each a column NAME_COUNT of the signals.
+C4_COUNTS = (
+    "lines",
+    "removed_long_word",
+    "removed_no_terminal",
+    "removed_few_words",
+    "removed_javascript",
+    "removed_policy",
+    "lorem_ipsum",
+    "curly_brackets",
+)
+REFINEDWEB_COUNTS = (
+    "lines",
+    "removed_uppercase",
+    "removed_digits",
+    "removed_counter",
+    "removed_few_words",
+    "removed_boilerplate",
+)
+
+# tensorflow_datasets c4_utils.py, the code behind the paper.
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
+_TERMINALS = (".", "?", "!", '"', "'")
+_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_POLICY_MARKS = ("terms of", "polic", "cookies")  # one of these stands in each of the phrases above
+
+# DCLM baselines/mappers/modifiers.py, counter_line_modifier: what pages write under a post.
+_COUNTED = "likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
+_COUNTER = re.compile(rf"\W*\d[\d,.]*[kmb]?\s+(?:{_COUNTED})\W*")
+# The same place, substring_line_modifier, as set in dclm_baseline_refinedweb.yaml ("..." there are three wildcards).
+_BOILERPLATE = (
+    re.compile(r"\s?items in cart", re.IGNORECASE),
+    re.compile(r"\s?read more...$", re.IGNORECASE),
+    re.compile(r"^sign-in\s?", re.IGNORECASE),
+)
+
+
+@dataclass(frozen=True)
+class Edited:
+    text: str
+    counts: dict[str, int]
+
+
+def edit_c4(text: str, options: Options) -> Edited:
+    """C4 section 2.2, in the order of its code: a line goes for a word of over 1,000 characters, for want of a
+    terminal mark (an ellipsis is none), for fewer than 3 words, for `javascript`, for a policy phrase; citations go
+    out of the lines that stay. Lines are stripped. `lorem ipsum` and `{` are counted on the lines still there when
+    they are looked at."""
+    counts = dict.fromkeys(C4_COUNTS, 0)
+    kept = []
+    for line in text.splitlines():
+        counts["lines"] += 1
+        line = line.strip()
+        words = line.split()
+        longest = options["line_max_word_length"]
+        if longest is not None and len(line) > longest and any(len(word) > longest for word in words):
+            counts["removed_long_word"] += 1
+            continue
+        if options["line_citations"] is not None and "[" in line:
+            line = _CITATION.sub("", line)
+        terminal = options["line_terminal_punctuation"] is None or (
+            line.endswith(_TERMINALS) and not line.endswith("...")
+        )
+        if not terminal:
+            counts["removed_no_terminal"] += 1
+            continue
+        if options["line_min_words"] is not None and len(words) < options["line_min_words"]:
+            counts["removed_few_words"] += 1
+            continue
+        lowered = line.lower()
+        counts["lorem_ipsum"] += "lorem ipsum" in lowered
+        if options["line_javascript"] is not None and "javascript" in lowered:
+            counts["removed_javascript"] += 1
+            continue
+        counts["curly_brackets"] += "{" in line
+        if options["line_policy"] is not None and _has_policy(lowered):
+            counts["removed_policy"] += 1
+            continue
+        kept.append(line)
+    return Edited("\n".join(kept).strip(), counts)
+
+
+def edit_refinedweb(text: str, options: Options) -> Edited:
+    """RefinedWeb appendix G.2 as DCLM sets it: a line goes if over half of it is upper case, if all of it is digits,
+    if it is a counter (12 likes), if it has one word; boilerplate goes out of lines of at most 10 words. Empty lines
+    stay."""
+    counts = dict.fromkeys(REFINEDWEB_COUNTS, 0)
+    kept = []
+    for line in text.split("\n"):
+        counts["lines"] += 1
+        reason = _refused(line, options) if line else None
+        if reason is not None:
+            counts[reason] += 1
+            continue
+        most = options["line_boilerplate_words"]
+        if line and most is not None and len(line.split()) <= most:
+            cleaned = line
+            for pattern in _BOILERPLATE:
+                cleaned = pattern.sub("", cleaned)
+            if cleaned != line:
+                counts["removed_boilerplate"] += 1
+                if not cleaned.strip():
+                    continue
+            line = cleaned
+        kept.append(line)
+    return Edited("\n".join(kept).strip(), counts)
+
+
+EDITS: dict[str, Callable[[str, Options], Edited]] = {"c4": edit_c4, "refinedweb_lines": edit_refinedweb}
+EDIT_COUNTS = {"c4": C4_COUNTS, "refinedweb_lines": REFINEDWEB_COUNTS}
+
+
+def _has_policy(lowered: str) -> bool:
+    return any(mark in lowered for mark in _POLICY_MARKS) and any(phrase in lowered for phrase in _POLICY)
+
+
+def _refused(line: str, options: Options) -> str | None:
+    """The count under which the line goes; None if it stays."""
+    upper, digits = options["line_uppercase_ratio"], options["line_digit_ratio"]
+    if upper is not None and not line.islower() and sum(map(str.isupper, line)) / len(line) > upper:
+        return "removed_uppercase"
+    if digits is not None and line[0].isdigit() and sum(map(str.isdigit, line)) / len(line) > digits:
+        return "removed_digits"
+    if options["line_counters"] is not None and _COUNTER.fullmatch(line.lower()):
+        return "removed_counter"
+    if options["line_min_words"] is not None and len(line.split()) < options["line_min_words"]:
+        return "removed_few_words"
+    return None

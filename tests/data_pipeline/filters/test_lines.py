@@ -1,0 +1,62 @@
+from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
+
+C4 = FilterChoice(preset="c4").line_options()
+REFINEDWEB = FilterChoice(preset="refinedweb_lines").line_options()
+
+
+def c4(text: str, **changed) -> tuple[str, dict[str, int]]:
+    edited = edit_c4(text, C4 | changed)
+    return edited.text, {name: count for name, count in edited.counts.items() if count and name != "lines"}
+
+
+def refinedweb(text: str) -> tuple[str, dict[str, int]]:
+    edited = edit_refinedweb(text, REFINEDWEB)
+    return edited.text, {name: count for name, count in edited.counts.items() if count and name != "lines"}
+
+
+def test_c4_lines_need_a_terminal_mark_and_three_words():
+    assert c4("Three words here.\nTwo words.\nNo mark at all\nIt trails off...") == (
+        "Three words here.",
+        {"removed_no_terminal": 2, "removed_few_words": 1},
+    )
+    assert c4('He said "so it is"\n  And why not? ')[0] == 'He said "so it is"\nAnd why not?'
+    assert c4("A line without a mark", line_terminal_punctuation=None)[0] == "A line without a mark"
+
+
+def test_c4_words_of_a_thousand_characters_and_one_more():
+    assert c4(f"It is {'x' * 999}.")[1] == {}
+    assert c4(f"It is {'x' * 1000}.") == ("", {"removed_long_word": 1})
+
+
+def test_c4_takes_citations_out_of_lines():
+    assert c4("The mill[12] turned[citation needed] slowly [edit].") == ("The mill turned slowly .", {})
+    # a citation at the end hides the terminal mark until it is gone
+    assert c4("The mill turned slowly.[3]") == ("The mill turned slowly.", {})
+
+
+def test_c4_phrases():
+    text = "Please enable JavaScript now.\nRead our Privacy Policy first.\nThis site uses cookies daily."
+    assert c4(text) == ("", {"removed_javascript": 1, "removed_policy": 2})
+    assert c4("Some Lorem Ipsum stands here.")[1] == {"lorem_ipsum": 1}
+    assert c4("Some {braces} stand here.")[1] == {"curly_brackets": 1}
+    assert c4("{ short }")[1] == {"removed_no_terminal": 1}  # gone before its bracket is looked at
+
+
+def test_refinedweb_lines():
+    assert refinedweb("SHOUTING HERE\nHalf UPpe\n2024 10\n2024\nword\ntwo words\n\n3,141 Likes\n12k followers!") == (
+        "Half UPpe\n2024 10\ntwo words",
+        {"removed_uppercase": 1, "removed_digits": 1, "removed_few_words": 1, "removed_counter": 2},
+    )
+
+
+def test_refinedweb_half_upper_case_stays_and_one_more_goes():
+    assert refinedweb("AB cd")[1] == {} and refinedweb("ABC d")[1] == {"removed_uppercase": 1}
+    assert refinedweb("ABcd ef")[1] == {} and refinedweb("ABCD ef")[1] == {"removed_uppercase": 1}
+
+
+def test_refinedweb_boilerplate_goes_out_of_short_lines():
+    assert refinedweb("The story goes on. Read more...")[0] == "The story goes on."
+    assert refinedweb("Sign-in to see it\n3 items in cart\nitems in cart")[0] == "to see it\n3"
+    long = "one two three four five six seven eight nine Read more..."
+    assert refinedweb(long)[0] == long

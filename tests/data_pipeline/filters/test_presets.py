@@ -1,0 +1,112 @@
+"""Every rule of every preset at its threshold and a step to either side, and choices as recipes write them."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.decide import failures, rules_of
+from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
+from gristmill.data_pipeline.filters.presets import PRESETS
+from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.signals.names import SIGNALS
+
+RULES = [rule for rules in PRESETS.values() for rule in rules]
+# The published numbers, written down a second time: (rule, threshold, which side is kept).
+PUBLISHED = """
+gopher_quality.min_words 50 >= | gopher_quality.max_words 100000 <= | gopher_quality.min_mean_word_length 3 >=
+gopher_quality.max_mean_word_length 10 <= | gopher_quality.hash_word_ratio 0.1 <=
+gopher_quality.ellipsis_word_ratio 0.1 <= | gopher_quality.bullet_line_ratio 0.9 <=
+gopher_quality.ellipsis_line_ratio 0.3 <= | gopher_quality.alpha_word_ratio 0.8 >= | gopher_quality.min_stop_words 2 >=
+gopher_repetition.dup_line_ratio 0.3 <= | gopher_repetition.dup_paragraph_ratio 0.3 <=
+gopher_repetition.dup_line_char_ratio 0.2 <= | gopher_repetition.dup_paragraph_char_ratio 0.2 <=
+gopher_repetition.top_2gram_char_ratio 0.2 <= | gopher_repetition.top_3gram_char_ratio 0.18 <=
+gopher_repetition.top_4gram_char_ratio 0.16 <= | gopher_repetition.dup_5gram_char_ratio 0.15 <=
+gopher_repetition.dup_6gram_char_ratio 0.14 <= | gopher_repetition.dup_7gram_char_ratio 0.13 <=
+gopher_repetition.dup_8gram_char_ratio 0.12 <= | gopher_repetition.dup_9gram_char_ratio 0.11 <=
+gopher_repetition.dup_10gram_char_ratio 0.1 <= | c4.min_sentences 5 >= | c4.lorem_ipsum 0 <= | c4.curly_brackets 0 <=
+fineweb_quality.line_punctuation_ratio 0.12 >= | fineweb_quality.short_line_ratio 0.67 <=
+fineweb_quality.repeated_line_char_ratio 0.01 <= | fineweb_quality.newline_word_ratio 0.3 <=
+refinedweb_lines.removed_word_ratio 0.05 <= | mt_nlg_cleanup.min_chars 512 >=
+"""
+
+
+def test_the_thresholds_are_the_published_ones():
+    entries = [entry.split() for line in PUBLISHED.strip().splitlines() for entry in line.split(" | ")]
+    published = {name: (float(threshold), keep) for name, threshold, keep in entries}
+    assert {rule.label: (float(rule.threshold), rule.keep) for rule in RULES} == published
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
+def test_a_rule_at_its_threshold_and_a_step_to_either_side(rule):
+    below, at, above = (
+        math.nextafter(rule.threshold, -math.inf),
+        rule.threshold,
+        math.nextafter(rule.threshold, math.inf),
+    )
+    expected = [False, True, True] if rule.keep == ">=" else [True, True, False]
+    assert rule.passes(np.array([below, at, above])).tolist() == expected
+    assert rule.passes(np.array([math.nan])).tolist() == [True]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
+def test_every_rule_names_its_source_and_a_signal_that_is_measured(rule):
+    of_edits = {f"{edit}_{name}" for edit, names in EDIT_COUNTS.items() for name in (*names, "removed_word_ratio")}
+    assert rule.source and rule.signal in {*SIGNALS, *of_edits}
+
+
+def test_every_failed_rule_is_found_not_only_the_first():
+    rules = rules_of([FilterChoice(preset="fineweb_quality")], [], LanguageConfig())
+    table = pa.table(
+        {
+            "num_chars": [10, 0],
+            "line_punctuation_ratio": [0.1, 0.5],
+            "short_line_ratio": [0.5, 0.5],
+            "repeated_line_char_ratio": [0.0, 0.0],
+            "newline_word_ratio": [0.31, 0.3],
+        }
+    )
+    failed = failures(table, rules)
+    labels = [rule.label for rule in rules.rules]
+    assert [labels[i] for i in np.flatnonzero(failed[:, 0])] == [
+        "fineweb_quality.line_punctuation_ratio",
+        "fineweb_quality.newline_word_ratio",
+    ]
+    assert [labels[i] for i in np.flatnonzero(failed[:, 1])] == ["text.min_chars"]
+
+
+def test_a_wanted_language_needs_its_score():
+    rules = rules_of([], ["en", "de"], LanguageConfig(threshold=0.65))
+    table = pa.table(
+        {
+            "num_chars": [1] * 4,
+            "detected_language": ["en", "en", "de", "fr"],
+            "language_score": [0.65, 0.64, 0.9, 0.99],
+        }
+    )
+    assert failures(table, rules)[1].tolist() == [False, True, False, True]
+
+
+def test_filters_before_an_edit_look_at_the_text_before_it():
+    choices = CurateConfig(filters=["gopher_quality", "c4", {"fineweb_quality": {"short_line_ratio": 0.7}}]).filters
+    signals = {rule.label: rule.signal for rule in rules_of(choices, [], LanguageConfig()).rules}
+    assert signals["gopher_quality.min_words"] == "before_c4_num_plain_words"
+    assert signals["c4.min_sentences"] == "num_sentences" and signals["c4.lorem_ipsum"] == "c4_lorem_ipsum"
+    assert signals["fineweb_quality.short_line_ratio"] == "short_line_ratio"
+
+
+def test_choices_as_recipes_write_them():
+    config = CurateConfig(filters=["c4", {"gopher_quality": {"min_words": 20, "min_stop_words": None}}])
+    assert CurateConfig(**config.model_dump(mode="json")) == config
+    names = [rule.name for rule in config.filters[1].rules()]
+    assert "min_stop_words" not in names and config.filters[1].rules()[0].threshold == 20
+    with pytest.raises(ValidationError, match="did you mean 'gopher_quality'"):
+        CurateConfig(filters=["gopher_qualty"])
+    with pytest.raises(ValidationError, match="did you mean 'short_line_ratio'"):
+        CurateConfig(filters=[{"fineweb_quality": {"short_lines_ratio": 0.5}}])
+    with pytest.raises(ValidationError, match="'c4' is named twice"):
+        CurateConfig(filters=["c4", "c4"])
