@@ -1,0 +1,105 @@
+"""Every layout that cannot be right is refused with the nearest that can."""
+
+import pytest
+from pydantic import ValidationError
+
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.parallel.cuts import balanced_cuts, stage_parts, stages_of_rank
+from gristmill.training.parallel.layout import check_layout, micro_batch_size
+
+MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "context": 48}
+
+
+def refusal(layout: dict, world_size: int, model: dict | None = None, vocab: int = 300, **train: int) -> str:
+    config = TrainConfig(**({"tokens": 16 * 48, "batch_tokens": 16 * 48} | train), layout=layout)
+    with pytest.raises(RecipeError) as caught:
+        check_layout(ModelConfig(**(MODEL | (model or {}))), config, vocab, world_size)
+    return str(caught.value)
+
+
+def test_a_right_layout_passes() -> None:
+    layout = {"data": 2, "tensor": 2, "pipeline": 2}
+    config = TrainConfig(tokens=768, batch_tokens=768, layout=layout)
+    check_layout(ModelConfig(**(MODEL | {"heads": 4, "kv_heads": 2})), config, 300, 8)
+
+
+def test_the_number_of_processes() -> None:
+    assert "= 4 processes, but 2 run; start 4 (torchrun --nproc-per-node 4), or set data: 2" in refusal({"data": 4}, 2)
+    assert "tensor x pipeline x context is 4" in refusal({"tensor": 2, "pipeline": 2}, 6)
+
+
+def test_what_tensor_ranks_cut() -> None:
+    assert "tensor 4: 6 heads do not split evenly; legal for this model: [1, 3, 6]" in refusal({"tensor": 4}, 4)
+    assert "3 key/value heads neither split over the ranks nor repeat" in refusal({"tensor": 2}, 2)
+    assert "the hidden width 50 does not split" in refusal(
+        {"tensor": 3}, 3, {"hidden": 50, "context": 33}, batch_tokens=528
+    )
+    assert "a vocabulary of 4 leaves the last rank without a row" in refusal({"tensor": 3}, 3, vocab=4)
+    assert "context 32 does not split evenly; set sequence_parallel: false" in refusal(
+        {"tensor": 3}, 3, {"context": 32}
+    )
+
+
+def test_what_a_pipeline_needs() -> None:
+    interleaved = {"pipeline": 4, "schedule": "interleaved"}
+    assert "8 stages but 4 layers; use at most 2 pipeline ranks with 2 stages each" in refusal(interleaved, 4)
+    assert "needs 2 micro-batches or more, a data rank has 1" in refusal({"pipeline": 2, "micro_batch": 16}, 2)
+    assert "cuts [9] must lie between 1 and 3" in refusal({"pipeline": 2, "cuts": [9]}, 2)
+    three = {"pipeline": 2, "schedule": "interleaved", "micro_batch": 1}
+    assert "no whole number of rounds" in refusal(three, 2, batch_tokens=15 * 48, tokens=15 * 48)
+
+
+def test_what_a_batch_needs() -> None:
+    assert "not a whole number of samples of 48 tokens on each of 3 data ranks; try 720" in refusal({"data": 3}, 3)
+    assert "micro-batches of 3; try one of [1, 2, 4, 8, 16]" in refusal({"micro_batch": 3}, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "mend"),
+    [
+        ({"data": 4, "replicate": 3}, "try one of [1, 2, 4]"),
+        ({"context": 2}, "set context: 1"),
+        ({"expert": 2}, "set expert: 1"),
+        ({"pipeline": 2, "schedule": "1f1b", "virtual_stages": 2}, "leave virtual_stages out"),
+        ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),
+        ({"pipeline": 2, "schedule": "zbv", "recompute": "operators"}, "use full"),
+        ({"pipeline": 3, "cuts": [2]}, "cuts must be 2 rising layer numbers"),
+    ],
+)
+def test_what_a_layout_alone_tells(layout: dict, mend: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        LayoutConfig(**layout)
+    assert mend in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+def test_schedules_that_cannot_compile(schedule: str) -> None:
+    with pytest.raises(
+        ValidationError, match=f"schedule {schedule} needs; set compile: false or schedule: interleaved"
+    ):
+        TrainConfig(tokens=9, batch_tokens=9, compile=True, layout={"pipeline": 2, "schedule": schedule})
+
+
+def test_the_engine_chooses_a_micro_batch() -> None:
+    model = ModelConfig(**MODEL)
+    choose = lambda **layout: micro_batch_size(model, TrainConfig(tokens=768, batch_tokens=768, layout=layout))  # noqa: E731
+    assert choose() == 16  # the whole batch: 768 tokens
+    assert choose(pipeline=4) == 4  # four in flight
+    assert choose(data=2, micro_batch=2) == 2
+
+
+def test_stages_on_ranks() -> None:
+    loop = LayoutConfig(pipeline=2, schedule="interleaved")
+    vee = LayoutConfig(pipeline=2, schedule="zbv")
+    assert [stages_of_rank(loop, rank) for rank in range(2)] == [[0, 2], [1, 3]]
+    assert [stages_of_rank(vee, rank) for rank in range(2)] == [[0, 3], [1, 2]]
+
+
+def test_cuts_balance_the_cost() -> None:
+    assert balanced_cuts([1, 1, 1, 1], 0, 0, 2) == [2]
+    assert balanced_cuts([1, 1, 1, 1], 0, 2, 2) == [3]  # the head weighs two layers
+    assert balanced_cuts([4, 1, 1, 1, 1], 0, 0, 2) == [1]
+    parts = stage_parts(ModelConfig(**MODEL), 300, LayoutConfig(pipeline=2))
+    assert [(part.embeds, part.scores) for part in parts] == [(True, False), (False, True)]
+    assert parts[0].last == parts[1].first and parts[1].last == 4
