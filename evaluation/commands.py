@@ -2,18 +2,26 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.generate import Generated, generate
-from gristmill.evaluation.load import load_subject, newest_step
-from gristmill.evaluation.run import Corpus, Places, evaluate_folder
+from gristmill.evaluation.huggingface import is_huggingface
+from gristmill.evaluation.load import load_subject, load_subject_in_parts, newest_step
+from gristmill.evaluation.run import Corpus, Places, evaluate, evaluate_folder
 from gristmill.evaluation.table import ScoreRow
-from gristmill.training.checkpoint import step_folder, steps_in, verified
+from gristmill.training.checkpoint import read_card, step_folder, steps_in, verified
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.processes import Place, joined
+
+ONLY_PROCESS = Place()
+TIMEOUT_SECONDS = 1800.0  # as the recipe's default for training
 
 
 def evaluate_checkpoint(
@@ -24,15 +32,61 @@ def evaluate_checkpoint(
     tokenizer: Path | None = None,
     cache: Path | None = None,
     download: bool = False,
+    place: Place = ONLY_PROCESS,
+    tensor: int = 1,
+    pipeline: int = 1,
 ) -> list[ScoreRow]:
     """`gristmill evaluate --checkpoint DIR --tasks a,b`: results.json, samples/, table.md and table.html in OUTPUT.
 
     checkpoint: a step's folder, a run (its newest step), or a folder of transformers. Held-out tasks take the run's own
-    documents, if the checkpoint stands in a run."""
+    documents, if the checkpoint stands in a run. Under torchrun, `place` says which process this is; each copy of the
+    model is cut over tensor x pipeline processes, the copies share the documents, and rank 0 alone has rows."""
     checkpoint = newest_step(checkpoint)
     data = None if config.data is None else Path(config.data)
     places = Places(output, data, corpus_of(checkpoint), cache, download)
-    return evaluate_folder(checkpoint, tokenizer, places, config, reporter)
+    if place.world_size == 1:
+        return evaluate_folder(checkpoint, tokenizer, places, config, reporter)
+    return _evaluate_together(checkpoint, tokenizer, places, config, reporter, place, tensor, pipeline)
+
+
+def _evaluate_together(
+    checkpoint: Path,
+    tokenizer: Path | None,
+    places: Places,
+    config: EvaluateConfig,
+    reporter: Reporter,
+    place: Place,
+    tensor: int,
+    pipeline: int,
+) -> list[ScoreRow]:
+    if place.world_size % (tensor * pipeline):
+        raise RecipeError(
+            f"{place.world_size} processes do not make whole copies of tensor={tensor} x pipeline={pipeline}; start a "
+            "multiple of their product"
+        )
+    copies = place.world_size // (tensor * pipeline)
+    layout = LayoutConfig(data=copies, tensor=tensor, pipeline=pipeline, sequence_parallel=False)
+    in_parts = tensor * pipeline > 1
+    if in_parts and is_huggingface(checkpoint):
+        raise RecipeError(f"{checkpoint}: a folder of transformers is cut after `gristmill import`; import it first")
+    if in_parts and config.weights != "as_trained":
+        raise RecipeError(f"weights={config.weights} works in whole copies only; set tensor and pipeline to 1")
+    # Ranks of one copy must ask alike, so they may not differ in what they find in a cache.
+    places = replace(places, cache=None) if in_parts else places
+    digest = fingerprint([config.model_dump(mode="json"), checkpoint.name])
+    heads = _model_config(checkpoint) if in_parts else ModelConfig(layers=1, width=64, heads=1)
+    with joined(place, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
+        subject = (
+            load_subject_in_parts(checkpoint, tokenizer, config, layout, mesh)
+            if in_parts
+            else load_subject(checkpoint, tokenizer, config, mesh.device)
+        )
+        quiet = reporter if mesh.is_first else Reporter.silent()
+        return evaluate(subject, places, config, quiet, mesh.data, mesh.is_first)
+
+
+def _model_config(checkpoint: Path) -> ModelConfig:
+    return ModelConfig.model_validate(read_card(checkpoint)["model"])
 
 
 def corpus_of(checkpoint: Path) -> Corpus | None:

@@ -66,7 +66,7 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def read_huggingface(
-    folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
+    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Transformer, ModelCard]:
     """The model of a folder of transformers and its card. Raises InputError naming what is absent or not known."""
     fields = _read_config(folder)

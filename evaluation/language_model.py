@@ -1,8 +1,10 @@
 """A checkpoint as lm-eval sees a model: texts in, log-likelihoods and continuations out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -15,6 +17,7 @@ from gristmill.evaluation.config import SamplingConfig
 from gristmill.evaluation.generate import generate
 from gristmill.evaluation.packing import Request
 from gristmill.evaluation.scoring import Score, score
+from gristmill.training.parallel.mesh import ALONE, Axis
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
 
@@ -35,7 +38,8 @@ class Codec(Protocol):
 class LanguageModel(TemplateLM):
     """Answers lm-eval's three kinds of request. Whatever had to be cut to fit the context is counted.
 
-    cache: answers given before are not asked for again. share: see `packing`; False is for measuring."""
+    cache: answers given before are not asked for again. share: see `packing`; False is for measuring. data: the copies
+    of the model, each of which answers a part of the documents."""
 
     def __init__(
         self,
@@ -45,8 +49,10 @@ class LanguageModel(TemplateLM):
         reporter: Reporter,
         cache: AnswerCache | None = None,
         share: bool = True,
+        data: Axis = ALONE,
     ):
         super().__init__()
+        self._rank, self._world_size, self._group = data.rank, data.size, data.group
         self.backbone, self.codec, self.batch_tokens, self.reporter = backbone, codec, batch_tokens, reporter
         self.cache, self.share = cache, share
         self.cut_requests = self.cut_tokens = self.read_tokens = self.asked_tokens = 0
@@ -60,6 +66,20 @@ class LanguageModel(TemplateLM):
     @property
     def max_length(self) -> int:
         return self.backbone.context
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """int[]: one number of each copy -> int[copies]."""
+        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(found, tensor, group=self._group)
+        return torch.stack(found)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        found: list[Any] | None = [None] * self.world_size if self.rank == dst else None
+        dist.gather_object(obj, found, group=self._group, group_dst=dst)
+        return found
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._group)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
         """Never adds a special token."""

@@ -11,10 +11,13 @@ from gristmill.data_pipeline.provenance.files import file_digest
 from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.huggingface import is_huggingface, read_huggingface
+from gristmill.evaluation.parallel_backbone import load_parallel
 from gristmill.evaluation.quantise import quantise
 from gristmill.evaluation.transformer_backbone import TransformerBackbone
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from gristmill.training.checkpoint import load_model, read_card, step_folder, steps_in
+from gristmill.training.config import LayoutConfig
+from gristmill.training.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PADDING = 1024  # a table padded to a multiple of at most so many rows is customary (Megatron-LM pads to 128 x tensor)
@@ -30,7 +33,9 @@ class Subject:
     digest: str
 
 
-def load_subject(checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, device: str = "cpu") -> Subject:
+def load_subject(
+    checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, device: str | torch.device = "cpu"
+) -> Subject:
     """Raises InputError on a half-written or damaged checkpoint, and if the tokenizer is not the checkpoint's."""
     checkpoint = newest_step(checkpoint)
     folder = tokenizer or find_tokenizer(checkpoint)
@@ -49,6 +54,19 @@ def load_subject(checkpoint: Path, tokenizer: Path | None, config: EvaluateConfi
         quantise(model)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
     return Subject(checkpoint.name, TransformerBackbone(model, model.config.context), codec, fingerprint(parts))
+
+
+def load_subject_in_parts(
+    checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
+) -> Subject:
+    """This process's part of a checkpoint of ours, and the whole tokenizer. Raises InputError as `load_subject` does."""
+    checkpoint = newest_step(checkpoint)
+    folder = tokenizer or find_tokenizer(checkpoint)
+    codec, card = load_tokenizer(folder), read_card(checkpoint)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded="padded_rows" in card)
+    backbone = load_parallel(checkpoint, layout, mesh, DTYPES[config.precision])
+    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
+    return Subject(checkpoint.name, backbone, codec, fingerprint(parts))
 
 
 def newest_step(path: Path) -> Path:

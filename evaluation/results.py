@@ -1,4 +1,4 @@
-"""Results on disk: results.json in lm-eval's layout, samples/TASK.jsonl, table.md. Same scores, same bytes."""
+"""Results on disk: results.json in lm-eval's layout, samples/TASK.jsonl, table.md and .html. Same scores, same bytes."""
 
 import hashlib
 import importlib.metadata
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.evaluation.table import ScoreRow, markdown
+from gristmill.evaluation.table import ScoreRow, html, markdown
 
 
 def write_results(
@@ -31,6 +31,7 @@ def write_results(
     text = json.dumps(_plain(whole), indent=2, ensure_ascii=False, sort_keys=True)
     write_atomic(folder / "results.json", text.encode() + b"\n")
     write_atomic(folder / "table.md", markdown(rows, notes).encode())
+    write_atomic(folder / "table.html", html(rows, notes, "Scores").encode())
 
 
 def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:

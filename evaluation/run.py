@@ -30,6 +30,7 @@ from gristmill.evaluation.standard_errors import LN2
 from gristmill.evaluation.statistics import ratio_error
 from gristmill.evaluation.table import ScoreRow, score_rows
 from gristmill.evaluation.unigram import count_tokens, unigram_bits
+from gristmill.training.parallel.mesh import ALONE, Axis
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,24 @@ def evaluate_folder(
     return rows
 
 
-def evaluate(subject: Subject, places: Places, config: EvaluateConfig, reporter: Reporter) -> list[ScoreRow]:
-    """Asks every task, writes results.json, samples/ and table.md, and gives the rows of the table."""
+def evaluate(
+    subject: Subject,
+    places: Places,
+    config: EvaluateConfig,
+    reporter: Reporter,
+    data: Axis = ALONE,
+    writes: bool = True,
+) -> list[ScoreRow]:
+    """Asks every task, writes results.json, samples/, table.md and table.html, and gives the rows of the table.
+
+    data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
     cache = None if places.cache is None else AnswerCache(places.cache / f"answers-{subject.digest}.sqlite")
-    model = LanguageModel(subject.backbone, subject.codec, config.batch_tokens, reporter, cache)
+    model = LanguageModel(subject.backbone, subject.codec, config.batch_tokens, reporter, cache, data=data)
     held_out = held_out_work(config, subject.codec, places.corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
     results = run_tasks(model, [*held_out.tasks, *named], config, places.data, places.download)
+    if results is None or not writes:
+        return []
     add_all_sources(results, held_out.unigram)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     said = [*notes(model, config, held_out.unigram), *results.left_out]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from gristmill.evaluation.standard_errors import leaves
@@ -93,6 +94,31 @@ def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
 
+def html(rows: Sequence[ScoreRow], notes: Sequence[str], title: str) -> str:
+    """A page that stands alone: no script, no outside file, every text escaped."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="{"n" if column in NUMBERS else "t"}">{escape(cell)}</td>'
+            for column, cell in enumerate(_cells(row))
+        )
+        + "</tr>\n"
+        for row in rows
+    )
+    listed = "".join(f"<li>{escape(note)}</li>\n" for note in notes)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n<table><thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{body}</tbody></table>\n<ul>\n{listed}</ul></body></html>\n"
+    )
+
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}th,td{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:left}"
+    "th{border-bottom:2px solid #888}td.n{text-align:right;font-variant-numeric:tabular-nums}ul{color:#555}"
+)
 NUMBERS = (1, 2, 4, 5, 6)  # columns aligned to the right
 
 

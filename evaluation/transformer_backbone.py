@@ -48,15 +48,22 @@ class TransformerBackbone:
         return hidden_BTD, (seen_BS, layers)
 
     def _run(self, tokens_BT: Tensor, plan: Plan, states: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
-        model = self.model
-        x_BTD = model.embedding(tokens_BT)
-        if model.positions is not None:
-            x_BTD = x_BTD + model.positions(plan.positions_BT, x_BTD.dtype)
+        x_BTD, grown = self._through_layers(self._embedded(tokens_BT, plan), plan, states)
+        return self.model.final_norm(x_BTD), grown
+
+    def _embedded(self, tokens_BT: Tensor, plan: Plan) -> Tensor:
+        x_BTD = self.model.embedding(tokens_BT)
+        return x_BTD if self.model.positions is None else x_BTD + self.model.positions(plan.positions_BT, x_BTD.dtype)
+
+    def _through_layers(
+        self, x_BTD: Tensor, plan: Plan, states: tuple[Any, ...] | None
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         grown = []
-        for layer, state in zip(model.layers.values(), states or [None] * len(model.layers), strict=True):
+        layers = self.model.layers.values()
+        for layer, state in zip(layers, states or [None] * len(layers), strict=True):
             x_BTD, state = layer(x_BTD, plan, state)
             grown.append(state)
-        return model.final_norm(x_BTD), tuple(grown)
+        return x_BTD, tuple(grown)
 
     def _plan(self, positions_BT: Tensor, masks: dict[int | None, Tensor | None], keep_state: bool) -> Plan:
         config = self.model.config

@@ -46,7 +46,7 @@ def last_checkpoint(train: Path) -> Path:
 
 STAGE = Stage(
     name="evaluate",
-    code_version=1,
+    code_version=2,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,

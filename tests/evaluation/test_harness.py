@@ -50,7 +50,7 @@ def test_the_same_scores_are_the_same_bytes(model, tmp_path):
     first = {path.name: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
     second = {path.name: path.read_bytes() for path in (tmp_path / "second").rglob("*") if path.is_file()}
     assert first == second
-    assert first.keys() == {"results.json", "table.md", "cloze.jsonl"}
+    assert first.keys() == {"results.json", "table.md", "table.html", "cloze.jsonl"}
     assert b"0x" not in first["results.json"] and str(tmp_path).encode() not in first["results.json"]
 
 
