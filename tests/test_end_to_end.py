@@ -23,11 +23,12 @@ sources:
   - {{name: more, format: text, paths: ["{folder}/[n-z]*.txt"], weight: 0.4, priority: 2}}
 curate: {{splits: {{validation: 0.1, test: 0.15}}}}
 tokenizer: {{vocab_size: 512, sample_bytes: 1M}}
-model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, context: 64}}
+model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, context: 64, init_std: 0.1}}
 train:
   tokens: 32768
   batch_tokens: 1024
   precision: fp32
+  optimizer: {{learning_rate: 1e-2}}
   validation: {{every: 16, samples: 4}}
   checkpoint: {{every: 8}}
 evaluate: {{cloze_items: 20, text_bytes: 20000, samples: 1, sample_tokens: 8}}
