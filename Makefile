@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .venv-peers/.installed
 WORKERS ?= 2
 FOLDERS := data_pipeline tokenizers training evaluation pipelines
 # mypy reads the code that needs no torch, through links that give it its import name.
@@ -23,8 +24,14 @@ lint: $(INSTALLED)
 	ln -sfn $(addprefix $(CURDIR)/,$(FOLDERS)) build/types/gristmill/
 	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED))
 
-bench: $(INSTALLED)
+bench: $(INSTALLED) $(PEERS)
 	$(BIN)/python benchmarks/run_all.py --output docs/results.md
+
+# Peers of the benchmarks whose pins hold ours back live in an environment of their own.
+$(PEERS): benchmarks/peers/requirements.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install -q -r benchmarks/peers/requirements.txt
+	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("gristmill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
