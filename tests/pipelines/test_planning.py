@@ -1,0 +1,56 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.pipelines.planning import layout
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(layout)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_named_model_as_json():
+    said = json.loads(run("--model", "gpt-7.5b", "--gpus", "16", "--batch-tokens", "128Ki", "--tokens", "1B", "--json"))
+    best = said["layouts"][0]
+    assert said["batch_samples"] == 64 and said["gpus"] == 16
+    assert best["bytes"]["total"] <= 79.1 * 2**30
+    assert best["days"] * 86400 * best["tokens_per_second"] == pytest.approx(1e9)
+
+
+def test_tables_end_with_the_lines_of_a_recipe():
+    said = run("--model", "gpt-1.7b", "--gpus", "8", "--batch-tokens", "128Ki", "--top", "2")
+    assert "layouts fit 8 x h100" in said
+    assert "train:\n  layout:" in said
+
+
+def test_a_recipe_is_compared():
+    assert "the recipe's layout (one GPU" in run("demo", "--hardware", "a100-80g")
+
+
+def test_a_plot_is_written(tmp_path):
+    run("--model", "gpt-1.7b", "--gpus", "16", "--batch-tokens", "64Ki", "--plot", str(tmp_path / "curve.svg"))
+    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "gpt-1.7b"], "--gpus is needed"),
+        ([], "takes a RECIPE or --model"),
+        (["--model", "gpt-1.7b", "--gpus", "0"], "at least one GPU"),
+        (["--model", "gpt-1.7b", "--gpus", "8", "--batch-tokens", "many"], "not a number"),
+        (["--model", "gpt-1.7b", "--gpus", "8", "--recompute", "some"], "it is one of none"),
+        (["--model", "gpt-1.7b", "--gpus", "8", "--hardware", "h1000"], "did you mean h100"),
+    ],
+)
+def test_wrong_calls_say_the_mend(arguments, message):
+    with pytest.raises(RecipeError, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
