@@ -1,0 +1,76 @@
+"""Every large recipe's model, built on its full layout without memory: one process plays one rank of thousands."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.training.flops import count_parameters
+from gristmill.training.optim.local import local
+from gristmill.training.optim.norm import copies
+from gristmill.training.parallel.layout import check_layout
+from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.parts import ModelParts, build_parts
+from gristmill.training.parallel.precision import PRECISIONS
+
+PARAMETERS = {  # as published, to three digits
+    "gpt2_124m": 124e6,
+    "llama_1b": 1.24e9,
+    "megatron_8.3b": 8.32e9,
+    "ptdp_1t": 1.01e12,
+    "mt_nlg_530b": 5.30e11,
+}
+
+
+@pytest.fixture
+def no_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def parts_of(name: str, pipeline_rank: int) -> ModelParts:
+    """What the first process of a pipeline rank holds."""
+    recipe = load_recipe(name)
+    layout, model = recipe.train.layout, recipe.model
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    rank = pipeline_rank * layout.world_size // layout.pipeline
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
+    mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
+    precision = PRECISIONS[recipe.train.precision]
+    return build_parts(model, recipe.tokenizer.vocab_size, layout, mesh, precision, recipe.seed, materialise=False)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_whole_model_is_as_large_as_published(name: str) -> None:
+    recipe = load_recipe(name)
+    assert count_parameters(recipe.model, recipe.tokenizer.vocab_size) == pytest.approx(PARAMETERS[name], rel=5e-3)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_layout_is_right_and_its_ranks_can_be_built(name: str, no_group: None) -> None:
+    recipe = load_recipe(name)
+    layout = recipe.train.layout
+    check_layout(recipe.model, recipe.train, recipe.tokenizer.vocab_size, layout.world_size)
+    for pipeline_rank in sorted({0, layout.pipeline // 2, layout.pipeline - 1}):
+        parts = parts_of(name, pipeline_rank)
+        for parameter in parts.parameters.values():
+            assert parameter.device.type == "meta"
+            pieces = layout.shard * layout.tensor * layout.replicate // copies(parameter)
+            own, whole = local(parameter).numel(), parameter.numel()
+            assert own * pieces >= whole > (own - parameter.numel() / len(parameter)) * pieces  # at most a row uneven
+
+
+@pytest.mark.parametrize("name", ["llama_1b", "megatron_8.3b"])
+def test_one_rank_holds_its_share_of_the_state(name: str, no_group: None) -> None:
+    recipe = load_recipe(name)
+    layout = recipe.train.layout
+    own = sum(local(parameter).numel() for parameter in parts_of(name, 0).parameters.values())
+    whole = count_parameters(recipe.model, recipe.tokenizer.vocab_size)
+    assert own == pytest.approx(
+        whole / layout.shard / layout.tensor, rel=0.01
+    )  # norms and biases are not cut by tensor
