@@ -6,6 +6,12 @@ from typer.testing import CliRunner
 
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.pipelines.planning import layout
+from gristmill.pipelines.recipe_file import load_recipe, recipe_names
+from gristmill.training.flops import count_parameters
+from gristmill.training.flops import flops_per_token as engine_flops
+from gristmill.training.planner.flops import flops_per_token
+from gristmill.training.planner.parameters import parameter_count
+from gristmill.training.planner.shape import shape_of
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(layout)
@@ -54,3 +60,12 @@ def test_a_plot_is_written(tmp_path):
 def test_wrong_calls_say_the_mend(arguments, message):
     with pytest.raises(RecipeError, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipes_parameters_and_flops_are_the_real_models(name):
+    recipe = load_recipe(name)
+    vocab = recipe.tokenizer.vocab_size
+    shape = shape_of(recipe.model, vocab)
+    assert parameter_count(shape) == count_parameters(recipe.model, vocab)
+    assert flops_per_token(shape) == pytest.approx(engine_flops(recipe.model, vocab))

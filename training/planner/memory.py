@@ -11,7 +11,7 @@ from gristmill.training.planner.activations import (
 )
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.parameters import Weight, block_weights, first_weights, last_weights, sharded_count
+from gristmill.training.planner.parameters import Weight, block_weights, first_weights, last_weights, run, sharded_count
 from gristmill.training.planner.schedule import live_chunks
 from gristmill.training.planner.shape import Shape
 from gristmill.training.planner.software import Software
@@ -131,12 +131,19 @@ class MemoryModel:
         copies = min(whole, ends + 2 * one_layer) if layout.reshard and layers else whole
         sums = whole if microbatches > 1 else max(one_layer, ends)
         moments = 0.0 if self.offload else self.software.moments_bytes * exact / 4
+        twin, twin_cut = (self._second_table(layout, held, shard) for shard in (1, layout.shard * layout.context))
         return {
-            "parameters": exact * cut,
-            "gradients": exact * cut,
+            "parameters": exact * (cut + twin_cut),
+            "gradients": exact * (cut + twin_cut),
             "optimizer": moments * cut,
-            "buffers": compute * (copies + one_layer) + exact * (sums + one_layer),
+            "buffers": compute * (copies + twin + one_layer) + exact * (sums + twin + one_layer),
         }
+
+    def _second_table(self, layout: Layout, held: Held, shard: int) -> int:
+        """A tied table at both ends of a V stands twice on its rank, in two stages; only one is updated."""
+        if not (self.shape.tied and held.embeds and held.scores and layout.pipeline > 1):
+            return 0
+        return run(run(self.shape.vocab, layout.tensor, 0), shard, 0) * self.shape.width
 
     def _activations(self, layout: Layout, held: Held, place: int, microbatches: int) -> float:
         layers = self._layer_bytes(layout)

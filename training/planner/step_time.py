@@ -221,11 +221,12 @@ class StepModel:
 
         Gradients can hide behind the last micro-batch's backward pass, gathered weights behind each pass that reads
         them. fsdp: reduce-scatter over the shard ranks, all-reduce of the shard over the replicate ranks; weights are
-        gathered once with a pipeline, else in each forward pass, and where they are resharded (ZeRO-3) in each backward
-        pass too."""
+        gathered once with a pipeline, else in each forward pass; the layers' again in each backward pass where they are
+        resharded (ZeRO-3)."""
         software, count = self.software, self.local_parameters(layout.tensor, held)
         ranks = layout.data * layout.context
         reduced, weights = count * software.reduce_bytes, count * software.weight_bytes
+        layers = self.local_parameters(layout.tensor, Held(held.kinds, False, False))
         gather = 0.0
         if software.data_parallel == "replicate":
             reduce = all_reduce_seconds(reduced, ranks, wires.data)
@@ -240,7 +241,7 @@ class StepModel:
             if shard > 1:  # one message for each layer
                 gather += (sum(held.kinds) - 1) * wires.shard.latency * log2(shard)
             if layout.pipeline == 1:
-                gather *= 2 * microbatches if layout.reshard else microbatches
+                gather *= microbatches * (1 + layers / count if layout.reshard else 1)
         share = software.data_hidden if layout.pipeline == 1 else software.data_hidden_in_pipeline
         room = one * microbatches if layout.pipeline == 1 else one - backward
         hidden = min(share * reduce, backward) + min(share * gather, room)

@@ -71,10 +71,13 @@ def pipeline_volume(shape: Shape, layout: Layout, samples: int, software: Softwa
     return 2 * layout.virtual * whole / slices
 
 
-def data_volumes(parameters: int, layout: Layout, samples: int, software: Software) -> tuple[float, float]:
-    """(gradients, weights) of a rank whose stages hold so many parameters. fsdp: gradients are scattered over the shard
-    ranks once a step and all-reduced over the copies; weights are gathered once with a pipeline, else in each forward
-    pass, and in each backward pass where they are resharded (ZeRO-3)."""
+def data_volumes(
+    parameters: int, layout: Layout, samples: int, software: Software, ends: int = 0
+) -> tuple[float, float]:
+    """(gradients, weights) of a rank whose stages hold so many parameters, `ends` of them not in layers.
+
+    fsdp: gradients are scattered over the shard ranks once a step and all-reduced over the copies; weights are gathered
+    once with a pipeline, else in each forward pass; resharded (ZeRO-3), the layers' in each backward pass too."""
     ranks = layout.data * layout.context
     reduced, weights = parameters * software.reduce_bytes, parameters * software.weight_bytes
     if software.data_parallel == "replicate":
@@ -82,9 +85,10 @@ def data_volumes(parameters: int, layout: Layout, samples: int, software: Softwa
     if software.data_parallel == "optimizer_shard":
         return gather_volume(reduced, ranks), gather_volume(weights, ranks)
     shard = layout.shard * layout.context
-    times = 1 if layout.pipeline > 1 else layout.microbatches(samples) * (2 if layout.reshard else 1)
     reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, layout.replicate)
-    return reduce, times * gather_volume(weights, shard)
+    times = 1 if layout.pipeline > 1 else layout.microbatches(samples)
+    again = weights - ends * software.weight_bytes if layout.reshard else 0.0
+    return reduce, times * gather_volume(weights + again, shard)
 
 
 def volumes(shape: Shape, layout: Layout, samples: int, software: Software, parameters: int, layers: int) -> Volumes:

@@ -33,10 +33,12 @@ def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: in
 
 @pytest.fixture
 def engine_shapes() -> Callable[[ModelConfig, int, LayoutConfig, int], dict[str, tuple[int, ...]]]:
-    """(model, vocab, layout, rank) -> what that rank of the engine keeps of each parameter."""
+    """(model, vocab, layout, rank) -> what that rank keeps of each parameter; "" is the second copy of a tied table."""
 
     def shapes(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(local(p).shape) for name, p in parts_of_rank(model, vocab, layout, rank).parameters.items()}
+        parts = parts_of_rank(model, vocab, layout, rank)
+        found = {name: tuple(local(p).shape) for name, p in parts.parameters.items()}
+        return found if parts.second_copy is None else found | {"": tuple(local(parts.second_copy).shape)}
 
     return shapes
 

@@ -10,6 +10,7 @@ from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.passes import Accumulation
+from gristmill.training.parallel.pipeline import Pipeline
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.models import named_shape
@@ -66,7 +67,7 @@ def test_the_tensor_axis_sends_what_the_engine_sends(sent, fake_process, tensor,
 @pytest.mark.parametrize("reshard", [False, True])
 @pytest.mark.parametrize("micro_batch", [1, 2])
 def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_batch):
-    """bf16 weights and fp32 gradients; ZeRO-3 gathers once more behind than ZeRO-2, the ends excepted, which stay."""
+    """bf16 weights and fp32 gradients; ZeRO-3 gathers the layers once more than ZeRO-2, not the ends."""
     layout = LayoutConfig(data=4, micro_batch=micro_batch, reshard_after_forward=reshard)
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
@@ -79,11 +80,21 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
         }
         Accumulation(parts[0], micro_batch).train(batch, 1.0)
     shape, planned = shape_of(MODEL, VOCAB), from_config(layout, micro_batch)
-    reduce, gather = data_volumes(parameter_count(shape), planned, 8, GRISTMILL)
-    assert sent["reduce_scatter_single"] == reduce
-    ends = 2 * (2 * VOCAB + 1) * MODEL.width * 3 / 4  # FSDP keeps the outermost group whole between its passes
-    kept = planned.microbatches(8) * ends if reshard else 0
-    assert sent["all_gather_single"] == gather - kept
+    ends = (2 * VOCAB + 1) * MODEL.width
+    reduce, gather = data_volumes(parameter_count(shape), planned, 8, GRISTMILL, ends)
+    assert (sent["reduce_scatter_single"], sent["all_gather_single"]) == (reduce, gather)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_stage_hands_on_what_the_engine_hands_on(fake_process, sequence_parallel):
+    """The tensor that crosses from stage to stage, twice: forward, and its gradient back."""
+    layout = LayoutConfig(tensor=2, pipeline=2, sequence_parallel=sequence_parallel, micro_batch=2)
+    with fake_process(4, 0):
+        mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
+        part = Transformer(MODEL, VOCAB, mesh, layout, dtype=torch.bfloat16)
+        crossing = Pipeline({0: part}, layout, mesh, 2)._boundary(2, MODEL.context)
+    forecast = pipeline_volume(shape_of(MODEL, VOCAB), from_config(layout, 2), 2, GRISTMILL)
+    assert 2 * crossing.numel() * crossing.element_size() == forecast
 
 
 def test_scatter_gather_sends_an_eighth():
