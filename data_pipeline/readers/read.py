@@ -1,16 +1,21 @@
 """One way to read them all: raw files cut into parts, each part read as records."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import BinaryIO
 
-from gristmill.data_pipeline.document import Record, Unreadable
+from gristmill.data_pipeline.document import Record, Unreadable, excerpt
+from gristmill.data_pipeline.extract import NotExtracted, extract
 from gristmill.data_pipeline.provenance.lock import RawFile
+from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.files import open_raw
+from gristmill.data_pipeline.readers.hub import read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
 from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.warc import read_warc
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,23 @@ def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: i
 
 def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The part's records in their order, each readable or not. Nothing a file holds raises."""
+    for record in _records(part, source):
+        yield record if isinstance(record, Unreadable) or record.html is None else _extracted(record, source)
+
+
+def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
+    assert record.html is not None
+    try:
+        text = extract(record.html, record.charset, source.extractor)
+    except NotExtracted as failure:
+        return Unreadable(record.number, failure.kind, str(failure), -1, record.url or excerpt(record.html))
+    return replace(record, text=text, html=None, language=record.language or source.language or "")
+
+
+def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    if source.format == "datasets":
+        yield from read_dataset(source)
+        return
     with open_raw(part.location) as opened:
         if source.format == "jsonl":
             yield from read_jsonl(opened, part.location, source, part.first_record, part.start, part.end)
@@ -52,5 +74,15 @@ def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreada
             yield from read_plain(opened, part.location, source)
         elif source.format == "python_docs":
             yield from read_python_docs(opened.read(), part.file.name, source)
+        elif source.format == "html":
+            yield from _page(opened, part.location)
         else:
-            raise NotImplementedError(source.format)
+            yield from read_warc(opened, part.location, source)
+
+
+def _page(opened: BinaryIO, name: str) -> Iterator[Record | Unreadable]:
+    """An HTML file as one page."""
+    try:
+        yield Record(0, "", html=b"".join(blocks(opened, name)))
+    except Damaged as damage:
+        yield Unreadable(0, damage.kind, str(damage))

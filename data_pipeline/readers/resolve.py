@@ -7,6 +7,7 @@ from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile, in_canonical_order
 from gristmill.data_pipeline.readers.files import matching, open_raw, raw_size
+from gristmill.data_pipeline.readers.hub import dataset_digest
 from gristmill.data_pipeline.readers.python_files import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 
@@ -20,6 +21,8 @@ def locate(source: SourceConfig) -> dict[str, str]:
     Two globs may find one name in two places; the second is then named by its whole location."""
     if source.format == "python_docs":
         return python_files(source)
+    if source.format == "datasets":
+        return {source.paths[0]: source.paths[0]}
     found: dict[str, str] = {}
     for pattern in source.paths:
         for name, location in matching(pattern).items():
@@ -34,6 +37,10 @@ def resolve(source: SourceConfig, engine: LocalEngine) -> LockedSource:
     """The source's raw files in canonical order, with sizes and SHA-256 digests, ready for the lock.
 
     Raises InputError naming the glob that matches nothing or the file that cannot be read."""
+    if source.format == "datasets":
+        size, digest = dataset_digest(source)
+        files = [RawFile(name=source.paths[0], bytes=size, sha256=digest)]
+        return LockedSource(name=source.name, request=request(source), files=tuple(files))
     located = locate(source)
     sizes = {name: raw_size(location) for name, location in located.items()}
     groups = grouped(sorted(located.items()), [sizes[name] for name in sorted(located)], GROUP_BYTES)

@@ -1,0 +1,216 @@
+"""WARC and WET files, read as far as they can be.
+
+A record is its WARC header, a blank line, Content-Length bytes and two line ends (WARC 1.1, ISO 28500:2017). Records
+that hold no page (warcinfo, request, metadata, revisit ...) are numbered and passed over; a response that is no HTML is
+counted in quarantine, so that nothing is lost in silence."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
+
+import brotli
+
+from gristmill.data_pipeline.document import Record, Unreadable, excerpt
+from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.source import SourceConfig
+
+MOST_HEADER_BYTES = 1 << 20
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+
+
+class Malformed(Exception):
+    """What stands here is no WARC record; the next one is looked for from line to line."""
+
+
+class ByteStream:
+    """Blocks of bytes, read by line or by number."""
+
+    def __init__(self, source: Iterator[bytes]):
+        self._source = source
+        self._held = b""
+        self.offset = 0  # of the next byte
+
+    def line(self) -> bytes:
+        """Up to and with the next newline; less at the end, b"" behind it. Raises Malformed if it never ends."""
+        while (at := self._held.find(b"\n")) < 0:
+            if len(self._held) > MOST_HEADER_BYTES:
+                raise Malformed("a header line of over 1 MiB")
+            if not self._more():
+                return self._take(len(self._held))
+        return self._take(at + 1)
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes, fewer at the end."""
+        held, wanted = [], size
+        while len(self._held) < wanted:
+            wanted -= len(self._held)
+            held.append(self._take(len(self._held)))
+            if not self._more():
+                break
+        held.append(self._take(min(wanted, len(self._held))))
+        return b"".join(held)
+
+    def _more(self) -> bool:
+        block = next(self._source, b"")
+        self._held += block
+        return bool(block)
+
+    def _take(self, size: int) -> bytes:
+        taken, self._held = self._held[:size], self._held[size:]
+        self.offset += size
+        return taken
+
+
+def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    """The pages (format warc) or texts (format wet) of the file, each with its address."""
+    stream = ByteStream(blocks(file, name))
+    number = 0
+    try:
+        while True:
+            try:
+                header = _header(stream)
+            except Malformed as error:
+                yield Unreadable(number, "no_warc", str(error), stream.offset)
+                number += 1
+                header = _next_header(stream)
+            if header is None:
+                return
+            start, length = stream.offset, int(header["content-length"])
+            content = stream.read(length)
+            if len(content) < length:
+                reason = f"record cut off: {len(content)} of {length} bytes"
+                yield Unreadable(number, "truncated", reason, start, excerpt(content))
+                return
+            found = _wet(header, content, number, source) if source.format == "wet" else _page(header, content, number)
+            if found is not None:
+                yield found
+            number += 1
+    except Damaged as damage:
+        yield Unreadable(number, damage.kind, f"{damage}; what follows is lost", stream.offset)
+
+
+def _next_header(stream: ByteStream) -> dict[str, str] | None:
+    """The first whole header that begins at a line further on, after something that is no record; None for none."""
+    while True:
+        try:
+            line = stream.line()
+            if not line:
+                return None
+            if line.startswith(b"WARC/"):
+                return _with_length(_fields(stream))
+        except Malformed:
+            stream.read(1)
+
+
+def _header(stream: ByteStream) -> dict[str, str] | None:
+    """The next record's fields, names in lower case; None at the end. Blank lines before it are passed over."""
+    first = stream.line()
+    while first in (b"\r\n", b"\n"):
+        first = stream.line()
+    if not first:
+        return None
+    if not first.startswith(b"WARC/"):
+        raise Malformed(f"no WARC record: {excerpt(first, 60)!r}")
+    return _with_length(_fields(stream))
+
+
+def _fields(stream: ByteStream) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    last = ""
+    while (line := stream.line()) not in (b"\r\n", b"\n"):
+        if not line:
+            raise Malformed("a header without an end")
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        if text[:1] in (" ", "\t") and last:  # folded: the line before goes on
+            fields[last] += " " + text.strip()
+            continue
+        key, _, value = text.partition(":")
+        last = key.strip().lower()
+        fields[last] = value.strip()
+    return fields
+
+
+def _with_length(header: dict[str, str]) -> dict[str, str]:
+    value = header.get("content-length", "")
+    if not value.isdigit():
+        raise Malformed(f"a record with Content-Length {value!r}")
+    return header
+
+
+def _wet(header: Mapping[str, str], content: bytes, number: int, source: SourceConfig) -> Record | Unreadable | None:
+    if header.get("warc-type") != "conversion":
+        return None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Unreadable(number, "invalid_encoding", f"invalid utf-8 at byte {error.start} of the text", -1)
+    language = header.get("warc-identified-content-language", "").split(",")[0] or source.language or ""
+    return Record(number, text, url=_address(header), language=language, metadata=_metadata(header))
+
+
+def _page(header: Mapping[str, str], content: bytes, number: int) -> Record | Unreadable | None:
+    kind = header.get("warc-type")
+    if kind == "resource":
+        types, body = header.get("content-type", ""), content
+    elif kind == "response" and "http" in header.get("content-type", ""):
+        stream = ByteStream(iter((content,)))
+        status = stream.line().split()
+        try:
+            fields = _fields(stream)
+            body = _body(stream.read(len(content)), fields)
+        except (Malformed, Damaged) as error:
+            return Unreadable(number, "bad_response", str(error), -1, excerpt(content))
+        if len(status) < 2 or status[1] != b"200":
+            said = status[1].decode("ascii", "replace") if len(status) > 1 else "none"
+            return Unreadable(number, "not_found", f"HTTP status {said}", -1, _address(header))
+        types = fields.get("content-type", "")
+    else:
+        return None
+    media, _, parameters = types.partition(";")
+    if media.strip().lower() not in HTML_TYPES:
+        return Unreadable(number, "not_html", f"content type {media.strip() or 'not given'!r}", -1, _address(header))
+    charset = parameters.lower().partition("charset=")[2].split(";")[0].strip(" \"'") or None
+    return Record(number, "", url=_address(header), metadata=_metadata(header), html=body, charset=charset)
+
+
+def _address(header: Mapping[str, str]) -> str:
+    return header.get("warc-target-uri", "").strip("<>")
+
+
+def _metadata(header: Mapping[str, str]) -> dict[str, str]:
+    return {"warc_date": header["warc-date"]} if "warc-date" in header else {}
+
+
+def _body(body: bytes, fields: Mapping[str, str]) -> bytes:
+    """The body without its transfer and content codings. Raises Damaged if it cannot be decoded."""
+    if "chunked" in fields.get("transfer-encoding", "").lower():
+        body = _joined_chunks(body)
+    coding = fields.get("content-encoding", "").lower().strip()
+    try:
+        if coding in ("gzip", "x-gzip") and body[:2] == b"\x1f\x8b":
+            return zlib.decompressobj(wbits=31).decompress(body)
+        if coding == "deflate":
+            return zlib.decompressobj(wbits=15 if body[:1] == b"\x78" else -15).decompress(body)
+        if coding == "br":
+            return brotli.decompress(body)
+    except (zlib.error, brotli.error) as error:
+        raise Damaged("damaged", f"damaged {coding} body: {error}") from error
+    return body
+
+
+def _joined_chunks(body: bytes) -> bytes:
+    """The chunks' bytes (RFC 9112, 7.1). A body that only says it is chunked is taken as it stands."""
+    pieces, at = [], 0
+    while at < len(body):
+        end = body.find(b"\n", at)
+        size = body[at:end].split(b";")[0].strip() if end >= 0 else b""
+        try:
+            length = int(size, 16)
+        except ValueError:
+            return b"".join(pieces) if pieces else body
+        if length == 0:
+            break
+        pieces.append(body[end + 1 : end + 1 + length])
+        at = end + 1 + length
+        at += 2 if body[at : at + 2] == b"\r\n" else 1 if body[at : at + 1] == b"\n" else 0
+    return b"".join(pieces)
