@@ -59,7 +59,7 @@ def load_subject(
 def load_subject_in_parts(
     checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
 ) -> Subject:
-    """This process's part of a checkpoint of ours, and the whole tokenizer. Raises InputError as `load_subject` does."""
+    """This process's part of a checkpoint of ours, and the tokenizer. Raises InputError as `load_subject` does."""
     checkpoint = newest_step(checkpoint)
     folder = tokenizer or find_tokenizer(checkpoint)
     codec, card = load_tokenizer(folder), read_card(checkpoint)

@@ -1,4 +1,4 @@
-"""Results on disk: results.json in lm-eval's layout, samples/TASK.jsonl, table.md and .html. Same scores, same bytes."""
+"""Results on disk: results.json in lm-eval's layout, samples/*.jsonl, table.md, table.html. Same scores, same bytes."""
 
 import hashlib
 import importlib.metadata

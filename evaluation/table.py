@@ -86,7 +86,7 @@ def _num_choices(config: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
 
 def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:
     """A Markdown table with aligned columns, and the notes below it as a list."""
-    cells = [HEADINGS, *(_cells(row) for row in rows)]
+    cells = [HEADINGS, *(tuple(cell.replace("|", "\\|") for cell in _cells(row)) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
     lines = [_line(line, widths) for line in cells]
     rule = ["-" * (width + 1) + (":" if column in NUMBERS else "-") for column, width in enumerate(widths)]
@@ -125,8 +125,7 @@ NUMBERS = (1, 2, 4, 5, 6)  # columns aligned to the right
 def _cells(row: ScoreRow) -> tuple[str, ...]:
     error = "" if row.error is None or not math.isfinite(row.error) else _number(row.error)
     chance = "" if row.chance is None else f"{row.chance:.4f}"
-    name = row.task.replace("|", "\\|")
-    return (name, str(row.shots), str(row.count), row.metric, _number(row.score), error, chance, row.verdict)
+    return (row.task, str(row.shots), str(row.count), row.metric, _number(row.score), error, chance, row.verdict)
 
 
 def _number(value: float) -> str:
