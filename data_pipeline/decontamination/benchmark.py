@@ -72,7 +72,8 @@ def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
 def _opened(path: Path) -> Any:
     if path.suffix == ".zst":
         return zstandard.open(path, "rb")
-    return OPENERS.get(path.suffix, open)(path, "rb")
+    opener: Any = OPENERS.get(path.suffix, open)
+    return opener(path, "rb")
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

@@ -145,8 +145,11 @@ def _save_index(index: NgramIndex, folder: Path) -> None:
 
 
 def _load_index(folder: Path) -> NgramIndex:
-    values = {field.name: load_array(folder / f"index-{field.name}.npy") for field in fields(NgramIndex)}
-    return NgramIndex(**{name: int(value) if value.ndim == 0 else value for name, value in values.items()})
+    values: dict[str, Any] = {
+        field.name: load_array(folder / f"index-{field.name}.npy") for field in fields(NgramIndex)
+    }
+    numbers: dict[str, Any] = {name: int(value) for name, value in values.items() if value.ndim == 0}
+    return NgramIndex(**{**values, **numbers})
 
 
 def _search_parts(parts: Sequence[Part], engine: LocalEngine, folder: Path) -> list[np.ndarray]:

@@ -42,12 +42,15 @@ def documents_in_keep_order(stores: Sequence[tuple[SignatureStore, bool]]) -> Do
     """The documents of all stores; those of a store marked True are protected and come first.
 
     Raises InputError if a document occurs twice."""
-    tables, parts, priorities, protected = [], [], [], []
+    tables: list[tuple[pa.Table, Path]] = []
+    parts: list[np.ndarray] = []
+    priorities: list[np.ndarray] = []
+    protected: list[np.ndarray] = []
     for store, is_protected in stores:
-        for number, part in enumerate(store.parts):
+        for number, stored in enumerate(store.parts):
             table = store.documents(number)
             parts.append(np.full(len(table), len(tables), np.int32))
-            priorities.append(np.full(len(table), part.priority, np.int64))
+            priorities.append(np.full(len(table), stored.priority, np.int64))
             protected.append(np.full(len(table), is_protected))
             tables.append((table, store.folder))
     ids = np.concatenate(
@@ -80,7 +83,7 @@ def write_band_keys(
     stores: Sequence[SignatureStore], bands: int, rows: int, by_source: bool, engine: LocalEngine, folder: Path
 ) -> list[Path]:
     """One file a part: uint64[bands, documents]. by_source: documents of two sources never share a key."""
-    tasks = []
+    tasks: list[tuple[SignatureStore, int, int, int, int, Path]] = []
     for store in stores:
         for number, part in enumerate(store.parts):
             salt = xxhash.xxh3_64_intdigest(part.source.encode()) if by_source else 0

@@ -68,7 +68,7 @@ def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, salt: bytes) ->
     """XXH3-128 of (salt, NUL, normalised text) of every text, one after the other."""
     if normalise != "bytes":
         data, offsets = fold_texts(data, offsets, "space" if normalise == "whitespace" else "word")
-    seen = memoryview(data)
+    seen = memoryview(data.data)
     start = xxhash.xxh3_128(salt + b"\0")
     keys = bytearray()
     for first, last in pairwise(offsets.tolist()):

@@ -8,7 +8,7 @@ all modulo 2**64. Constants are odd 64-bit values of high entropy (fractional di
 Sets of shingles are compared by these 64 bits: for two documents of 10,000 shingles each, the probability that any
 two different shingles agree is 1e-11."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numba
 import numpy as np
@@ -72,8 +72,7 @@ def shingles_of(folded: str, ngram: int, unit: Unit = "word") -> list[bytes]:
     return [joint.join(units[i : i + ngram]).encode() for i in range(count)]
 
 
-@intrinsic
-def load64(typing_context, array, index):
+def _load64(typing_context, array, index):
     """Eight bytes of a uint8 array from `index` on as one little-endian uint64, aligned or not, unchecked."""
 
     def generate(context, builder, signature, arguments):
@@ -86,8 +85,10 @@ def load64(typing_context, array, index):
     return types.uint64(array, types.int64), generate
 
 
-@intrinsic
-def trailing_zeros(typing_context, value):
+load64: Any = intrinsic(_load64)
+
+
+def _trailing_zeros(typing_context, value):
     """The number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 
     def generate(context, builder, signature, arguments):
@@ -96,8 +97,11 @@ def trailing_zeros(typing_context, value):
     return types.uint64(types.uint64), generate
 
 
+trailing_zeros: Any = intrinsic(_trailing_zeros)
+
+
 @numba.njit(cache=True, nogil=True)
-def word_hashes(folded: np.ndarray, start: int, stop: int, out: np.ndarray) -> int:
+def word_hashes(folded, start, stop, out):
     """The hashes of the words in folded[start:stop], each of which ends with a space, into out; returns how many.
 
     Reads up to eight bytes past `stop`. Needs room for (stop - start) / 2 words."""
@@ -127,7 +131,7 @@ def word_hashes(folded: np.ndarray, start: int, stop: int, out: np.ndarray) -> i
 
 
 @numba.njit(cache=True, nogil=True)
-def character_hashes(folded: np.ndarray, start: int, stop: int, out: np.ndarray) -> int:
+def character_hashes(folded, start, stop, out):
     """The hashes of the characters in folded[start:stop] but for the last space, into out; returns how many."""
     count = 0
     i = start
@@ -144,7 +148,7 @@ def character_hashes(folded: np.ndarray, start: int, stop: int, out: np.ndarray)
 
 
 @numba.njit(cache=True, nogil=True)
-def shingle_hashes(units: np.ndarray, count: int, ngram: int, out: np.ndarray) -> int:
+def shingle_hashes(units, count, ngram, out):
     """The 64-bit hashes of the shingles of units[:count], in order, into out; returns how many."""
     if count == 0:
         return 0

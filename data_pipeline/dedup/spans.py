@@ -94,7 +94,9 @@ def _ids_file(prefix: Path) -> Path:
 def _cut_part(task: tuple[Part, SpanDedupConfig, Path]) -> None:
     part, config, prefix = task
     salt = part.source if config.scope == "source" else ""
-    ids, lengths, rows = [], [], bytearray()
+    ids: list[str] = []
+    lengths: list[int] = []
+    rows = bytearray()
     for _, doc_ids, texts in part.batches():
         packed_ids(doc_ids, part.path)
         for doc_id, text in zip(doc_ids.to_pylist(), texts.to_pylist(), strict=True):
@@ -126,8 +128,8 @@ def _read(tasks) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         ids.append(packed_ids(table.column("doc_id"), part.path))
         lengths.append(table.column("length").to_numpy())
         priorities.append(np.full(len(table), part.priority, np.int64))
-    joined = [np.concatenate([np.empty(0, np.int64), *columns]) for columns in (lengths, priorities)]
-    return np.concatenate(ids), *joined, np.concatenate([np.empty((5, 0), np.uint64), *pieces], axis=1)
+    length, priority = (np.concatenate([np.empty(0, np.int64), *columns]) for columns in (lengths, priorities))
+    return np.concatenate(ids), length, priority, np.concatenate([np.empty((5, 0), np.uint64), *pieces], axis=1)
 
 
 def _table(pieces: np.ndarray, ids: np.ndarray, least_count: int) -> pa.Table:

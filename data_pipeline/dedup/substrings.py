@@ -188,8 +188,8 @@ def _all_documents(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.nd
             lengths.append(np.diff(utf8_of(texts)[1]))
             owners.append(np.full(len(row), number))
             rows.append(row)
-    columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in (lengths, owners, rows)]
-    return np.concatenate(ids), *columns
+    length, owner, place = (np.concatenate([np.empty(0, np.int64), *column]) for column in (lengths, owners, rows))
+    return np.concatenate(ids), length, owner, place
 
 
 def _search_group(task) -> None:
