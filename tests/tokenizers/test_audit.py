@@ -1,0 +1,41 @@
+"""The audit worked by hand, on a tokenizer of one token a character."""
+
+import pytest
+
+from gristmill.tokenizers.audit import AuditText, audit
+from gristmill.tokenizers.tokenizer import load_tokenizer
+
+
+def test_figures_worked_by_hand(trained):
+    characters = load_tokenizer(trained(strategy="characters"))
+    texts = [
+        AuditText("en", "the cat", key="1"),  # 7 bytes, 7 tokens, 2 words
+        AuditText("en", "dog", key="2"),  # 3, 3, 1
+        AuditText("ru", "кот", key="1"),  # 6 bytes, 3 tokens, 1 word
+        AuditText("ru", "ёж", key=""),  # 4, 2, 1: no English text says the same
+    ]
+    found = audit("characters", characters, texts, reference="en")
+    english, russian = found.groups
+    assert (english.bytes, english.tokens, english.bytes_per_token, english.fertility) == (10, 10, 1.0, 10 / 3)
+    assert english.parity == 1.0
+    assert (russian.bytes, russian.tokens, russian.bytes_per_token, russian.fertility) == (10, 5, 2.0, 2.5)
+    assert russian.parity == 3 / 7
+    assert (found.total.documents, found.total.tokens) == (4, 15)
+    used = set("the cat dog кот ёж".replace(" ", "▁"))
+    pieces = [piece for piece in characters.pieces if len(piece) == 1]
+    assert found.unused == len(pieces) - len(used & set(pieces))
+    assert found.round_trip_failures == 0
+
+
+def test_texts_that_do_not_come_back_are_counted(trained):
+    found = audit("bpe", load_tokenizer(trained()), [AuditText("x", "a▁b"), AuditText("x", "a b")], "x")
+    assert (found.round_trip_failures, found.first_failure) == (1, "a▁b")
+    assert found.groups[0].parity is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"strategy": "case"}])
+def test_bytes_and_tokens_add_up(trained, held_out_texts, fields):
+    texts = [AuditText(f"group{number % 3}", text) for number, text in enumerate(held_out_texts[-30:])]
+    found = audit("any", load_tokenizer(trained(**fields)), texts, "group0")
+    assert sum(group.tokens for group in found.groups) == found.total.tokens
+    assert sum(group.bytes for group in found.groups) == sum(len(each.text.encode()) for each in texts)
