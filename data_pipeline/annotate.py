@@ -142,7 +142,7 @@ def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[p
     for edit in config.edits:
         options = edit.line_options()
         assert options is not None
-        edited = [EDITS[edit.preset](text, options) for text in texts]
+        edited = EDITS[edit.preset](texts, options)
         texts = [one.text for one in edited]
         after = measure(texts, config.words)
         added += measured.columns

@@ -3,9 +3,16 @@
 Each returns the edited text and its counts; documents are judged later, on the counts and on the edited text's own
 signals. A line rule whose option is None is not asked."""
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.data_pipeline.filters.c4_kernel import edit_texts
+from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.characters import character_table
 
 Options = Mapping[str, float | None]
 
@@ -117,7 +124,41 @@ def edit_refinedweb(text: str, options: Options) -> Edited:
     return Edited("\n".join(kept).strip(), counts)
 
 
-EDITS: dict[str, Callable[[str, Options], Edited]] = {"c4": edit_c4, "refinedweb_lines": edit_refinedweb}
+def edit_c4_texts(texts: Sequence[str], options: Options) -> list[Edited]:
+    """edit_c4 of every text, compiled but for the few texts that hold a phrase or a citation."""
+    text, offsets = joined([one.encode() for one in texts])
+    out, ends = np.empty(len(text) + len(texts), np.uint8), np.empty(len(texts) + 1, np.int64)
+    counts, unjudged = np.zeros((len(texts), len(C4_COUNTS)), np.int64), np.zeros(len(texts), np.bool_)
+    longest, fewest = options["line_max_word_length"], options["line_min_words"]
+    edit_texts(
+        text,
+        offsets,
+        character_table(),
+        -1 if longest is None else math.floor(longest),
+        options["line_terminal_punctuation"] is not None,
+        -1 if fewest is None else math.ceil(fewest),
+        out,
+        ends,
+        counts,
+        unjudged,
+    )
+    raw = out.tobytes()
+    return [
+        edit_c4(one, options)
+        if unjudged[k]
+        else Edited(raw[ends[k] : ends[k + 1]].decode().strip(), dict(zip(C4_COUNTS, counts[k].tolist(), strict=True)))
+        for k, one in enumerate(texts)
+    ]
+
+
+def edit_refinedweb_texts(texts: Sequence[str], options: Options) -> list[Edited]:
+    return [edit_refinedweb(text, options) for text in texts]
+
+
+EDITS: dict[str, Callable[[Sequence[str], Options], list[Edited]]] = {
+    "c4": edit_c4_texts,
+    "refinedweb_lines": edit_refinedweb_texts,
+}
 EDIT_COUNTS = {"c4": C4_COUNTS, "refinedweb_lines": REFINEDWEB_COUNTS}
 
 

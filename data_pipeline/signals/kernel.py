@@ -42,7 +42,6 @@ from gristmill.data_pipeline.signals.words import (
 )
 
 NUM_COUNTS, NUM_RATIOS = len(COUNTS), len(RATIOS)
-PADDING = 16  # bytes that may be read behind the last text
 STAMPS = 16  # a text uses fewer
 
 CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
@@ -54,7 +53,7 @@ def measure_texts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(counts int64[N, len(COUNTS)], ratios float64[N, len(RATIOS)]) of N texts.
 
-    text: uint8, each text followed by a newline, then PADDING bytes. offsets: int64[N + 1]; text k stands at
+    text: uint8, each text followed by a newline, then buffer.PADDING bytes. offsets: int64[N + 1]; text k stands at
     offsets[k] : offsets[k + 1] - 1. flags: the character table."""
     counts = np.empty((len(offsets) - 1, NUM_COUNTS), np.int64)
     ratios = np.empty((len(offsets) - 1, NUM_RATIOS), np.float64)

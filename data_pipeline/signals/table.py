@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from gristmill.data_pipeline.signals.buffer import joined
 from gristmill.data_pipeline.signals.characters import character_table
-from gristmill.data_pipeline.signals.kernel import PADDING, measure_texts
+from gristmill.data_pipeline.signals.kernel import measure_texts
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
 from gristmill.data_pipeline.signals.reference import WordRule
 
@@ -17,9 +18,3 @@ def measure(texts: Sequence[str], word_rule: WordRule) -> pa.RecordBatch:
     counts, ratios = measure_texts(buffer, offsets, character_table(), word_rule == "unicode")
     columns = [*np.ascontiguousarray(counts.T), *np.ascontiguousarray(ratios.T)]
     return pa.record_batch([pa.array(column) for column in columns], schema=pa.schema(SIGNAL_FIELDS))
-
-
-def joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8 buffer, int64 offsets[N + 1]): each text followed by a newline, then padding, as the kernels want it."""
-    offsets = np.cumsum([0, *(len(text) + 1 for text in texts)], dtype=np.int64)
-    return np.frombuffer(b"\n".join([*texts, b"\0" * PADDING]), np.uint8), offsets

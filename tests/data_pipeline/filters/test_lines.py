@@ -1,5 +1,8 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gristmill.data_pipeline.filters.choice import FilterChoice
-from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
+from gristmill.data_pipeline.filters.lines import edit_c4, edit_c4_texts, edit_refinedweb
 
 C4 = FilterChoice(preset="c4").line_options()
 REFINEDWEB = FilterChoice(preset="refinedweb_lines").line_options()
@@ -60,3 +63,25 @@ def test_refinedweb_boilerplate_goes_out_of_short_lines():
     assert refinedweb("Sign-in to see it\n3 items in cart\nitems in cart")[0] == "to see it\n3"
     long = "one two three four five six seven eight nine Read more..."
     assert refinedweb(long)[0] == long
+
+
+PIECES = (
+    "the |mill. |\n|\n\n|...|.|\"|'|!|[1]|[edit]|[ ]|{|javascript|JavaScript |Lorem Ipsum|privacy policy|Terms of Use"
+    "|of use|cookies|use cookies |coo|\u212a|é|中|\u2028|\x85|\x1c|\xa0|x|   |end.\n|a b c.|jv kf p"
+)
+MIXED = st.lists(st.sampled_from(PIECES.split("|")), max_size=60).map("".join)
+CHANGED = st.sampled_from(
+    [
+        {},
+        {"line_terminal_punctuation": None},
+        {"line_max_word_length": 4},
+        {"line_min_words": None},
+        {"line_policy": None},
+    ]
+)
+
+
+@given(texts=st.lists(st.one_of(MIXED, st.text(st.characters(exclude_categories=["Cs"]))), max_size=6), changed=CHANGED)
+def test_the_compiled_c4_is_the_plain_one(texts, changed):
+    options = C4 | changed
+    assert edit_c4_texts(texts, options) == [edit_c4(text, options) for text in texts]
