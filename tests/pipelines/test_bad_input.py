@@ -20,25 +20,7 @@ tokenizer: {{vocab_size: 400}}
 model: {{layers: 1, width: 16, heads: 2, context: 32}}
 train: {{tokens: 4096, batch_tokens: 256, precision: fp32, validation: {{every: 0}}}}
 """
-WORDS = [
-    "the",
-    "miller",
-    "pours",
-    "grain",
-    "between",
-    "two",
-    "stones",
-    "and",
-    "waits",
-    "for",
-    "flour",
-    "to",
-    "fall",
-    "into",
-    "the",
-    "sack",
-    "below",
-]
+WORDS = ["miller", "grain", "stones", "flour", "sack", "wheel", "water", "hopper", "bran", "sieve", "dust", "weight"]
 
 
 def text_of(number: int) -> str:

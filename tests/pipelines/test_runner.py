@@ -118,7 +118,7 @@ def test_a_failure_leaves_no_whole_looking_stage_and_the_next_run_goes_on(mill):
 
 def test_a_full_disk_says_so_and_leaves_no_whole_looking_stage(mill):
     mill.fail["b"] = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(InputError, match="disk of .* is full; free some space"):
+    with pytest.raises(InputError, match=r"disk of .* is full; free some space"):
         mill.run()
     assert not (mill.workdir / "b").exists()
 
