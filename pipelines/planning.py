@@ -65,9 +65,11 @@ def layout(
     if recipe is not None:
         loaded = load_recipe(recipe)
         vocabulary, train = loaded.tokenizer.vocab_size, loaded.train
+        if train.layout.auto and gpus is None:
+            raise RecipeError("the recipe leaves its layout to the planner; say how many GPUs there are: --gpus")
         count = train.layout.world_size if gpus is None else gpus
         plan = plan_recipe(loaded.model, vocabulary, train, count, hardware, pins)
-        if train.layout.world_size == count:
+        if train.layout.world_size == count and not train.layout.auto:
             said = compare_recipe(plan, loaded.model, train)
     else:
         if gpus is None:

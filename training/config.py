@@ -4,7 +4,7 @@ A field marked `execution` changes how the work is done, not what the result is.
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.config import Config
 
@@ -43,10 +43,11 @@ class ModelConfig(Config):
     norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: float = Field(1e-5, gt=0)
-    positions: Literal["rope", "learned", "none"] = "rope"
+    positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     rope_base: float = Field(10000.0, gt=1)
     biases: bool = False
     tied_embeddings: bool = False
+    embedding_norm: bool = Field(False, description="a norm right after the embedding, as BLOOM has (arXiv 2211.05100)")
     qk_norm: bool = False
     logit_softcap: float | None = Field(None, gt=0, description="logits become cap x tanh(logits / cap)")
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -121,6 +122,8 @@ class LayoutConfig(Config):
     data is all data-parallel processes; of these, groups of data / replicate shard the state (FSDP), and the
     `replicate` groups hold copies (HSDP). tensor ranks are neighbours, pipeline ranks the farthest apart."""
 
+    auto: bool = Field(False, description="`layout: auto`: the planner chooses, when the number of processes is known")
+    hardware: str = Field("h100", description="the profile it plans for: a100-80g, h100, h200 or a file")
     data: int = Field(1, ge=1)
     replicate: int = Field(1, ge=1)
     tensor: int = Field(1, ge=1)
@@ -275,6 +278,11 @@ class TrainConfig(Config):
     compile: bool = Field(False, json_schema_extra=EXECUTION)
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), json_schema_extra=EXECUTION)
     watch: WatchConfig = Field(WatchConfig(), json_schema_extra=EXECUTION)
+
+    @field_validator("layout", mode="before")
+    @classmethod
+    def left_to_the_planner(cls, value: Any) -> Any:
+        return {"auto": True} if value == "auto" else value
 
     @model_validator(mode="after")
     def enough_tokens(self) -> Self:

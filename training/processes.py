@@ -1,7 +1,7 @@
 """The processes of a run: each joins the group, and all must have been given the same recipe."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,10 +33,15 @@ _TORCHRUN = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
 
 @contextmanager
 def joined(
-    place: Place, layout: LayoutConfig, model: ModelConfig, recipe_digest: str, timeout_seconds: float
+    place: Place,
+    layout: LayoutConfig,
+    model: ModelConfig,
+    recipe_digest: str,
+    timeout_seconds: float,
+    rank_order: Sequence[int] | None = None,
 ) -> Iterator[Mesh]:
     """The mesh of all processes; without a process group if this is the only one. Raises RecipeError if the processes
-    were given different recipes."""
+    were given different recipes. rank_order: the planner's placement (see build_mesh)."""
     device = own_device(place)
     if place.world_size == 1:
         yield single_process(device)
@@ -51,7 +56,7 @@ def joined(
     try:
         with first_failure_named(place.rank, store):
             check_same_recipe(recipe_digest, place)
-            yield build_mesh(layout, model.num_kv_heads, device)
+            yield build_mesh(layout, model.num_kv_heads, device, rank_order)
     finally:
         dist.destroy_process_group()
 

@@ -8,6 +8,7 @@ from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.training.planner.command import resolve_layout
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -30,9 +31,13 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe, model, train = context.recipe, context.recipe.model, context.recipe.train
     data = open_data(context)
     place = Place.from_environment()
+    rank_order = None
+    if train.layout.auto:
+        train, rank_order = resolve_layout(model, data.samples.vocab_size, train, place.world_size)
+        context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
-    with joined(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
+    with joined(place, train.layout, model, digest, train.watch.timeout_seconds, rank_order) as mesh:
         return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter).to_the_end()
 
 

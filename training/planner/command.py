@@ -8,15 +8,15 @@ import yaml
 
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
-from gristmill.training.parallel.layout import micro_batch_size
+from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import objection
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
 from gristmill.training.planner.report import to_json
-from gristmill.training.planner.search import Forecast, Job, Pins, Plan, Planner, search
+from gristmill.training.planner.search import Forecast, Job, Pins, Plan, Planner, nothing_fits, search
 from gristmill.training.planner.shape import Shape, shape_of
 from gristmill.training.planner.software import PROGRAMS
 
@@ -78,17 +78,29 @@ def plan_recipe(
     return search(job)
 
 
-def auto_layout(
-    model: ModelConfig, vocab: int, train: TrainConfig, gpus: int, hardware: str = "h100"
-) -> tuple[LayoutConfig, tuple[int, ...] | None]:
-    """What `train.layout: auto` stands for: the best layout (one that torch.compile takes, if that is wanted), and the
-    rank order for build_mesh, or None. Raises RecipeError where nothing fits, with the mend."""
-    plan = plan_recipe(model, vocab, train, gpus, hardware)
+def resolve_layout(
+    model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
+) -> tuple[TrainConfig, tuple[int, ...] | None]:
+    """What `train.layout: auto` stands for on so many GPUs: the training with the fastest layout that fits and that the
+    engine runs (with torch.compile too, if that is wanted), and the rank order for build_mesh, or None.
+
+    Raises RecipeError where there is none, with the mend."""
+    if train.batch_tokens % model.context:
+        nearest = max(1, round(train.batch_tokens / model.context)) * model.context
+        raise RecipeError(
+            f"train.batch_tokens: {train.batch_tokens} is no whole number of samples of {model.context} tokens; "
+            f"try {nearest}"
+        )
+    plan = plan_recipe(model, vocab, train, gpus, train.layout.hardware)
+    fields = train.model_dump()
     for forecast in plan.ranked:
-        if not (train.compile and forecast.layout.schedule in ("zbv", "dualpipev")):
-            return forecast.layout.config(forecast.cuts), forecast.placement.rank_order
-    best = plan.best
-    return best.layout.config(best.cuts), best.placement.rank_order
+        if train.compile and forecast.layout.schedule in ("zbv", "dualpipev"):
+            continue
+        layout = forecast.layout.config(forecast.cuts)
+        chosen = TrainConfig.model_validate(fields | {"layout": layout.model_dump()})
+        if not any(objections(model, chosen, vocab, gpus)):
+            return chosen, forecast.placement.rank_order
+    raise RecipeError(f"train.layout auto: {nothing_fits(plan)}")
 
 
 def own_forecast(plan: Plan, model: ModelConfig, train: TrainConfig) -> Forecast:

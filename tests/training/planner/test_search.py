@@ -5,7 +5,7 @@ import pytest
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
 from gristmill.training.parallel.layout import objections
-from gristmill.training.planner.command import auto_layout, compare_recipe, make_job, plan_recipe, recipe_text
+from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, resolve_layout
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
@@ -146,11 +146,18 @@ def test_a_model_file(tmp_path):
 
 
 def test_auto_gives_the_engine_a_legal_layout():
-    train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024, compile=True)
-    layout, order = auto_layout(SMALL, 32000, train, 16)
-    checked = TrainConfig(tokens=10**9, batch_tokens=64 * 1024, compile=True, layout=layout)
-    assert list(objections(SMALL, checked, 32000, 16)) == []
+    train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024, compile=True, layout="auto")
+    assert train.layout.auto
+    chosen, order = resolve_layout(SMALL, 32000, train, 16)
+    assert list(objections(SMALL, chosen, 32000, 16)) == []
+    assert not chosen.layout.auto and chosen.layout.world_size == 16 and chosen.layout.micro_batch
     assert order is None
+
+
+def test_auto_refuses_a_batch_that_is_no_number_of_samples():
+    train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024 + 1, layout="auto")
+    with pytest.raises(RecipeError, match="no whole number of samples of 1024 tokens; try 65536"):
+        resolve_layout(SMALL, 32000, train, 16)
 
 
 def test_a_recipe_is_compared_with_the_best():
