@@ -12,7 +12,7 @@ def test_figures_worked_by_hand(trained):
         AuditText("en", "the cat", key="1"),  # 7 bytes, 7 tokens, 2 words
         AuditText("en", "dog", key="2"),  # 3, 3, 1
         AuditText("ru", "кот", key="1"),  # 6 bytes, 3 tokens, 1 word
-        AuditText("ru", "ёж", key=""),  # 4, 2, 1: no English text says the same
+        AuditText("ru", "да", key=""),  # 4, 2, 1: no English text says the same
     ]
     found = audit("characters", characters, texts, reference="en")
     english, russian = found.groups
@@ -21,7 +21,7 @@ def test_figures_worked_by_hand(trained):
     assert (russian.bytes, russian.tokens, russian.bytes_per_token, russian.fertility) == (10, 5, 2.0, 2.5)
     assert russian.parity == 3 / 7
     assert (found.total.documents, found.total.tokens) == (4, 15)
-    used = set("the cat dog кот ёж".replace(" ", "▁"))
+    used = set("the cat dog кот да".replace(" ", "▁"))
     pieces = [piece for piece in characters.pieces if len(piece) == 1]
     assert found.unused == len(pieces) - len(used & set(pieces))
     assert found.round_trip_failures == 0
