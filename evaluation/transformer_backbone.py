@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.training.model.plan import Plan, causal_masks, rotary_angles
+from gristmill.training.model.plan import Plan, alibi_bias, alibi_masks, causal_masks, rotary_angles
 from gristmill.training.model.transformer import Transformer
 
 # B rows, T tokens, S tokens before them and they, D width, V vocabulary, N picked positions
@@ -24,8 +24,11 @@ class TransformerBackbone:
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
     ) -> Tensor:
         if positions_BT is None or visible_BTT is None:
-            positions_BT = torch.arange(tokens_BT.shape[1], device=self.device).unsqueeze(0)
-            masks = causal_masks(self._windows(), tokens_BT.shape[1], 0, None, self.device)
+            tokens = tokens_BT.shape[1]
+            positions_BT = torch.arange(tokens, device=self.device).unsqueeze(0)
+            masks = causal_masks(self._windows(), tokens, 0, None, self.device)
+            if self.model.config.positions == "alibi":
+                masks = alibi_masks(masks, tokens, 0, self.model.slopes(self.device))
         else:
             masks = self._masks(positions_BT, positions_BT, visible_BTT)
         hidden_BTD, _ = self._run(tokens_BT, self._plan(positions_BT, masks, keep_state=False), None)
@@ -53,6 +56,8 @@ class TransformerBackbone:
 
     def _embedded(self, tokens_BT: Tensor, plan: Plan) -> Tensor:
         x_BTD = self.model.embedding(tokens_BT)
+        if self.model.embedding_norm is not None:
+            x_BTD = self.model.embedding_norm(x_BTD)
         return x_BTD if self.model.positions is None else x_BTD + self.model.positions(plan.positions_BT, x_BTD.dtype)
 
     def _through_layers(
@@ -73,11 +78,15 @@ class TransformerBackbone:
         return Plan(positions_BT, masks, rotation, keep_state=keep_state)
 
     def _masks(self, asking_BT: Tensor, seen_BS: Tensor, visible_BTS: Tensor) -> dict[int | None, Tensor | None]:
-        """A window counts in positions, not in columns: in a tree, neighbours in a row may be far apart in depth."""
+        """Windows and ALiBi count in positions, not in columns: in a tree, neighbours may be far apart in depth."""
         back_BTS = asking_BT.unsqueeze(2) - seen_BS.unsqueeze(1)
-        return {
+        masks = {
             window: visible_BTS if window is None else visible_BTS & (back_BTS < window) for window in self._windows()
         }
+        if self.model.config.positions != "alibi":
+            return masks
+        slopes_H = self.model.slopes(self.device)
+        return {window: alibi_bias(mask_BTS, back_BTS, slopes_H) for window, mask_BTS in masks.items()}
 
     def _windows(self) -> set[int | None]:
         return {layer.window for layer in self.model.config.layer_list}

@@ -1,12 +1,13 @@
 """The architectures of transformers that our models can be written as and read from."""
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.conversion.bloom import BLOOM
 from gristmill.evaluation.conversion.family import Family
 from gristmill.evaluation.conversion.gpt2 import GPT2
 from gristmill.evaluation.conversion.llama import LLAMA
 from gristmill.training.config import ModelConfig
 
-FAMILIES = (LLAMA, GPT2)
+FAMILIES = (LLAMA, GPT2, BLOOM)
 
 
 def family_for(config: ModelConfig) -> Family:

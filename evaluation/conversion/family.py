@@ -38,6 +38,7 @@ class Family:
         """Their named tensors under our names. Raises InputError if one is absent, or one is left over."""
         found: dict[str, Tensor] = {}
         taken = set()
+        tensors = _with_prefix(tensors)
         for rule in self._all_rules(config):
             if rule.theirs not in tensors:
                 raise InputError(f"the weights lack {rule.theirs}; this is no whole {self.architecture}")
@@ -62,9 +63,16 @@ class Family:
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # buffers that old versions saved
 
 
+def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The oldest GPT-2 and BLOOM folders hold the model without its head, whose names lack "transformer."."""
+    if "wte.weight" not in tensors and "word_embeddings.weight" not in tensors:
+        return tensors
+    return {name if name == "lm_head.weight" else f"transformer.{name}": value for name, value in tensors.items()}
+
+
 def unlike(config: ModelConfig, **wanted: Any) -> list[str]:
     """The fields in which the config differs from what is wanted, or holds what no architecture of transformers has."""
-    wanted = {"qk_norm": False, "logit_softcap": None, **wanted}
+    wanted = {"qk_norm": False, "logit_softcap": None, "embedding_norm": False, **wanted}
     found = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
     if any(layer.window is not None for layer in config.layer_list):
         found.append(f"window={config.window}")

@@ -102,6 +102,14 @@ SHAPES = {
         "biases": True,
         "tied_embeddings": True,
     },
+    "bloom": {
+        "positions": "alibi",
+        "embedding_norm": True,
+        "norm": "layernorm",
+        "channel": "gelu",
+        "biases": True,
+        "tied_embeddings": True,
+    },
 }
 
 

@@ -15,6 +15,8 @@ FAMILIES = [
     ("llama", {"tied_embeddings": True, "biases": True, "head_width": 16, "rope_base": 5000.0}),
     ("gpt2", {}),
     ("gpt2", {"tied_embeddings": False, "hidden": 48}),
+    ("bloom", {}),
+    ("bloom", {"heads": 6, "width": 48, "tied_embeddings": False}),
 ]
 TOKENS = torch.randint(0, 257, (2, 40), generator=torch.Generator().manual_seed(0))
 
@@ -40,8 +42,9 @@ def test_logits_are_those_of_transformers_and_the_way_back_is_exact(tmp_path, ra
             num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-6,
         ),
         transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+        transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4),
     ],
-    ids=["llama", "gpt2"],
+    ids=["llama", "gpt2", "bloom"],
 )  # fmt: skip
 def test_a_model_of_transformers_gives_the_same_logits_here(tmp_path, config):
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ KINDS = [
     ("llama", {"window": (7, None)}),
     ("gpt2", {}),
     ("gpt2", {"window": 5}),
+    ("bloom", {}),
     ("llama", {"positions": "none", "qk_norm": True, "logit_softcap": 5.0}),
 ]
 

@@ -72,7 +72,7 @@ class Attention(nn.Module):
 
 def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Tensor | None, scale: float) -> Tensor:
     """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel."""
-    mask = None if mask_BTS is None else mask_BTS.unsqueeze(1)
+    mask = mask_BTS.unsqueeze(1) if mask_BTS is not None and mask_BTS.dim() == 3 else mask_BTS
     grouped = query_BHTK.shape[1] != key_BGSK.shape[1]
     if grouped and query_BHTK.device.type == "cpu":  # torch 2.13's fused CPU kernel takes equal head counts only
         copies = query_BHTK.shape[1] // key_BGSK.shape[1]

@@ -1,6 +1,7 @@
 """Who may look at whom: positions, documents and masks of one forward pass. Blocks are handed a plan and build no
 mask."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ from gristmill.training.model.dropout import Dropout
 @dataclass(frozen=True)
 class Plan:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None means plainly causal, which
-    needs no mask. rotation_BTK: cosine and sine of the rotary angles, or None. keep_state: mixers return their
-    state."""
+    needs no mask. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK: cosine and sine of the
+    rotary angles, or None. keep_state: mixers return their state."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Tensor | None]
@@ -45,6 +46,32 @@ def causal_masks(
         seen_TS = back_TS >= 0 if window is None else (back_TS >= 0) & (back_TS < window)
         masks[window] = seen_TS.unsqueeze(0) if same_BTS is None else seen_TS & same_BTS
     return masks
+
+
+def alibi_masks(
+    masks: Mapping[int | None, Tensor | None], tokens: int, past: int, slopes_H: Tensor
+) -> dict[int | None, Tensor | None]:
+    """The masks as numbers to add: for each head, minus its slope for every token of distance (arXiv 2108.12409)."""
+    back_TS = _distances(tokens, past, slopes_H.device)
+    return {
+        window: alibi_bias(back_TS.unsqueeze(0) >= 0 if mask is None else mask, back_TS.unsqueeze(0), slopes_H)
+        for window, mask in masks.items()
+    }
+
+
+def alibi_bias(seen_BTS: Tensor, back_BTS: Tensor, slopes_H: Tensor) -> Tensor:
+    """[B, H, T, S]: -slope x distance where a token is seen, minus infinity elsewhere."""
+    bias_BHTS = -slopes_H.view(-1, 1, 1) * back_BTS.unsqueeze(1).to(slopes_H.dtype)
+    return bias_BHTS.masked_fill(~seen_BTS.unsqueeze(1), -torch.inf)
+
+
+def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """2**(-8/n), 2**(-16/n), ... for a power of two n; other counts take every second slope of 2n for the rest, as the
+    paper's own code does. 8 heads -> 1/2, 1/4, ... 1/256."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
+    return torch.tensor(slopes, dtype=dtype, device=device)
 
 
 def rotary_angles(positions_BT: Tensor, head_width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from gristmill.training.loss import Scoring, losses
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.norm import Norm
-from gristmill.training.model.plan import Plan, causal_masks, rotary_angles
+from gristmill.training.model.plan import Plan, alibi_masks, alibi_slopes, causal_masks, rotary_angles
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.recompute import retention
 from gristmill.training.parallel.tensor import Cut, TensorAxis, VocabularyEmbedding
@@ -69,9 +69,11 @@ class Transformer(nn.Module):
         self.config, self.vocab_size, self.dtype, self.seed = config, vocab_size, dtype, seed
         self.part = part or Part(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel)
-        self.embedding = self.positions = self.final_norm = self.head = None
+        self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
         if self.part.embeds:
             self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, dtype)
+            if config.embedding_norm:
+                self.embedding_norm = Norm(config, self.tensor, config.width)
             if config.positions == "learned":
                 self.positions = PositionEmbedding(self.tensor, config.context, config.width)
         indices = range(self.part.first, self.part.last)
@@ -135,12 +137,22 @@ class Transformer(nn.Module):
             dropout = Dropout(self.config.dropout, self.seed, samples, self.tensor.own_tokens(place_T, dim=0))
         windows = [layer.window for layer in self.config.layer_list]
         masks = causal_masks(windows, tokens, past, documents, x.device)
+        if self.config.positions == "alibi":
+            masks = alibi_masks(masks, tokens, past, self.slopes(x.device))
         return Plan(positions_BT, masks, rotation, dropout, keep_state)
+
+    def slopes(self, device: torch.device) -> Tensor:
+        """ALiBi's slopes of this tensor rank's heads."""
+        own = self.config.heads // self.tensor.size
+        every_H = alibi_slopes(self.config.heads, self.dtype, device)
+        return every_H[self.tensor.rank * own : (self.tensor.rank + 1) * own]
 
     def _embed(self, x: Tensor, plan: Plan) -> Tensor:
         if self.embedding is None:
             return x
         x_BTD = self.embedding(x)
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(plan.positions_BT, x_BTD.dtype)
         return plan.drop(x_BTD, layer=self.config.layers, site=0)
