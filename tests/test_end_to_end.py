@@ -196,3 +196,25 @@ def wait_for_work(workdir: Path, stage: str, process: subprocess.Popen) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_two_processes_train_the_same_model(whole, place):
+    """torchrun, two data-parallel ranks: the loss of every step is that of one process."""
+    workdir = place / "two_ranks"
+    for earlier in STAGES[:3]:
+        shutil.copytree(whole / earlier, workdir / earlier)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "gristmill.pipelines.cli", "train", "tiny.yaml", "--workdir", str(workdir)]
+    done = subprocess.run(
+        [*command, "--set", "train.layout.data=2"],
+        cwd=place,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = (
+        [json.loads(line)["loss"] for line in (folder / "train/metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, workdir)
+    )
+    assert two == pytest.approx(one, rel=1e-4)
