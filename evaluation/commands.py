@@ -10,7 +10,9 @@ from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
+from gristmill.evaluation.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.curve import curve_svg
 from gristmill.evaluation.generate import Generated, generate
 from gristmill.evaluation.huggingface import is_huggingface
 from gristmill.evaluation.load import load_subject, load_subject_in_parts, newest_step
@@ -45,8 +47,22 @@ def evaluate_checkpoint(
     data = None if config.data is None else Path(config.data)
     places = Places(output, data, corpus_of(checkpoint), cache, download)
     if place.world_size == 1:
-        return evaluate_folder(checkpoint, tokenizer, places, config, reporter)
+        rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter)
+        if config.weights != "as_trained":
+            _show_cost(checkpoint, tokenizer, places, config, reporter)
+        return rows
     return _evaluate_together(checkpoint, tokenizer, places, config, reporter, place, tensor, pipeline)
+
+
+def _show_cost(
+    checkpoint: Path, tokenizer: Path | None, places: Places, config: EvaluateConfig, reporter: Reporter
+) -> None:
+    """The same questions to the weights as trained, in OUTPUT/as_trained; the comparison in OUTPUT/cost_of_....md."""
+    plain = EvaluateConfig(**{**config.model_dump(), "weights": "as_trained", "samples": 0})
+    apart = replace(places, output=places.output / "as_trained")
+    evaluate_folder(checkpoint, tokenizer, apart, plain, reporter)
+    cost = comparison_markdown(compare_folders(apart.output, places.output))
+    write_atomic(places.output / f"cost_of_{config.weights}.md", cost.encode())
 
 
 def _evaluate_together(
@@ -134,6 +150,7 @@ def evaluate_series(
                  "error": row.error, "chance": row.chance}
             )  # fmt: skip
     write_atomic(output / "curve.json", json.dumps(points, indent=1).encode() + b"\n")
+    write_atomic(output / "curve.svg", curve_svg(points).encode())
     return points
 
 

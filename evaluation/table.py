@@ -96,7 +96,10 @@ def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:
 
 def html(rows: Sequence[ScoreRow], notes: Sequence[str], title: str) -> str:
     """A page that stands alone: no script, no outside file, every text escaped."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
+    head = "".join(
+        f'<th class="{"n" if column in NUMBERS else "t"}">{escape(heading)}</th>'
+        for column, heading in enumerate(HEADINGS)
+    )
     body = "".join(
         "<tr>"
         + "".join(
@@ -117,7 +120,7 @@ def html(rows: Sequence[ScoreRow], notes: Sequence[str], title: str) -> str:
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse}th,td{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:left}"
-    "th{border-bottom:2px solid #888}td.n{text-align:right;font-variant-numeric:tabular-nums}ul{color:#555}"
+    "th{border-bottom:2px solid #888}th.n,td.n{text-align:right;font-variant-numeric:tabular-nums}ul{color:#555}"
 )
 NUMBERS = (1, 2, 4, 5, 6)  # columns aligned to the right
 

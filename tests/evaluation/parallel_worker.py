@@ -1,4 +1,4 @@
-"""What each process of test_parallel.py does; its arguments are CHECKPOINT TOKENIZER OUTPUT.
+"""What each process of test_parallel.py does; its arguments are TOKENIZER OUTPUT CHECKPOINT...
 
 Asks the same questions of two copies, of two tensor ranks and of two pipeline stages, and writes what rank 0 heard."""
 
@@ -27,8 +27,15 @@ QUESTIONS = [
 ]
 
 
-def main(checkpoint: Path, tokenizer: Path, output: Path) -> None:
+def main(tokenizer: Path, output: Path, *checkpoints: Path) -> None:
     dist.init_process_group("gloo")
+    heard = [all_layouts(checkpoint, tokenizer) for checkpoint in checkpoints]
+    if dist.get_rank() == 0:
+        output.write_text(json.dumps(heard))
+    dist.destroy_process_group()
+
+
+def all_layouts(checkpoint: Path, tokenizer: Path) -> dict:
     heard = {}
     subject = load_subject(checkpoint, tokenizer, EvaluateConfig())
     copies = build_mesh(LayoutConfig(data=2), 2, torch.device("cpu"))
@@ -39,9 +46,7 @@ def main(checkpoint: Path, tokenizer: Path, output: Path) -> None:
         heard[axis] = ask(LanguageModel(backbone, subject.codec, 500, Reporter.silent(), data=ALONE))
         prompts = [[256, 1, 2, 3], [256, 9]]
         heard[f"{axis} generation"] = [list(each.tokens) for each in generate(backbone, subject.codec, prompts, 12)]
-    if dist.get_rank() == 0:
-        output.write_text(json.dumps(heard))
-    dist.destroy_process_group()
+    return heard
 
 
 def ask(model: LanguageModel) -> list | None:

@@ -23,14 +23,17 @@ QUESTIONS = [
 
 def test_two_processes_answer_as_one(tmp_path, random_checkpoint, tokenizer_folder):
     """Two copies, two tensor ranks (an odd vocabulary, so uneven shares) and two pipeline stages."""
-    checkpoint = random_checkpoint("llama")
+    checkpoints = [random_checkpoint(family, name=family) for family in ("llama", "bloom")]
     worker = Path(__file__).with_name("parallel_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
-    command += [str(checkpoint), str(tokenizer_folder), str(tmp_path / "heard.json")]
+    command += [str(tokenizer_folder), str(tmp_path / "heard.json"), *map(str, checkpoints)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    heard = json.loads((tmp_path / "heard.json").read_text())
+    for checkpoint, heard in zip(checkpoints, json.loads((tmp_path / "heard.json").read_text()), strict=True):
+        assert_as_one(heard, checkpoint, tokenizer_folder)
 
+
+def assert_as_one(heard, checkpoint, tokenizer_folder):
     subject = load_subject(checkpoint, tokenizer_folder, EvaluateConfig())
     model = LanguageModel(subject.backbone, subject.codec, 500, Reporter.silent())
     alone = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig()).samples["cloze"]

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+import yaml
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.harness import TASK_FOLDER, run_tasks
+from gristmill.evaluation.language_model import LanguageModel
+from gristmill.evaluation.suites import SUITES
+from gristmill.evaluation.table import score_rows
+
+
+@pytest.fixture
+def model(small_backbone, byte_codec) -> LanguageModel:
+    return LanguageModel(small_backbone(context=256), byte_codec, 2000, Reporter.silent())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Hand-made files in the published forms of the sets that are not pinned."""
+    files = {
+        "anli_r1_test.jsonl": [
+            {"context": "The mill stands.", "hypothesis": "The mill is old.", "label": "n"},
+            {"context": "The mill stands.", "hypothesis": "The mill fell.", "label": "c"},
+        ],
+        "hans_evaluation.jsonl": [
+            {"sentence1": "The miller saw the baker.", "sentence2": "The miller saw.", "gold_label": "entailment"},
+            {"sentence1": "The baker by the mill ran.", "sentence2": "The mill ran.", "gold_label": "non-entailment"},
+        ],
+        "race_high.jsonl": [
+            {
+                "article": "Grain goes in.",
+                "questions": ["What goes in?"],
+                "options": [["Flour", "Grain", "Water", "Bread"]],
+                "answers": ["B"],
+                "id": "high1.txt",
+            }
+        ],
+    }
+    (tmp_path / "benchmarks").mkdir()
+    for name, records in files.items():
+        (tmp_path / "benchmarks" / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return tmp_path
+
+
+def test_the_sets_that_are_not_pinned_take_their_published_forms(model, data):
+    names = ["gristmill_anli_r1", "gristmill_hans", "gristmill_race_high"]
+    results = run_tasks(model, names, EvaluateConfig(), data)
+    asked = {
+        name: [(sample["arguments"][0][0], sample["target"]) for sample in results.samples[name]] for name in names
+    }
+    prompt = "Premise: The mill stands.\nHypothesis: The mill fell.\nIs the hypothesis true, false or neither?\nAnswer:"
+    assert asked["gristmill_anli_r1"][1] == (prompt, 2)
+    assert [target for _, target in asked["gristmill_anli_r1"]] == [1, 2]
+    assert [target for _, target in asked["gristmill_hans"]] == [0, 1]
+    assert asked["gristmill_race_high"] == [("Grain goes in.\n\nQuestion: What goes in?\nAnswer:", 1)]
+    chances = {row.task: row.chance for row in score_rows(results.summary, results.samples, {})}
+    assert chances == {names[0]: pytest.approx(1 / 3), names[1]: 0.5, names[2]: 0.25}
+
+
+def test_a_suite_says_what_it_leaves_out_and_a_named_task_is_not_left_out(model, data):
+    results = run_tasks(model, ["mtnlg"], EvaluateConfig(), data)
+    assert sorted(results.samples) == ["gristmill_anli_r1", "gristmill_hans", "gristmill_race_high"]
+    assert len(results.left_out) == len(SUITES["mtnlg"]) - 3
+    assert results.left_out[0] == (
+        "gristmill_lambada of the suite mtnlg was left out: benchmarks/lambada_openai.jsonl is absent"
+    )
+    with pytest.raises(InputError, match=r"piqa\.jsonl: absent"):
+        run_tasks(model, ["gristmill_piqa"], EvaluateConfig(), data)
+    with pytest.raises(RecipeError, match="nothing to evaluate: gristmill_lambada of the suite small"):
+        run_tasks(model, ["small"], EvaluateConfig(), data)
+
+
+def test_every_task_says_where_it_is_from_and_what_guessing_gives():
+    class Loader(yaml.SafeLoader):
+        """Reads `!function name` as the name."""
+
+    Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+    for path in sorted(TASK_FOLDER.glob("*.yaml")):
+        config = yaml.load(path.read_text("utf-8"), Loader)
+        if "task" in config:
+            stated = config["metadata"]
+            assert stated["source"] and 0 <= stated["chance"] < 1, path.name
+
+
+def test_pinned_files_are_the_ones_we_have(model, shared_data):
+    """Two documents of each task; chance as the YAML states it."""
+    root = shared_data("benchmarks/copa.jsonl.zst").parents[1]
+    results = run_tasks(
+        model, ["gristmill_copa", "gristmill_hellaswag", "gristmill_wic"], EvaluateConfig(limit=2), root
+    )
+    for row in score_rows(results.summary, results.samples, {}):
+        assert row.chance == results.summary["configs"][row.task]["metadata"]["chance"]
