@@ -6,7 +6,7 @@ are named, and the plain rules take them."""
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.dedup.shingles import load64
+from gristmill.data_pipeline.intrinsics import load64
 from gristmill.data_pipeline.signals.bits import (
     CASE,
     HIGH,

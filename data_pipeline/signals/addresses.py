@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.dedup.shingles import load64
+from gristmill.data_pipeline.intrinsics import load64
 from gristmill.data_pipeline.signals.bits import ZERO, equal, every, first_marked
 
 

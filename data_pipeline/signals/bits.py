@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from gristmill.data_pipeline.dedup.shingles import load64, trailing_zeros
+from gristmill.data_pipeline.intrinsics import load64, trailing_zeros
 
 HIGH = np.uint64(0x8080808080808080)
 LOW = np.uint64(0x0101010101010101)

@@ -6,7 +6,7 @@ touch this one, or the old code runs on."""
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.dedup.shingles import load64
+from gristmill.data_pipeline.intrinsics import load64
 from gristmill.data_pipeline.signals.addresses import count_addresses
 from gristmill.data_pipeline.signals.bits import HIGH, ZERO, between, bytes_below, decode, digits, equal, every, ones
 from gristmill.data_pipeline.signals.characters import DIGIT, LINE_END, UPPER

@@ -1,0 +1,82 @@
+"""datatrove's filters as a process that takes turns with a benchmark: runs in datatrove's own environment.
+
+argv: a file of JSON lines, each a text; the words: `split` (str.split) or `spacy` (as shipped). For every line on
+stdin, filters all texts once and prints {"seconds": ..., "kept": {filter: "0110..."}}; CPU seconds of this process."""
+
+import json
+import sys
+import time
+
+from datatrove.data import Document
+from datatrove.pipeline.filters import (
+    C4QualityFilter,
+    FineWebQualityFilter,
+    GopherQualityFilter,
+    GopherRepetitionFilter,
+)
+from datatrove.utils import text as datatrove_text
+from datatrove.utils import word_tokenizers
+
+FILTERS = {
+    "gopher_quality": GopherQualityFilter,
+    "gopher_repetition": GopherRepetitionFilter,
+    "c4": C4QualityFilter,
+    "fineweb_quality": FineWebQualityFilter,
+}
+CLOSERS = "\"')]}’”»"
+
+
+class SplitWords(word_tokenizers.WordTokenizer):
+    """Words between white space; sentences by gristmill's rule, so that only the filters are compared."""
+
+    def word_tokenize(self, text):
+        return text.split()
+
+    def span_tokenize(self, text):
+        terminals = datatrove_text.TERMINAL_PUNCTUATION
+        spans, start, worded = [], 0, False
+        at = 0
+        for word in text.split():
+            at = text.index(word, at) + len(word)
+            worded = worded or any(c.isalnum() or c == "_" for c in word)
+            bare = word.rstrip(CLOSERS)
+            if worded and bare and bare[-1] in terminals:
+                spans.append((start, at))
+                start, worded = at, False
+        if worded:
+            spans.append((start, len(text)))
+        return spans
+
+    def sent_tokenize(self, text):
+        return [text[start:end] for start, end in self.span_tokenize(text)]
+
+
+def main() -> None:
+    path, words = sys.argv[1:]
+    with open(path, encoding="utf-8") as file:
+        texts = [json.loads(line) for line in file]
+    if words == "split":
+        tokenizer = SplitWords()
+        word_tokenizers.load_word_tokenizer = lambda language: tokenizer
+    filters = {name: make() for name, make in FILTERS.items()}
+    for _ in sys.stdin:
+        kept = {name: [] for name in filters}
+        started = time.process_time()
+        for text in texts:
+            for name, each in filters.items():
+                kept[name].append("1" if passes(each, text) else "0")
+        seconds = time.process_time() - started
+        print(
+            json.dumps({"seconds": seconds, "kept": {name: "".join(marks) for name, marks in kept.items()}}), flush=True
+        )
+
+
+def passes(each, text: str) -> bool:
+    try:
+        return each.filter(Document(text=text, id="0")) is True
+    except ZeroDivisionError:  # a text without words
+        return False
+
+
+if __name__ == "__main__":
+    main()
