@@ -1,0 +1,171 @@
+"""Layouts of one model on forked processes of this machine: seconds a step, memory, and bytes sent by axis.
+
+Bytes are those a rank hands to the collectives and sends down the pipeline, of the rank that hands over most. Seconds
+are of a machine with fewer cores than processes, so they rank layouts by overhead, not by speed-up. The bubble is
+measured on the schedules' own lists, played on a clock."""
+
+import resource
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from measure import Figure, arguments, print_figures
+from rich.console import Console
+from rich.table import Table
+from torch.distributed.pipelining.stage import PipelineStage
+
+from gristmill.training.config import ModelConfig, OptimizerConfig, TrainConfig
+from gristmill.training.optim.adamw import AdamW
+from gristmill.training.optim.norm import clip, global_norm
+from gristmill.training.parallel.forked import ForkedPool
+from gristmill.training.parallel.mesh import Mesh, build_mesh
+from gristmill.training.parallel.parts import build_parts
+from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.parallel.simulation import actions, play
+from gristmill.training.run import choose_passes
+
+MODEL = ModelConfig(layers=8, width=128, heads=8, kv_heads=4, context=128)
+VOCAB, SAMPLES = 1024, 16
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"data": 4},
+    {"data": 4, "replicate": 4},
+    {"data": 4, "reshard_after_forward": False},
+    {"tensor": 4},
+    {"tensor": 4, "sequence_parallel": False},
+    {"pipeline": 4},
+    {"pipeline": 4, "schedule": "interleaved"},
+    {"pipeline": 4, "schedule": "zbv"},
+    {"data": 2, "tensor": 2, "pipeline": 2},
+    {"data": 2, "tensor": 2, "pipeline": 2, "sequence_parallel": False},
+    {"data": 2, "tensor": 2, "pipeline": 2, "recompute": "full"},
+]
+QUICK = [0, 1, 4, 6, 9, 10]
+COLLECTIVES = {  # which argument is handed in
+    "all_reduce": 0,
+    "all_gather_into_tensor": 1,
+    "reduce_scatter_tensor": 1,
+    "all_gather_single": 1,  # FSDP2's names of the same two
+    "reduce_scatter_single": 1,
+}
+
+
+def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
+    """On each rank: (seconds of the median step, bytes by axis of one step, growth of resident memory)."""
+    train = TrainConfig(
+        tokens=10**6,
+        batch_tokens=SAMPLES * MODEL.context,
+        precision="fp32",
+        layout={"micro_batch": SAMPLES // layout.get("data", 1) // 4} | layout,
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    mesh = build_mesh(train.layout, MODEL.num_kv_heads, torch.device("cpu"))
+    parts = build_parts(MODEL, VOCAB, train.layout, mesh, PRECISIONS["fp32"], seed=1)
+    passes = choose_passes(parts, MODEL, train, mesh)
+    optimizer = AdamW(parts.parameters, OptimizerConfig(), MODEL)
+    share = SAMPLES // mesh.data.size
+    drawn = torch.randint(0, VOCAB, (share, MODEL.context), generator=torch.Generator().manual_seed(mesh.data.rank))
+    batch = {"x": drawn, "targets": drawn.roll(-1, 1), "weights": torch.ones(drawn.shape)}
+
+    def step() -> None:
+        passes.train(batch, 1e-3)
+        norm = global_norm(parts.counted, mesh).item()
+        clip(parts.parameters.values(), norm, 1.0)
+        optimizer.step(1.0)
+        parts.clear_gradients()
+
+    step()
+    seconds = sorted(timed(step) for _ in range(steps))[steps // 2]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"seconds": seconds, "bytes": counted(step, mesh), "memory": grown * 1024}
+
+
+def timed(step: Any) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def counted(step: Any, mesh: Mesh) -> dict[str, int]:
+    """Bytes by axis of one step."""
+    sums: dict[str, int] = defaultdict(int)
+    axes = {dist.group.WORLD.group_name: "world"}  # the norm and the sums, a few numbers
+    for axis, name in ((mesh.data, "data"), (mesh.tensor, "tensor")):
+        if axis.size > 1:
+            axes[axis.group.group_name] = name  # torch gives an axis over all processes the world's group
+
+    def counting(name: str, position: int) -> Any:
+        original = getattr(dist, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            tensor = arguments[position] if len(arguments) > position else named.get("input", named.get("input_tensor"))
+            group = named.get("group") or dist.group.WORLD
+            if group.size() > 1:
+                sums[axes.get(group.group_name, "data")] += tensor.numel() * tensor.element_size()
+            return original(*arguments, **named)
+
+        return call
+
+    def sends(name: str) -> Any:
+        original = getattr(PipelineStage, name)
+
+        def call(stage: PipelineStage, index: int) -> Any:
+            operations = original(stage, index)
+            sums["pipeline"] += sum(each.tensor.numel() * each.tensor.element_size() for each in operations)
+            return operations
+
+        return call
+
+    with ExitStack() as stack:
+        for name, position in COLLECTIVES.items():
+            stack.enter_context(mock.patch.object(dist, name, counting(name, position)))
+        for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
+            stack.enter_context(mock.patch.object(PipelineStage, name, sends(name)))
+        step()
+    return dict(sums)
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    chosen = [LAYOUTS[index] for index in QUICK] if options.quick else LAYOUTS
+    table = Table("layout", "processes", "s/step", "MB grown", "MB data", "MB tensor", "MB pipeline")
+    results = {}
+    for layout in chosen:
+        world_size = layout.get("data", 1) * layout.get("tensor", 1) * layout.get("pipeline", 1)
+        pool = ForkedPool(world_size)  # a fresh one each, so that memory is this layout's
+        ranks = pool.run(world_size, measure, layout, 3)
+        pool.close()
+        worst = {axis: max(rank["bytes"].get(axis, 0) for rank in ranks) for axis in ("data", "tensor", "pipeline")}
+        results[str(layout)] = worst
+        name = " ".join(f"{key} {value}" for key, value in layout.items()) or "one process"
+        numbers = [max(rank["seconds"] for rank in ranks), max(rank["memory"] for rank in ranks) / 1e6]
+        sent = [worst[axis] / 1e6 for axis in ("data", "tensor", "pipeline")]
+        table.add_row(name, str(world_size), *(f"{number:.3g}" for number in [*numbers, *sent]))
+    Console(width=130).print(table)
+    print_figures([*bubbles(), scatter_saving(results)])
+
+
+def bubbles() -> list[Figure]:
+    """Idle over useful time at 4 ranks and 8 micro-batches; the ratio is 1F1B's over ours."""
+    plain = play(actions("1f1b", 4, 8), 4, 4, 8).bubble
+    found = []
+    for schedule in ("interleaved", "zbv", "dualpipev"):
+        own = play(actions(schedule, 4, 8), 4, 8, 8).bubble
+        goal = 2.0 if schedule == "interleaved" else None  # (p - 1) / m over (p - 1) / (m v), v = 2
+        found.append(Figure(f"bubble_{schedule}", own, "idle/useful", plain, "1F1B", plain / own, goal))
+    return found
+
+
+def scatter_saving(results: dict[str, dict[str, int]]) -> Figure:
+    """Bytes down the pipeline when each tensor rank sends its own tokens only; the goal is the tensor size."""
+    shard, whole = (results[str(layout)]["pipeline"] for layout in (LAYOUTS[9], LAYOUTS[10]))
+    return Figure("scatter_gather_bytes", shard, "bytes/step", whole, "whole activations", whole / shard, 2.0)
+
+
+if __name__ == "__main__":
+    main()
