@@ -2,11 +2,6 @@
 
 from dataclasses import dataclass
 
-import numba
-import numpy as np
-
-from gristmill.data_pipeline.dedup.folding import ALONE, CODE_POINT, SEPARATOR, VANISHES, folding_table
-
 SENTENCE_ENDS = ".!?"
 
 
@@ -19,36 +14,6 @@ class CutRule:
     margin: int = 200
     shortest: int = 200
     most: int = 10
-
-
-def word_spans(text: str) -> np.ndarray:
-    """int64[2, words]: first and last + 1 character of every folded word in the raw text.
-
-    "Hey, you" -> [[0, 5], [3, 8]]."""
-    points = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint32)
-    spans = np.empty((2, len(points)), np.int64)
-    count = _word_spans(points, folding_table("word"), spans)
-    return spans[:, :count]
-
-
-@numba.njit(cache=True, nogil=True)
-def _word_spans(points, table, spans):
-    count = 0
-    inside = False
-    for at in range(len(points)):
-        code = table[points[at]]
-        if code & VANISHES:
-            continue
-        alone = code & ALONE != 0
-        if code == SEPARATOR or alone or not inside:
-            inside = False
-            if code & CODE_POINT != 0:
-                spans[0, count] = at
-                count += 1
-                inside = not alone
-        if code & CODE_POINT != 0:
-            spans[1, count - 1] = at + 1
-    return count
 
 
 def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tuple[int, int]]:

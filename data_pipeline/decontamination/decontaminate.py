@@ -13,10 +13,11 @@ from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.decontamination.benchmark import BenchmarkConfig, Example, read_benchmark
-from gristmill.data_pipeline.decontamination.cut import CutRule, cut_spans, pieces, word_spans
+from gristmill.data_pipeline.decontamination.cut import CutRule, cut_spans, pieces
 from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search
 from gristmill.data_pipeline.decontamination.report import EXCERPT_MARGIN, contamination_report
 from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.dedup.part import Part, utf8_of
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError

@@ -8,14 +8,13 @@ import numpy as np
 
 from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.shingles import BASE, mixed, shingle_hashes, word_hashes
+from gristmill.data_pipeline.dedup.kernels import EMPTY_SLOT, search_ngrams, shingle_hashes, word_hashes
 
 # Bits of the filter for each distinct prefix: at 16, one foreign prefix in 16 passes on to the table.
 FILTER_BITS = 16
 # Slots of the table for each distinct prefix: at most half of them are taken, so probes stay short.
 TABLE_SLOTS = 2
 ONE = np.uint64(1)
-EMPTY_SLOT = np.int32(-1)
 
 
 @dataclass(frozen=True)
@@ -125,43 +124,6 @@ def search(index: NgramIndex, data: np.ndarray, offsets: np.ndarray) -> np.ndarr
     units, prefixes = np.empty(room, np.uint64), np.empty(room, np.uint64)
     found = np.empty((3, 4096), np.int64)
     tables = (index.lengths, index.keys, index.prefixes, index.first, index.filter, index.table)
-    while (count := _search(folded, ends, index.shortest, *tables, units, prefixes, found)) > found.shape[1]:
+    while (count := search_ngrams(folded, ends, index.shortest, *tables, units, prefixes, found)) > found.shape[1]:
         found = np.empty((3, count), np.int64)
     return found[:, :count]
-
-
-@numba.njit(cache=True, nogil=True)
-def _search(folded, ends, shortest, lengths, keys, known, first, bits, table, units, prefixes, found):
-    """Fills found as far as there is room; returns how many there are."""
-    bit_mask = np.uint64(64 * len(bits) - 1)
-    slot_mask = np.uint64(len(table) - 1)
-    matches = 0
-    for text in range(len(ends) - 1):
-        words = word_hashes(folded, ends[text], ends[text + 1], units)
-        if words < shortest:
-            continue
-        count = shingle_hashes(units, words, shortest, prefixes)
-        for word in range(count):
-            prefix = prefixes[word]
-            bit = prefix & bit_mask
-            if (bits[bit >> np.uint64(6)] >> (bit & np.uint64(63))) & ONE == np.uint64(0):
-                continue
-            slot = (prefix >> np.uint64(32)) & slot_mask
-            while table[slot] != EMPTY_SLOT and known[table[slot]] != prefix:
-                slot = (slot + ONE) & slot_mask
-            if table[slot] == EMPTY_SLOT:
-                continue
-            for ngram in range(first[table[slot]], first[table[slot] + 1]):
-                if word + lengths[ngram] <= words and _hash_at(units, word, lengths[ngram]) == keys[ngram]:
-                    if matches < found.shape[1]:
-                        found[0, matches], found[1, matches], found[2, matches] = text, ngram, word
-                    matches += 1
-    return matches
-
-
-@numba.njit(cache=True, nogil=True)
-def _hash_at(units, word, length):
-    value = np.uint64(0)
-    for i in range(word, word + length):
-        value = value * BASE + units[i]
-    return mixed(value)

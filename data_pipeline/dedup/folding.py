@@ -167,3 +167,33 @@ def fold_text(text: str, fold: Fold = "word") -> str:
     data = np.frombuffer(text.encode(), np.uint8)
     folded, ends = fold_texts(data, np.array([0, len(data)], np.int64), fold)
     return bytes(folded[: ends[1]]).decode().rstrip(" ")
+
+
+def word_spans(text: str) -> np.ndarray:
+    """int64[2, words]: first and last + 1 character of every folded word in the raw text.
+
+    "Hey, you" -> [[0, 5], [3, 8]]."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint32)
+    spans = np.empty((2, len(points)), np.int64)
+    count = _word_spans(points, folding_table("word"), spans)
+    return spans[:, :count]
+
+
+@numba.njit(cache=True, nogil=True)
+def _word_spans(points, table, spans):
+    count = 0
+    inside = False
+    for at in range(len(points)):
+        code = table[points[at]]
+        if code & VANISHES:
+            continue
+        alone = code & ALONE != 0
+        if code == SEPARATOR or alone or not inside:
+            inside = False
+            if code & CODE_POINT != 0:
+                spans[0, count] = at
+                count += 1
+                inside = not alone
+        if code & CODE_POINT != 0:
+            spans[1, count - 1] = at + 1
+    return count

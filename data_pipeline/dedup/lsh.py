@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.dedup.shingles import MULTIPLY_GROUP, MULTIPLY_UNIT, U29, U32
+from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, U29, U32
 
 
 def meeting_probability(similarity: float, bands: int, rows: int) -> float:

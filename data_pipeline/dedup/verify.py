@@ -6,7 +6,8 @@ import numba
 import numpy as np
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.shingles import Unit, character_hashes, shingle_hashes, word_hashes
+from gristmill.data_pipeline.dedup.kernels import text_shingles
+from gristmill.data_pipeline.dedup.shingles import Unit
 
 
 def shingle_sets(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit) -> list[np.ndarray]:
@@ -16,15 +17,9 @@ def shingle_sets(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit) 
     units, keys = np.empty(room, np.uint64), np.empty(room, np.uint64)
     found = []
     for start, stop in pairwise(ends):
-        count = _shingles(folded, start, stop, ngram, unit == "word", units, keys)
+        count = text_shingles(folded, start, stop, ngram, unit == "word", units, keys)
         found.append(_distinct(np.sort(keys[:count])))
     return found
-
-
-@numba.njit(cache=True, nogil=True)
-def _shingles(folded, start, stop, ngram, words, units, keys):
-    count = word_hashes(folded, start, stop, units) if words else character_hashes(folded, start, stop, units)
-    return shingle_hashes(units, count, ngram, keys)
 
 
 def _distinct(ascending: np.ndarray) -> np.ndarray:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.decontamination.cut import CutRule, cut_spans, pieces, word_spans
-from gristmill.data_pipeline.dedup.folding import fold_text
+from gristmill.data_pipeline.decontamination.cut import CutRule, cut_spans, pieces
+from gristmill.data_pipeline.dedup.folding import fold_text, word_spans
 
 
 def test_word_spans_by_hand():
