@@ -44,6 +44,7 @@ def _summary(plan: Plan, best: Forecast) -> str:
         "the bubble": time.bubble,
         "exposed data-parallel traffic": time.data,
         "the optimizer": time.optimizer,
+        "collectives beside compute": time.contention,
     }
     largest = sorted(parts.items(), key=lambda item: -item[1])[:4]
     shares = ", ".join(f"{name} {seconds / time.total:.0%}" for name, seconds in largest if seconds > 0)

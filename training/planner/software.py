@@ -86,9 +86,11 @@ MEGATRON_2022 = Software.model_validate(
 )
 
 # bf16, distributed optimizer with overlapped reduce-scatter and all-gather, gradients summed in fp32 inside the matmul,
-# tensor collectives split into chunks behind the matmuls, sends overlapped in the interleaved schedule.
+# whole fp32 logits (its fused loss is off unless asked for), tensor collectives split into chunks behind the matmuls,
+# sends overlapped in the interleaved schedule.
 MEGATRON_CORE = Software(
     name="megatron-core",
+    loss="whole",
     data_parallel="optimizer_shard",
     selective="core",
     recomputes=("none", "attention", "full"),

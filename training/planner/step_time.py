@@ -15,13 +15,17 @@ from gristmill.training.planner.shape import Shape
 from gristmill.training.planner.software import Software
 from gristmill.training.planner.stages import Held, cost_cuts, even_cuts, holdings, stages_from_cuts, stages_of_rank
 
+# Share of a GPU that a collective takes from the compute it hides behind: 20 of 132 multiprocessors (DeepSeek-V3, arXiv
+# 2412.19437, section 3.2.2).
+CONTENTION = 20 / 132
 # An eighth of the 200 GB/s of memory bandwidth of a two-socket host of 2020 with 8 GPUs (8 channels of DDR4-3200 each).
 HOST_BYTES_PER_SECOND = 25e9
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of the slowest pipeline rank. *_hidden stand behind compute and are not in the total."""
+    """Seconds of the slowest pipeline rank. *_hidden stand behind compute and are not in the total; contention is what
+    they take from it."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -33,6 +37,7 @@ class StepTime:
     bubble: float = 0.0
     data: float = 0.0
     optimizer: float = 0.0
+    contention: float = 0.0
     other: float = 0.0
     tensor_hidden: float = 0.0
     pipeline_hidden: float = 0.0
@@ -162,6 +167,7 @@ class StepModel:
             bubble=bubble,
             data=data,
             optimizer=self._optimizer(layout, slowest[0]),
+            contention=CONTENTION * (parts.hidden * microbatches + data_hidden),
             other=self.software.step_seconds,
             tensor_hidden=parts.hidden * microbatches,
             pipeline_hidden=sends_hidden * microbatches,
