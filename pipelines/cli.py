@@ -15,7 +15,8 @@ from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest
 from gristmill.pipelines.chain import STAGES
 from gristmill.pipelines.commands.checkpoint import evaluate_checkpoint, export, generate
-from gristmill.pipelines.commands.corpus import inspect, why
+from gristmill.pipelines.commands.corpus import why
+from gristmill.pipelines.commands.data import data_app, tokenizer_compare
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.planning import calibrate, layout
 from gristmill.pipelines.raw import pin
@@ -23,7 +24,9 @@ from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.runner import Runner
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw text to an evaluated model.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw text to an evaluated model."
+)
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the bare name of one of ours.")
@@ -36,6 +39,8 @@ UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept ra
 
 def main() -> None:
     """Exit codes: 0 done, 1 the work failed, 2 the call or the recipe is wrong. A user's mistake shows no traceback."""
+    if sys.argv[1:3] == ["tokenizer", "compare"]:  # a stage's command takes a recipe, so it can hold no other command
+        sys.argv[1:3] = ["tokenizer-compare"]
     try:
         app()
     except RecipeError as error:
@@ -184,9 +189,8 @@ def reproduce(
 for _command in (why, generate, export, layout, calibrate):
     app.command()(_command)
 
-data_app = typer.Typer(no_args_is_help=True, help="Look into indexed data.")
-data_app.command()(inspect)
 app.add_typer(data_app, name="data")
+app.command("tokenizer-compare")(tokenizer_compare)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The commands that look into a corpus or into indexed data: `gristmill why` and `gristmill inspect`."""
+"""The command that looks into a corpus: `gristmill why`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,6 @@ from typing import Annotated
 import typer
 
 from gristmill.data_pipeline.explain import why as life_of
-from gristmill.data_pipeline.indexed.inspect import inspect as look_into
-from gristmill.data_pipeline.indexed.inspect import lines
-from gristmill.tokenizers.tokenizer import load_tokenizer
 
 
 def why(
@@ -20,13 +17,3 @@ def why(
         print(f"{event.step}: {event.outcome}")
         for line in event.lines:
             print(f"    {line}")
-
-
-def inspect(
-    prefix: Annotated[Path, typer.Argument(metavar="PREFIX", help="PREFIX.bin and PREFIX.idx")],
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer's folder: shows text in place of ids.")] = None,
-) -> None:
-    """What indexed files hold: counts, dtype, a histogram of lengths, the first documents."""
-    decode = load_tokenizer(tokenizer).decode if tokenizer else None
-    for line in lines(look_into(prefix, decode)):
-        print(line)

@@ -1,0 +1,100 @@
+"""The commands about indexed data and tokenizers: `gristmill data ...` and `gristmill tokenizer compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.indexed import packing_report
+from gristmill.data_pipeline.indexed.inspect import inspect, lines
+from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
+from gristmill.pipelines.compare import compare, group_rows, read_texts, rows
+from gristmill.pipelines.proxy import ProxyConfig
+from gristmill.tokenizers.config import STRATEGIES
+from gristmill.tokenizers.tokenizer import load_tokenizer
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at indexed data, and make one dataset of several.")
+
+Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset's path without .bin or .idx.")]
+
+
+@data_app.command("inspect")
+def inspect_command(
+    prefix: Prefix,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder, to show documents as text.")] = None,
+    documents: Annotated[int, typer.Option(min=0, help="How many documents to show.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens of each.")] = 64,
+) -> None:
+    """Counts, dtype, a histogram of lengths, the first documents."""
+    decode = load_tokenizer(tokenizer).decode if tokenizer is not None else None
+    for line in lines(inspect(prefix, decode, documents, tokens)):
+        print(line)
+
+
+@data_app.command("merge")
+def merge_command(
+    parts: Annotated[list[Path], typer.Argument(metavar="PREFIX...", help="The datasets, in their order.")],
+    output: Annotated[Path, typer.Option(help="The new dataset's prefix.")],
+) -> None:
+    """One dataset of several, document after document."""
+    merge(parts, output)
+
+
+@data_app.command("append")
+def append_command(prefix: Prefix, addition: Annotated[Path, typer.Argument(metavar="ADDITION")]) -> None:
+    """The documents of ADDITION behind those of PREFIX."""
+    append(prefix, addition)
+
+
+@data_app.command("slice")
+def slice_command(
+    prefix: Prefix,
+    output: Annotated[Path, typer.Option(help="The new dataset's prefix.")],
+    first: Annotated[int, typer.Option(help="The first document, from 0.")],
+    last: Annotated[int, typer.Option(help="The document before which to stop.")],
+) -> None:
+    """Some documents of a dataset as a dataset."""
+    cut_out(prefix, output, first, last)
+
+
+@data_app.command("packing")
+def packing_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An index folder.")],
+    context: Annotated[int, typer.Option(min=1, help="Tokens of a sample.")],
+    split: Annotated[str, typer.Option()] = "train",
+) -> None:
+    """What concat and best_fit cost: documents cut, and padding."""
+    _print(packing_report.rows(packing_report.packing_report(folder, split, context)))
+
+
+def tokenizer_compare(
+    texts: Annotated[Path, typer.Argument(metavar="TEXTS", help="A curate folder, or a .jsonl(.gz|.zst) file.")],
+    strategies: Annotated[str, typer.Option(help="Names with commas; empty trains none.")] = ",".join(STRATEGIES),
+    tokenizer: Annotated[list[Path] | None, typer.Option(help="A tokenizer folder to compare as well.")] = None,
+    vocab_size: Annotated[int, typer.Option(min=300)] = 16_000,
+    reference: Annotated[str, typer.Option(help="The language that parity compares with.")] = "en",
+    leave_out: Annotated[str, typer.Option(help="Groups to leave out, with commas.")] = "",
+    train_proxy: Annotated[bool, typer.Option("--train-proxy", help="Train a small model on each.")] = False,
+    output: Annotated[Path, typer.Option(help="Where trained tokenizers go.")] = Path("work/compare"),
+) -> None:
+    """Tokenizers side by side: bytes a token, fertility, parity, unused pieces, round trips, bits a byte."""
+    left_out = leave_out.split(",")
+    chosen = [text for text in read_texts(texts) if text.group not in left_out]
+    names = [name for name in strategies.split(",") if name]
+    if not names and not tokenizer:
+        raise RecipeError("nothing to compare; name strategies, or folders with --tokenizer")
+    proxy = ProxyConfig() if train_proxy else None
+    audits = compare(chosen, output, names, tokenizer or [], vocab_size, reference, proxy, Reporter.to_terminal())
+    _print(rows(audits))
+    _print(group_rows(audits))
+
+
+def _print(table_rows: list[list[str]]) -> None:
+    table = Table(*table_rows[0])
+    for row in table_rows[1:]:
+        table.add_row(*row)
+    Console().print(table)
