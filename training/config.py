@@ -255,7 +255,7 @@ class WatchConfig(Config):
     """timeout_seconds: a step that takes longer is named by rank and place, and the run is stopped."""
 
     timeout_seconds: float = Field(1800.0, gt=0)
-    log_every: int = Field(1, ge=1)
+    log_every: int = Field(1, ge=1, description="steps between lines of timing.jsonl; metrics.jsonl has every step")
     tensorboard: bool = True
     wandb_project: str | None = None
     profile_steps: tuple[int, ...] = Field((), description="steps whose Chrome trace is written")

@@ -21,7 +21,7 @@ from gristmill.training.batches import Batches, Samples
 from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.flops import count_parameters, device_peak, flops_per_token
 from gristmill.training.guard import Guard
-from gristmill.training.metrics import METRICS_NAME, MetricsLog, read_metrics
+from gristmill.training.metrics import METRICS_NAME, MetricsLog, profiled, read_metrics
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
@@ -91,9 +91,7 @@ class Run:
         self._resume()
         if self._writes:
             checkpoint.write_card(self.folder, self.card)
-        log = (
-            MetricsLog(self.folder, self.trainer.progress.step, self.train.watch.tensorboard) if self._writes else None
-        )
+        log = MetricsLog(self.folder, self.trainer.progress.step, self.train.watch) if self._writes else None
         try:
             with (
                 self.reporter.meter("train", self.train.tokens, "tokens") as meter,
@@ -110,15 +108,16 @@ class Run:
         return self._facts()
 
     def _steps(self, log: MetricsLog | None, meter: Meter, watchdog: Watchdog, asked: threading.Event) -> None:
-        started = time.monotonic()
+        started, watch = time.monotonic(), self.train.watch
         limit = self.train.checkpoint.stop_after_seconds
         while not self.trainer.finished:
             out_of_time = limit is not None and time.monotonic() - started > limit
-            report = self.trainer.step(asked.is_set() or out_of_time, watchdog.at)
+            with profiled(self.folder, self.trainer.progress.step + 1, self.mesh.world.rank, watch.profile_steps):
+                report = self.trainer.step(asked.is_set() or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, writing down and saving")
             metrics = self._metrics(report)
             if log is not None:
-                log.write(metrics, self._timing(report))
+                log.write(metrics, self._timing(report) if report.progress.step % watch.log_every == 0 else {})
             meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
             stopping = report.stop and not self.trainer.finished
             self._save_if_due(stopping or self.trainer.finished)

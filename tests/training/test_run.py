@@ -20,6 +20,7 @@ from gristmill.training.checkpoint import load_model, step_folder
 from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
 from gristmill.training.metrics import read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.processes import Place, joined
 from gristmill.training.run import Data, Run
 from gristmill.training.saver import kept_steps
 
@@ -179,6 +180,27 @@ def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path
     assert streams == [hashlib.sha256(batch.numpy().tobytes().hex().encode()).hexdigest() for batch in whole]
 
 
+def test_chosen_steps_are_traced(tmp_path: Path) -> None:
+    new_run(tmp_path, tokens=3 * BATCH * MODEL.context, watch={"profile_steps": [2]}).to_the_end()
+    trace = json.loads((tmp_path / "logs" / "trace-00000002-rank0.json").read_text())
+    assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else the restarted ranks read addresses of the dead ones
+    }
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for name in ("killed once", "never killed"):
+        arguments = ["--max-restarts", "1", __file__, str(tmp_path / name), name]
+        subprocess.run([*torchrun, *arguments], env=environment, check=True)
+    (tmp_path / "killed once" / "killed").unlink()
+    assert digests(tmp_path / "killed once") == digests(tmp_path / "never killed")
+
+
 def test_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
     new_run(tmp_path).to_the_end()
     other = new_run(tmp_path)
@@ -235,5 +257,26 @@ def test_which_checkpoints_stay() -> None:
     }
 
 
+def on_two_ranks(folder: Path, kill_once: bool) -> None:
+    """Under torchrun. Rank 1 kills itself at step 5 of its first life."""
+    place = Place.from_environment()
+    config = train_config(layout={"data": 2})
+    with joined(place, config.layout, MODEL, "recipe", 60) as mesh:
+        run = new_run(folder, mesh, layout={"data": 2})
+        step = run.trainer.step
+
+        def killed_at_five(*arguments: Any) -> Any:
+            if kill_once and place.rank == 1 and run.trainer.progress.step == 5 and not (folder / "killed").exists():
+                (folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(*arguments)
+
+        run.trainer.step = killed_at_five
+        run.to_the_end()
+
+
 if __name__ == "__main__":
-    new_run(Path(sys.argv[1])).to_the_end()
+    if len(sys.argv) > 2:
+        on_two_ranks(Path(sys.argv[1]), sys.argv[2] == "killed once")
+    else:
+        new_run(Path(sys.argv[1])).to_the_end()
