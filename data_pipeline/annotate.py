@@ -100,6 +100,7 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
     """Every task's file is there. Files that are there already are kept as they are."""
     missing = [task for task in tasks if not task.path.exists()]
     if missing:
+        _edited(["Compiled once here, the kernels are then loaded by every worker."], missing[0].config)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
 
 

@@ -106,6 +106,18 @@ def curate(
     return summary
 
 
+def annotated(
+    sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock, cache: Path, engine: LocalEngine
+) -> list[tuple[str, list[DecideTask]]]:
+    """By source, its annotated files with its rules, for a sweep. What is not in the cache is annotated."""
+    tasks = [annotation_tasks(s, lock.source(s.name), annotate_config(s, config), cache / "annotated") for s in sources]
+    annotate_all([task for group in tasks for task in group], engine)
+    return [
+        (source.name, [DecideTask(task.path, source_rules(source, config)) for task in group])
+        for source, group in zip(sources, tasks, strict=True)
+    ]
+
+
 def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfig:
     """Of the edits, the line options alone count: another threshold of a filter that edits measures nothing anew."""
     edits = [

@@ -1,0 +1,92 @@
+"""What other thresholds would keep: counted on annotated files, without writing a corpus."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.decide import DecideTask, Rules, signal_values
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.errors import RecipeError
+
+_SWEEP = re.compile(r"(?P<rule>[\w.]+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<count>\d+)")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """rule=low:high:n, n thresholds at equal steps from low to high."""
+
+    rule: str
+    thresholds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """What the filters would keep of a source with the rule at this threshold, before deduplication.
+
+    taken: documents that fail this rule and no other: those it alone decides on."""
+
+    source: str
+    threshold: float
+    documents: int
+    bytes: int
+    taken: int
+
+
+def parse_sweep(text: str) -> Sweep:
+    """`gopher_quality.min_words=20:100:5` -> 20, 40, 60, 80, 100. Raises RecipeError on any other form."""
+    found = _SWEEP.fullmatch(text)
+    try:
+        if found is None or int(found["count"]) < 1:
+            raise ValueError
+        steps = np.linspace(float(found["low"]), float(found["high"]), int(found["count"]))
+    except ValueError:
+        raise RecipeError(
+            f"{text!r} is no sweep; write rule=low:high:n, as gopher_quality.min_words=20:100:5"
+        ) from None
+    return Sweep(found["rule"], tuple(float(step) for step in steps))
+
+
+def sweep(sources: Sequence[tuple[str, Sequence[DecideTask]]], wanted: Sweep, engine: LocalEngine) -> list[SweepRow]:
+    """A row for every source that has the rule and every threshold. Raises RecipeError if no source has it."""
+    labels = {rule.label for _, tasks in sources for task in tasks for rule in task.rules.rules}
+    if wanted.rule not in labels:
+        near = difflib.get_close_matches(wanted.rule, sorted(labels), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the recipe's rules are {', '.join(sorted(labels))}"
+        raise RecipeError(f"no rule {wanted.rule!r}; {hint}")
+    rows = []
+    for name, tasks in sources:
+        chosen = [(task, wanted) for task in tasks if any(rule.label == wanted.rule for rule in task.rules.rules)]
+        if not chosen:
+            continue
+        counted = np.sum(engine.map(_count, chosen, f"sweep {name}", unit="files"), axis=0)
+        rows += [
+            SweepRow(name, threshold, *(int(n) for n in counts))
+            for threshold, counts in zip(wanted.thresholds, counted, strict=True)
+        ]
+    return rows
+
+
+def _count(task: tuple[DecideTask, Sweep]) -> np.ndarray:
+    """int64[thresholds, 3]: documents kept, their bytes, documents only this rule takes."""
+    decide, wanted = task
+    columns = ["unreadable", "num_bytes", *decide.rules.columns]
+    table = pq.read_table(decide.path, columns=list(dict.fromkeys(columns)))
+    readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
+    num_bytes = table.column("num_bytes").to_numpy()
+    [rule] = [rule for rule in decide.rules.rules if rule.label == wanted.rule]
+    others = Rules(tuple(rule for rule in decide.rules.rules if rule.label != wanted.rule), decide.rules.languages)
+    passes_others = readable.copy()
+    for other in others.rules:
+        passes_others &= other.passes(signal_values(table, other.signal, others.languages))
+    values = signal_values(table, rule.signal, decide.rules.languages)
+    counted = []
+    for threshold in wanted.thresholds:
+        passes = rule.at(threshold).passes(values)
+        kept = passes_others & passes
+        counted.append([kept.sum(), num_bytes[kept].sum(), (passes_others & ~passes).sum()])
+    return np.array(counted, dtype=np.int64)
