@@ -23,6 +23,7 @@ from gristmill.training.flops import count_parameters, device_peak, flops_per_to
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import METRICS_NAME, MetricsLog, profiled, read_metrics
 from gristmill.training.optim.build import build_optimizer
+from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.parts import ModelParts, build_parts
@@ -65,8 +66,10 @@ class Run:
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
         precision = PRECISIONS[train.precision]
+        if train.float8:
+            check_float8(mesh.device)
         self.parts = build_parts(
-            model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, compiled=train.compile
+            model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, train.compile, train.float8
         )
         passes = choose_passes(self.parts, model, train, mesh)
         self.optimizer = build_optimizer(self.parts.parameters, train.optimizer, model)

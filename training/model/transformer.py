@@ -63,12 +63,13 @@ class Transformer(nn.Module):
         dtype: torch.dtype = torch.float32,
         z_loss: float = 0.0,
         seed: int = 0,
+        float8: bool = False,
     ):
         super().__init__()
         layout = layout or LayoutConfig()
         self.config, self.vocab_size, self.dtype, self.seed = config, vocab_size, dtype, seed
         self.part = part or Part(0, config.layers, embeds=True, scores=True)
-        self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel)
+        self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, float8)
         self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
         if self.part.embeds:
             self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, dtype)

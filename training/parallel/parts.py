@@ -63,13 +63,14 @@ def build_parts(
     seed: int,
     z_loss: float = 0.0,
     compiled: bool = False,
+    float8: bool = False,
     materialise: bool = True,
 ) -> ModelParts:
     """Built, drawn, compiled by layer and sharded. Without `materialise` the parameters stay on the meta device."""
     plans = stage_parts(config, vocab_size, layout)
     parts = {}
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
-        part = Transformer(config, vocab_size, mesh, layout, plans[stage], precision.compute, z_loss, seed)
+        part = Transformer(config, vocab_size, mesh, layout, plans[stage], precision.compute, z_loss, seed, float8)
         if materialise:
             initialise(part, seed, mesh.device, precision.store)
         if compiled:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from gristmill.training.parallel.collectives import copy_to_ranks, gather_tokens, scatter_tokens, sum_over_ranks
+from gristmill.training.parallel.float8 import float8_linear
 from gristmill.training.parallel.mesh import Mesh
 
 # B batch, T tokens, D width, F outputs; a small t after a letter = this tensor rank's share
@@ -34,6 +35,7 @@ class TensorAxis:
 
     mesh: Mesh
     sequence_parallel: bool
+    float8: bool = False
 
     @property
     def size(self) -> int:
@@ -98,6 +100,14 @@ _STORED = {
 }
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tensor:
+    """x W^T + b; the backend is chosen here and nowhere else."""
+    if not float8:
+        return F.linear(x, weight, bias)
+    y = float8_linear(x, weight)
+    return y if bias is None else y + bias
+
+
 class ColumnLinear(nn.Module):
     """x W^T + b; each rank holds some of the outputs. Takes whole inputs (after `enter`), gives its share."""
 
@@ -110,7 +120,7 @@ class ColumnLinear(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         weight_FtD = self.tensor.local(self.weight, self.cut, x_BTD.dtype)
         bias_Ft = None if self.bias is None else self.tensor.local(self.bias, self.cut, x_BTD.dtype)
-        return F.linear(x_BTD, weight_FtD, bias_Ft)
+        return linear(x_BTD, weight_FtD, bias_Ft, self.tensor.float8)
 
 
 class RowLinear(nn.Module):
@@ -124,7 +134,8 @@ class RowLinear(nn.Module):
         self.bias = tensor.parameter((outputs,), Cut.WHOLE) if bias else None
 
     def forward(self, x_BTFt: Tensor) -> Tensor:
-        y_BTD = self.tensor.leave(F.linear(x_BTFt, self.tensor.local(self.weight, Cut.COLUMNS, x_BTFt.dtype)))
+        weight_DFt = self.tensor.local(self.weight, Cut.COLUMNS, x_BTFt.dtype)
+        y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None, self.tensor.float8))
         return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Cut.WHOLE, x_BTFt.dtype)
 
 
