@@ -9,17 +9,20 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
+from gristmill.data_pipeline.pii import PiiConfig, replace_pii
 from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.slices import Slice, slice_groups
 
 ROW_GROUP_ROWS = 1024
+PII_FIELD = pa.field("pii_replaced", pa.int64())
 
 
-def signals_schema(edits: Sequence[str]) -> pa.Schema:
-    """doc_id, the detected language, every signal of the text, and what each edit of it added."""
+def signals_schema(edits: Sequence[str], pii: bool) -> pa.Schema:
+    """doc_id, the detected language, every signal of the text, what each edit of it added, places of personal data."""
     added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
+    added += [PII_FIELD] if pii else []
     return pa.schema([pa.field("doc_id", pa.string()), *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
 
 
@@ -33,6 +36,7 @@ class ShardTask:
     source: str
     slices: tuple[Slice, ...]
     edits: tuple[str, ...]  # the filters that edited the source: each has added columns to its signals
+    pii: PiiConfig | None
 
     @property
     def documents(self) -> Path:
@@ -47,8 +51,11 @@ def write_shard(task: ShardTask) -> None:
     """Both files of the shard are there; a shard of which both are there already is kept."""
     if task.documents.exists() and task.signals.exists():
         return
-    schema = signals_schema(task.edits)
-    columns = [*(name for name in DOCUMENT_SCHEMA.names if name != "source"), *schema.names[1:]]
+    schema = signals_schema(task.edits, task.pii is not None)
+    columns = [
+        *(name for name in DOCUMENT_SCHEMA.names if name != "source"),
+        *(name for name in schema.names[1:] if name != PII_FIELD.name),
+    ]
     with (
         atomic_path(task.documents) as documents,
         atomic_path(task.signals) as signals,
@@ -61,17 +68,21 @@ def write_shard(task: ShardTask) -> None:
                 held.append(table)
                 while sum(map(len, held)) >= ROW_GROUP_ROWS:
                     whole = pa.concat_tables(held)
-                    _write(whole.slice(0, ROW_GROUP_ROWS), task.source, documents_file, signals_file)
+                    _write(whole.slice(0, ROW_GROUP_ROWS), task, documents_file, signals_file)
                     held = [whole.slice(ROW_GROUP_ROWS)]
         rest = pa.concat_tables(held) if held else None
         if rest is not None and len(rest):
-            _write(rest, task.source, documents_file, signals_file)
+            _write(rest, task, documents_file, signals_file)
 
 
-def _write(table: pa.Table, source: str, documents: pq.ParquetWriter, signals: pq.ParquetWriter) -> None:
+def _write(table: pa.Table, task: ShardTask, documents: pq.ParquetWriter, signals: pq.ParquetWriter) -> None:
     """One row group of each. What the reader said of the language goes before what was detected."""
     columns = {name: table.column(name) for name in ("doc_id", "text", "url", "metadata")}
-    columns["source"] = pa.array([source] * len(table), pa.string())
+    columns["source"] = pa.array([task.source] * len(table), pa.string())
+    if task.pii is not None:
+        cleaned = [replace_pii(text, task.pii) for text in table.column("text").to_pylist()]
+        columns["text"] = pa.array([text for text, _ in cleaned], pa.string())
+        table = table.append_column(PII_FIELD, pa.array([count for _, count in cleaned], pa.int64()))
     said, found = table.column("language").to_pylist(), table.column("detected_language").to_pylist()
     columns["language"] = pa.array([one or other for one, other in zip(said, found, strict=True)], pa.string())
     # combine_chunks: how the rows were spread over row groups before must not show in the pages

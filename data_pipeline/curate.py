@@ -6,6 +6,7 @@ from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.pii import PiiConfig
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.splits import SplitConfig
@@ -25,6 +26,7 @@ class CurateConfig(Config):
     filters: tuple[FilterChoice, ...] = (FilterChoice(preset="gopher_quality"),)
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
+    pii: PiiConfig | None = None
     splits: SplitConfig = SplitConfig()
     shard_bytes: int = Field(default=256_000_000, ge=1)
 

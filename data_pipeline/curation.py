@@ -237,7 +237,7 @@ def _write_shards(
             for number, (start, end) in enumerate(cut_by_weight(one.bytes[rows], config.shard_bytes)):
                 name = f"{one.source.name}-{number:05}.parquet"
                 slices = one.slices(rows[start:end])
-                tasks.append(ShardTask(folder, split, name, one.source.name, slices, edits))
+                tasks.append(ShardTask(folder, split, name, one.source.name, slices, edits, config.pii))
     engine.map(write_shard, tasks, "write corpus", unit="shards")
 
 

@@ -63,7 +63,15 @@ REFINEDWEB_RULES = (
     Rule("refinedweb_lines", "removed_word_ratio", "refinedweb_lines_removed_word_ratio", "<=", 0.05, REFINEDWEB),
 )
 
+# No published numbers: any address at all, for those who want documents with addresses out rather than mended.
+ADDRESSES = "own choice: none is let through"
+ADDRESSES_RULES = (
+    Rule("addresses", "max_emails", "num_emails", "<=", 0, ADDRESSES),
+    Rule("addresses", "max_ip_addresses", "num_ip_addresses", "<=", 0, ADDRESSES),
+)
+
 PRESETS: dict[str, tuple[Rule, ...]] = {
+    "addresses": ADDRESSES_RULES,
     "c4": C4_RULES,
     "refinedweb_lines": REFINEDWEB_RULES,
     "gopher_quality": GOPHER_QUALITY_RULES,

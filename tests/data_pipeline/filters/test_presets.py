@@ -31,7 +31,8 @@ gopher_repetition.dup_8gram_char_ratio 0.12 <= | gopher_repetition.dup_9gram_cha
 gopher_repetition.dup_10gram_char_ratio 0.1 <= | c4.min_sentences 5 >= | c4.lorem_ipsum 0 <= | c4.curly_brackets 0 <=
 fineweb_quality.line_punctuation_ratio 0.12 >= | fineweb_quality.short_line_ratio 0.67 <=
 fineweb_quality.repeated_line_char_ratio 0.01 <= | fineweb_quality.newline_word_ratio 0.3 <=
-refinedweb_lines.removed_word_ratio 0.05 <= | mt_nlg_cleanup.min_chars 512 >=
+refinedweb_lines.removed_word_ratio 0.05 <= | addresses.max_emails 0 <= | addresses.max_ip_addresses 0 <=
+ mt_nlg_cleanup.min_chars 512 >=
 """
 
 
