@@ -13,9 +13,10 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.held_out_tasks import HELD_OUT_TASKS
+from gristmill.evaluation.offline import offline
 from gristmill.evaluation.standard_errors import add_standard_errors
 from gristmill.evaluation.suites import SUITES, expand
 
@@ -47,7 +48,7 @@ def run_tasks(
     indexes 14,683 tasks. data: the folder below which the tasks' files stand. download: lm-eval's own tasks may be
     named too, which read from the data hub."""
     printed = io.StringIO()
-    with redirect_stderr(printed), redirect_stdout(printed):
+    with offline(not download), redirect_stderr(printed), redirect_stdout(printed):
         loaded, left_out = _load(tasks, data, download)
         for task in loaded["tasks"].values():
             _set_shots(task, config.shots)
@@ -70,7 +71,12 @@ def _load(tasks: Sequence[str | dict[str, Any]], data: Path | None, download: bo
     given = [task for task in tasks if not isinstance(task, str)]
     if not named and not given:
         raise RecipeError("nothing to evaluate: " + ("; ".join(left_out) or "name tasks"))
-    return manager.load([*given, *named]), left_out
+    try:
+        return manager.load([*given, *named]), left_out
+    except ConnectionError as error:  # the hub's "offline" and "not reachable" are both of this kind
+        raise InputError(
+            f"{', '.join(named)}: the data could not be fetched ({error}); use a task over local files"
+        ) from error
 
 
 def require_known(names: Sequence[str], known: Sequence[str], download: bool = False) -> None:

@@ -1,9 +1,12 @@
+import json
 import math
 
+import huggingface_hub.constants
 import pytest
+from lm_eval.utils import make_table
 
 from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.harness import run_tasks
 from gristmill.evaluation.held_out import HeldOut, Question
@@ -85,6 +88,26 @@ def test_the_table_reads_well(model):
         "|",
     ]
     assert lines[-1] == "- one note"
+
+
+def test_lm_evals_own_table_reads_our_results(model, tmp_path):
+    results = run_tasks(model, [bits_per_byte_task("notes", TEXTS), cloze_task(QUESTIONS)], EvaluateConfig())
+    write_results(tmp_path, results.summary, results.samples, [], [])
+    printed = make_table(json.loads((tmp_path / "results.json").read_text()))
+    assert "cloze" in printed and "acc_mutual_info" in printed and "bits_per_byte" in printed
+
+
+def test_the_network_is_off_while_tasks_are_run(model, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    fetched = {
+        "task": "from_the_hub",
+        "dataset_path": "nobody/nothing",
+        "output_type": "loglikelihood",
+        "test_split": "t",
+    }
+    with pytest.raises(InputError, match="could not be fetched"):
+        run_tasks(model, [fetched], EvaluateConfig())
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
 
 
 class _Request:
