@@ -49,14 +49,14 @@ def decode_html(html: bytes, charset: str | None) -> str:
         if html.startswith(mark):
             return html[len(mark) :].decode(name, "replace")
     declared = _META.search(html[:_META_BYTES])
-    for name in (charset, declared[1].decode("ascii") if declared else None):
-        known = map_encoding_to_html5(name, fallback_utf8=False) if name else None
+    for said in (charset, declared[1].decode("ascii") if declared else None):
+        known = map_encoding_to_html5(said, fallback_utf8=False) if said else None
         if known:
             return bytes_to_str(html, known)
     try:
         return html.decode("utf-8")
     except UnicodeDecodeError:
-        return bytes_to_str(html, detect_encoding(html))
+        return bytes_to_str(html, detect_encoding(html) or "utf-8")
 
 
 def _trafilatura(page: str) -> str:

@@ -65,7 +65,8 @@ class Permutation:
 
     def _once(self, values: np.ndarray) -> np.ndarray:
         side = np.uint64(self._side)
-        left, right = values // side, values % side
+        left: np.ndarray = values // side
+        right: np.ndarray = values % side
         for key in self._keys:
             left, right = right, (left + _mix_array(right ^ np.uint64(key)) % side) % side
         return left * side + right

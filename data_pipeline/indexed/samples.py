@@ -157,7 +157,7 @@ def _open_source(
         )
     if not reader.is_one_stream():
         raise InputError(f"{reader.prefix}: its documents do not lie one after another; write it anew with `merge`")
-    packing = {"concat": Concat, "best_fit": BestFit}[config.packing]
+    packing: type[Concat] | type[BestFit] = BestFit if config.packing == "best_fit" else Concat
     return packing(reader, context, dataset.end_of_document)
 
 

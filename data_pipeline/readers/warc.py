@@ -200,7 +200,8 @@ def _body(body: bytes, fields: Mapping[str, str]) -> bytes:
 
 def _joined_chunks(body: bytes) -> bytes:
     """The chunks' bytes (RFC 9112, 7.1). A body that only says it is chunked is taken as it stands."""
-    pieces, at = [], 0
+    pieces: list[bytes] = []
+    at = 0
     while at < len(body):
         end = body.find(b"\n", at)
         size = body[at:end].split(b";")[0].strip() if end >= 0 else b""

@@ -32,19 +32,17 @@ def curation_blocks(folder: Path) -> list[Block]:
 
 def flow_blocks(sources: Mapping[str, Any]) -> list[Block]:
     """read = kept + removed + quarantined, for each source and together."""
-    rows = [(name, *flow(entry)) for name, entry in sources.items()]
-    total = tuple(sum(row[column] for row in rows) for column in range(1, 8))
-    shown = [(row[0], *(f"{value:,}" for value in row[1:])) for row in [*rows, ("together", *total)]]
-    columns = ("source", "read", "train", "validation", "test", "removed", "quarantined", "MB read")
-    parts = {
-        heading: [row[column] for row in rows]
-        for column, heading in enumerate(columns[:7])
-        if heading in columns[2:7] and any(row[column] for row in rows)
-    }
+    flows = {name: flow(entry) for name, entry in sources.items()}
+    together = tuple(sum(column) for column in zip(*flows.values(), strict=True))
+    rows = [(name, *(f"{value:,}" for value in values)) for name, values in {**flows, "together": together}.items()]
+    fates = ("train", "validation", "test", "removed", "quarantined")
+    columns = ("source", "read", *fates, "MB read")
+    amounts = {fate: [float(values[place]) for values in flows.values()] for place, fate in enumerate(fates, start=1)}
+    parts = {fate: documents for fate, documents in amounts.items() if any(documents)}
     return [
         Heading("What came in, and what became of it"),
-        Figure("flow", stacked_bars([row[0] for row in rows], parts, "documents"), "Documents by source and fate"),
-        Table(columns, tuple(shown), 7, "Documents: read = kept (train, validation, test) + removed + quarantined."),
+        Figure("flow", stacked_bars(list(flows), parts, "documents"), "Documents by source and fate"),
+        Table(columns, tuple(rows), 7, "Documents: read = kept (train, validation, test) + removed + quarantined."),
     ]
 
 
@@ -145,7 +143,7 @@ def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:
 
 
 def kept_texts(folder: Path, wanted: set[str]) -> dict[str, str]:
-    texts = {}
+    texts: dict[str, str] = {}
     for path in sorted((folder / "documents").rglob("*.parquet")):
         table = pq.read_table(path, columns=["doc_id", "text"], filters=[("doc_id", "in", sorted(wanted))])
         texts |= dict(zip(table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True))

@@ -30,7 +30,7 @@ def run(context: StageContext) -> dict[str, Any]:
     return {"documents": total, "sources": summary["sources"]}
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="curate",
     code_version=1,
     inputs=(),

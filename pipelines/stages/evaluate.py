@@ -44,7 +44,7 @@ def last_checkpoint(train: Path) -> Path:
     return found[-1]
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="evaluate",
     code_version=2,
     inputs=("curate", "tokenizer", "index", "train"),

@@ -161,7 +161,7 @@ def _facts(dataset: Dataset, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="index",
     code_version=1,
     inputs=("curate", "tokenizer"),

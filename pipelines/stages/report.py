@@ -27,7 +27,7 @@ def run(context: StageContext) -> dict[str, Any]:
     return {"figures": len(figures)}
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="report",
     code_version=1,
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),

@@ -78,7 +78,7 @@ def _export(context: StageContext, tokenizer: Tokenizer) -> bool:
     return not wrong
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="tokenizer",
     code_version=1,
     inputs=("curate",),

@@ -59,7 +59,7 @@ def open_data(context: StageContext) -> Any:
     return Data(samples, held_out, dataset.end_of_document, recipe.index.mask_documents, bytes_per_token)
 
 
-STAGE = Stage(
+STAGE: Stage = Stage(
     name="train", code_version=1, inputs=("index",), config=config, run=run, libraries=("torch",), parallel=True
 )
 
