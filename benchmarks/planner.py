@@ -1,24 +1,31 @@
 """The planner's forecasts beside published runs and beside what this machine measures; and how long a search takes.
 
 Published: the five rows the three constants are fitted to, and rows they never saw. Measured: forward and backward of
-small models on this machine, against the forecast from a profile that `gristmill calibrate` measures in the same run.
+small models, and steps of layouts on two processes of the engine, on this machine, against the forecast from a profile
+that `gristmill calibrate`'s own functions measure in the same run.
 `ratio` of a forecast is forecast over published (or measured): 1 is a perfect forecast."""
 
 import statistics
 import time
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from measure import Figure, arguments, cpu_seconds, print_figures
 from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.training.config import ModelConfig
+from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
 from gristmill.training.measure import measure
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.forked import ForkedPool
+from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.parts import build_parts
+from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.calibrate import errors
 from gristmill.training.planner.hardware import Hardware, load_hardware
-from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.models import named_shape
 from gristmill.training.planner.published import CALIBRATION, HELD_OUT
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
@@ -26,21 +33,84 @@ from gristmill.training.planner.search import Job, search
 from gristmill.training.planner.shape import shape_of
 from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.step_time import StepModel
+from gristmill.training.run import choose_passes
 
 MODELS = {
     "4 x 256": ModelConfig(layers=4, width=256, heads=4, context=256),
     "2 x 512": ModelConfig(layers=2, width=512, heads=8, context=256),
     "6 x 320": ModelConfig(layers=6, width=320, heads=5, context=512),
 }
+AXES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "data 2": {"data": 2},
+    "tensor 2": {"tensor": 2},
+    "pipeline 2": {"pipeline": 2},
+}
+LAID_OUT = ModelConfig(layers=4, width=256, heads=8, context=256)
 VOCABULARY, SAMPLES = 4096, 4
+# A number of fp32 counts as two of 16 bits: half the rate of memory and wires, and half the bytes of what is fp32 anyway.
+FP32 = GRISTMILL.model_dump() | {"kernels": "eager", "loss": "whole", "reduce_bytes": 2, "optimizer_bytes": 16}
 
 
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
-    figures = published_figures()
-    figures += measured_figures(rounds=2 if options.quick else 5)
+    pool = ForkedPool(2)  # before torch computes anything here
+    try:
+        profile = pool.run(2, measured_profile)[0]
+        rounds = 2 if options.quick else 5
+        steps = {name: max(pool.run(_processes(axes), measured_step, axes, rounds)) for name, axes in AXES.items()}
+    finally:
+        pool.close()
+    figures = published_figures() + layout_figures(profile, steps)
+    figures += measured_figures(rounds)
     figures.append(search_figure())
     print_figures(figures)
+
+
+def measured_profile() -> Hardware:
+    """Of one process with one thread, and of the wire between two."""
+    return measure(torch.device("cpu"), None, Reporter.silent(), repeats=3)
+
+
+def measured_step(axes: dict[str, Any], rounds: int) -> float:
+    """Median seconds that this rank is busy with a step's forward and backward passes: processor time, which neither the
+    machine's other work nor waiting for the other rank lengthens."""
+    train = TrainConfig(
+        tokens=10**6, batch_tokens=8 * LAID_OUT.context, precision="fp32", layout={"micro_batch": 2} | axes
+    )
+    mesh = build_mesh(train.layout, LAID_OUT.num_kv_heads, torch.device("cpu"))
+    parts = build_parts(LAID_OUT, VOCABULARY, train.layout, mesh, PRECISIONS["fp32"], seed=1)
+    passes = choose_passes(parts, LAID_OUT, train, mesh)
+    tokens = torch.zeros(8 // train.layout.data, LAID_OUT.context, dtype=torch.int64)
+    batch = {"x": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
+    times = []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        times.append(cpu_seconds(lambda: passes.train(batch, 1e-3)))
+        parts.clear_gradients()
+    return statistics.median(times[1:])
+
+
+def layout_figures(profile: Hardware, steps: dict[str, float]) -> list[Figure]:
+    """Layouts of the engine on processes of this machine: busy seconds of the busiest rank, measured and forecast."""
+    link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
+    machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
+    model = StepModel(
+        shape_of(LAID_OUT, VOCABULARY), Rates(machine, Sustained(memory=0.5)), Software.model_validate(FP32)
+    )
+    figures = []
+    for name, axes in AXES.items():
+        layout = from_config(LayoutConfig(**({"micro_batch": 2} | axes)), 2)
+        step = model.step(layout, 8)
+        forecast = step.total - step.optimizer - step.bubble
+        figures.append(
+            Figure(f"forecast_step_{_slug(name)}", forecast, "s", steps[name], "measured, cpu", forecast / steps[name])
+        )
+    return figures
+
+
+def _processes(axes: dict[str, Any]) -> int:
+    return LayoutConfig(**axes).world_size
 
 
 def published_figures() -> list[Figure]:
@@ -77,9 +147,9 @@ def measured_figures(rounds: int) -> list[Figure]:
 
 def forecast_seconds(model: ModelConfig, profile: Hardware) -> float:
     """One process, no optimizer. Eager fp32 on a CPU moves twice the bytes of the 16-bit passes that are counted."""
-    eager = Software.model_validate(GRISTMILL.model_dump() | {"kernels": "eager", "loss": "whole"})
     sustained = Sustained(memory=0.5 if profile.device.matmul_tflops < 50 else 1.0)
-    step = StepModel(shape_of(model, VOCABULARY), Rates(profile, sustained), eager).step(
+    program = Software.model_validate(FP32)
+    step = StepModel(shape_of(model, VOCABULARY), Rates(profile, sustained), program).step(
         Layout(micro_batch=SAMPLES), SAMPLES
     )
     return step.total - step.optimizer
