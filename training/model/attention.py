@@ -1,14 +1,17 @@
 """Self-attention with grouped key/value heads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gristmill.training.config import LayerConfig, ModelConfig
 from gristmill.training.model.norm import Norm
-from gristmill.training.model.plan import Plan, rotate
+from gristmill.training.model.plan import Mask, Plan, rotate
 from gristmill.training.parallel.tensor import ColumnLinear, Cut, RowLinear, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
@@ -70,8 +73,12 @@ class Attention(nn.Module):
         return x_BTHK if plan.rotation_BTK is None else rotate(x_BTHK, plan.rotation_BTK)
 
 
-def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Tensor | None, scale: float) -> Tensor:
-    """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel."""
+def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float) -> Tensor:
+    """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel, or
+    flex attention where the plan brings block masks (on GPUs)."""
+    if isinstance(mask_BTS, BlockMask):
+        flex = _compiled_flex() if query_BHTK.device.type == "cuda" else flex_attention
+        return flex(query_BHTK, key_BGSK, value_BGSK, block_mask=mask_BTS, scale=scale, enable_gqa=True)
     mask = mask_BTS.unsqueeze(1) if mask_BTS is not None and mask_BTS.dim() == 3 else mask_BTS
     grouped = query_BHTK.shape[1] != key_BGSK.shape[1]
     if grouped and query_BHTK.device.type == "cpu":  # torch 2.13's fused CPU kernel takes equal head counts only
@@ -81,6 +88,12 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: T
     return F.scaled_dot_product_attention(
         query_BHTK, key_BGSK, value_BGSK, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    """Only compiled is it one kernel."""
+    return torch.compile(flex_attention)
 
 
 def attention_scale(config: ModelConfig) -> float:

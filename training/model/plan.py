@@ -2,13 +2,16 @@
 mask."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from gristmill.training.model.dropout import Dropout
+
+Mask = Tensor | BlockMask | None  # None is plainly causal
 
 # B batch, T tokens (queries), S tokens looked at (the past, then T), K head width
 
@@ -20,7 +23,7 @@ class Plan:
     rotary angles, or None. keep_state: mixers return their state."""
 
     positions_BT: Tensor
-    masks_BTS: Mapping[int | None, Tensor | None]
+    masks_BTS: Mapping[int | None, Mask]
     rotation_BTK: tuple[Tensor, Tensor] | None = None
     dropout: Dropout | None = None
     keep_state: bool = False
@@ -31,14 +34,14 @@ class Plan:
 
 def causal_masks(
     windows: Iterable[int | None], tokens: int, past: int, documents_BT: Tensor | None, device: torch.device
-) -> dict[int | None, Tensor | None]:
+) -> dict[int | None, Mask]:
     """A mask for each window. Token t sees itself and the window - 1 before it, in its own document where documents are
     given (int64[B, T], equal numbers are one document). past counts the tokens already in the state.
 
     tokens 3, window 2 -> [[1, 0, 0], [1, 1, 0], [0, 1, 1]]."""
     back_TS = _distances(tokens, past, device)
     same_BTS = None if documents_BT is None else documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
-    masks: dict[int | None, Tensor | None] = {}
+    masks: dict[int | None, Mask] = {}
     for window in set(windows):
         if same_BTS is None and past == 0 and (window is None or window >= tokens):
             masks[window] = None
@@ -50,7 +53,7 @@ def causal_masks(
 
 def alibi_masks(
     masks: Mapping[int | None, Tensor | None], tokens: int, past: int, slopes_H: Tensor
-) -> dict[int | None, Tensor | None]:
+) -> dict[int | None, Mask]:
     """The masks as numbers to add: for each head, minus its slope for every token of distance (arXiv 2108.12409)."""
     back_TS = _distances(tokens, past, slopes_H.device)
     return {
@@ -72,6 +75,32 @@ def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
     return torch.tensor(slopes, dtype=dtype, device=device)
+
+
+def block_masks(
+    windows: Iterable[int | None], tokens: int, documents_BT: Tensor | None, device: torch.device
+) -> dict[int | None, Mask]:
+    """The same masks for the flex kernels of GPUs, which skip the blocks that nobody sees; for whole samples only."""
+    masks: dict[int | None, Mask] = {}
+    for window in set(windows):
+        if documents_BT is None and (window is None or window >= tokens):
+            masks[window] = None
+            continue
+        rows = None if documents_BT is None else len(documents_BT)
+        masks[window] = create_block_mask(_seen(window, documents_BT), rows, None, tokens, tokens, device=device)
+    return masks
+
+
+def _seen(window: int | None, documents_BT: Tensor | None) -> Callable[..., Tensor]:
+    def sees(row: Tensor, head: Tensor, asking: Tensor, seen: Tensor) -> Tensor:
+        allowed = asking >= seen
+        if window is not None:
+            allowed = allowed & (asking - seen < window)
+        if documents_BT is not None:
+            allowed = allowed & (documents_BT[row, asking] == documents_BT[row, seen])
+        return allowed
+
+    return sees
 
 
 def rotary_angles(positions_BT: Tensor, head_width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

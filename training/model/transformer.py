@@ -13,7 +13,7 @@ from gristmill.training.loss import Scoring, losses
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.norm import Norm
-from gristmill.training.model.plan import Plan, alibi_masks, alibi_slopes, causal_masks, rotary_angles
+from gristmill.training.model.plan import Plan, alibi_masks, alibi_slopes, block_masks, causal_masks, rotary_angles
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.recompute import retention
 from gristmill.training.parallel.tensor import Cut, TensorAxis, VocabularyEmbedding
@@ -137,7 +137,10 @@ class Transformer(nn.Module):
         if samples is not None and self.config.dropout:
             dropout = Dropout(self.config.dropout, self.seed, samples, self.tensor.own_tokens(place_T, dim=0))
         windows = [layer.window for layer in self.config.layer_list]
-        masks = causal_masks(windows, tokens, past, documents, x.device)
+        if x.device.type == "cuda" and not keep_state and self.config.positions != "alibi":
+            masks = block_masks(windows, tokens, documents, x.device)
+        else:
+            masks = causal_masks(windows, tokens, past, documents, x.device)
         if self.config.positions == "alibi":
             masks = alibi_masks(masks, tokens, past, self.slopes(x.device))
         return Plan(positions_BT, masks, rotation, dropout, keep_state)

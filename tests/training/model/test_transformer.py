@@ -6,8 +6,10 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gristmill.training.config import ModelConfig
+from gristmill.training.model.attention import attend
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.initial import initialise
+from gristmill.training.model.plan import block_masks, causal_masks
 from gristmill.training.model.transformer import Transformer
 
 VOCAB, CONTEXT = 61, 24
@@ -126,6 +128,20 @@ def test_a_window_looks_back_so_far_and_no_farther() -> None:
     changed[:, 4] = (changed[:, 4] + 1) % VOCAB
     differs = (model(tokens()) != model(changed)).any(dim=2).any(dim=0)
     assert differs.nonzero().flatten().tolist() == [4, 5, 6]
+
+
+def test_block_masks_of_gpus_are_the_masks_of_cpus() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 16, 8, generator=generator)
+    key, value = (torch.randn(2, 2, 16, 8, generator=generator) for _ in range(2))
+    documents = (torch.arange(16) >= torch.tensor([[5], [11]])).long()
+    for window in (None, 3):
+        for given in (None, documents):
+            here = causal_masks([window], 16, 0, given, torch.device("cpu"))[window]
+            there = block_masks([window], 16, given, torch.device("cpu"))[window]
+            assert (here is None) == (there is None)
+            expected = attend(query, key, value, here, 0.3)
+            torch.testing.assert_close(attend(query, key, value, there, 0.3), expected)
 
 
 def test_softcap_bounds_the_logits() -> None:

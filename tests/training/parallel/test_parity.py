@@ -35,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "channel": "gelu", "biases": True},
     "one_kv_head": {"kv_heads": 1, "qk_norm": True, "logit_softcap": 5.0},
     "windows": {"window": (4, None), "norm_order": "post", "initialisation": "mup", "mup_base_width": 16},
+    "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "channel": "gelu", "biases": True},
     "deep": {"layers": 8},
 }
 
@@ -233,6 +234,7 @@ GRID = [
     Case({"tensor": 2, "data": 2}, "windows"),
     Case({"tensor": 2, "data": 2}, documents=True),
     Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
+    Case(CUBE, "bloom", documents=True),
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
     Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
