@@ -1,11 +1,15 @@
 """A document, the record it was read from, and the identity that neither path nor worker nor order can change."""
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from gristmill.data_pipeline.provenance.lock import RawFile
+
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 # The files of a corpus (documents/SPLIT/SOURCE-00000.parquet). metadata is a JSON object with sorted keys.
 DOCUMENT_SCHEMA = pa.schema(
@@ -20,23 +24,22 @@ DOCUMENT_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One readable record. number: its place in the raw file, from 0 (lines count, blank ones too).
 
-    is_html: the text is still a page, to be extracted. metadata: whatever else the record held."""
+    html, charset: set where the text is still a page, to be extracted. metadata: whatever else the record held.
+    A tuple, because a frozen dataclass takes five times as long to make, and readers do little else."""
 
     number: int
     text: str
     url: str = ""
     language: str = ""
-    metadata: dict = field(default_factory=dict)
+    metadata: Mapping[str, Any] = NO_METADATA
     html: bytes | None = None
     charset: str | None = None
 
 
-@dataclass(frozen=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """A record, or the rest of a file, that could not be read. kind: what counts are kept by (no_json, truncated ...).
 
     reason: for people, with the mend where there is one. offset: bytes from the file's start, uncompressed; -1 where

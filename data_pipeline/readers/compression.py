@@ -67,23 +67,13 @@ def _decompressor(suffix: str) -> Any:
 def lines(stream: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     """(offset, line without its end) for every line, the last one too when no line end follows it.
 
-    Whatever stands before a Damaged is handed out, and the Damaged raised after it."""
+    Raises Damaged after the last whole line before the damage: half a record is no record."""
     offset, rest = 0, b""
-    damage: Damaged | None = None
-    while True:
-        try:
-            block = next(stream, None)
-        except Damaged as error:
-            damage = error
-            break
-        if block is None:
-            break
-        pieces = (rest + block).split(b"\n")
+    for block in stream:
+        pieces = (rest + block).split(b"\n") if rest else block.split(b"\n")
         rest = pieces.pop()
         for piece in pieces:
             yield offset, piece
             offset += len(piece) + 1
-    if damage is not None:
-        raise damage  # the unfinished line before the damage is not handed out: half a record is no record
     if rest:
         yield offset, rest

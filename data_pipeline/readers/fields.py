@@ -1,54 +1,92 @@
 """From a record's named fields to a document: which field holds the text is the recipe's to say."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt
+from gristmill.data_pipeline.document import NO_METADATA, Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 
-def record_from_fields(fields: dict[str, Any], number: int, offset: int, source: SourceConfig) -> Record | Unreadable:
-    """The record, or why it is none: no text field (its fields are named, with the mend), or one that is no string."""
-    wanted = source.html_field or source.text_field
-    setting = "html_field" if source.html_field else "text_field"
-    if wanted not in fields:
-        known = ", ".join(sorted(fields)) or "none"
-        reason = f"no field {wanted!r}; fields are {known[:200]}; set {setting} of source {source.name}"
-        return Unreadable(number, "no_text_field", reason, offset, excerpt(orjson.dumps(fields, default=str)))
-    text = fields[wanted]
-    if not isinstance(text, str):
+class FieldMap:
+    """Makes records of a source's fields. What the recipe says is looked up once, not for every record."""
+
+    def __init__(self, source: SourceConfig):
+        self.source = source
+        self.wanted = source.html_field or source.text_field
+        self.is_html = source.html_field is not None
+        self.url, self.language = source.url_field, source.language_field
+        self.used = {self.wanted, source.url_field, source.language_field}
+        self.default_language = source.language or ""
+        names = source.metadata_fields
+        self.metadata_names = None if names == "all" else () if names == "none" else tuple(names)
+
+    def record(self, fields: Mapping[str, Any], number: int, offset: int) -> Record | Unreadable:
+        """The record, or why it is none: no text field (its fields are named, with the mend), or one that is no
+        string."""
+        text = fields.get(self.wanted)
+        if type(text) is not str:
+            return self._refused(fields, number, offset)
+        url, language = fields.get(self.url), fields.get(self.language)
+        url = url if type(url) is str else ""
+        language = language if language and type(language) is str else self.default_language
+        # one field beside those in use is the least that metadata is made of
+        spare = len(fields) > 1 + (self.url in fields) + (self.language in fields)
+        metadata = self._metadata(fields) if spare else NO_METADATA
+        if self.is_html:
+            return Record(number, "", url, language, metadata, text.encode("utf-8", "surrogatepass"), "utf-8")
+        return Record(number, text, url, language, metadata)
+
+    def records(self, columns: Mapping[str, list], first: int) -> Iterator[Record | Unreadable]:
+        """The records of rows that lie column by column, numbered from `first`. No row is made a dictionary unless it
+        has metadata: that takes twice as long as all the rest."""
+        texts, rows = columns.get(self.wanted), len(next(iter(columns.values()), []))
+        if texts is None or self.is_html:
+            for at, values in enumerate(zip(*columns.values(), strict=True)):
+                yield self.record(dict(zip(columns, values, strict=True)), first + at, -1)
+            return
+        others = [name for name in columns if name not in self.used]
+        if self.metadata_names is not None:
+            others = [name for name in self.metadata_names if name in others]
+        urls = columns.get(self.url or "", [""] * rows)
+        languages = columns.get(self.language or "", [""] * rows)
+        values = list(zip(*(columns[name] for name in others), strict=True)) or [()] * rows
+        for at, (text, url, language, rest) in enumerate(zip(texts, urls, languages, values, strict=True), first):
+            if not isinstance(text, str):
+                yield self._refused({self.wanted: text}, at, -1)
+                continue
+            yield Record(
+                at,
+                text,
+                url if isinstance(url, str) else "",
+                (language if isinstance(language, str) else "") or self.default_language,
+                {k: v for k, v in zip(others, rest, strict=True) if v is not None} if rest else NO_METADATA,
+            )
+
+    def _metadata(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.metadata_names is None:
+            used = self.used
+            return {key: value for key, value in fields.items() if key not in used and value is not None}
+        if not self.metadata_names:
+            return NO_METADATA
+        return {key: fields[key] for key in self.metadata_names if key not in self.used and fields.get(key) is not None}
+
+    def _refused(self, fields: Mapping[str, Any], number: int, offset: int) -> Unreadable:
+        if self.wanted not in fields:
+            known = ", ".join(sorted(fields)) or "none"
+            setting = "html_field" if self.is_html else "text_field"
+            reason = f"no field {self.wanted!r}; fields are {known[:200]}; set {setting} of source {self.source.name}"
+            return Unreadable(number, "no_text_field", reason, offset, excerpt(orjson.dumps(dict(fields), default=str)))
+        value = fields[self.wanted]
+        kind = "null" if value is None else type(value).__name__
         return Unreadable(
-            number, "text_no_string", f"field {wanted!r} is {_kind(text)}, no string", offset, excerpt(str(text))
+            number, "text_no_string", f"field {self.wanted!r} is {kind}, no string", offset, excerpt(str(value))
         )
-    return Record(
-        number,
-        "" if source.html_field else text,
-        url=_string(fields, source.url_field),
-        language=_string(fields, source.language_field) or source.language or "",
-        metadata=_metadata(fields, wanted, source),
-        html=text.encode("utf-8", "surrogatepass") if source.html_field else None,
-        charset="utf-8" if source.html_field else None,
-    )
 
 
-def metadata_json(metadata: dict[str, Any]) -> str:
+def metadata_json(metadata: Mapping[str, Any]) -> str:
     """One form for equal metadata: sorted keys, no spaces. What JSON has no form for is written as a string."""
-    return orjson.dumps(metadata, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str).decode()
-
-
-def _metadata(fields: dict[str, Any], text_field: str, source: SourceConfig) -> dict[str, Any]:
-    if source.metadata_fields == "none":
-        return {}
-    used = {text_field, source.url_field, source.language_field}
-    chosen = fields.keys() if source.metadata_fields == "all" else source.metadata_fields
-    return {key: fields[key] for key in chosen if key in fields and key not in used and fields[key] is not None}
-
-
-def _string(fields: dict[str, Any], name: str | None) -> str:
-    value = fields.get(name) if name else None
-    return value if isinstance(value, str) else ""
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__
+    if not metadata:
+        return "{}"
+    return orjson.dumps(dict(metadata), option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str).decode()

@@ -10,7 +10,7 @@ import datasets
 from gristmill.data_pipeline.document import Record, Unreadable
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.readers.fields import record_from_fields
+from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 
@@ -33,8 +33,9 @@ def dataset_digest(source: SourceConfig) -> tuple[int, str]:
 
 def read_dataset(source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The rows of the source's split, streamed."""
-    for number, fields in enumerate(_open(source)):
-        yield record_from_fields(dict(fields), number, -1, source)
+    fields = FieldMap(source)
+    for number, row in enumerate(_open(source)):
+        yield fields.record(dict(row), number, -1)
 
 
 def _open(source: SourceConfig) -> datasets.IterableDataset | datasets.Dataset:

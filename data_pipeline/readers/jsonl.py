@@ -7,7 +7,7 @@ import orjson
 
 from gristmill.data_pipeline.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.compression import Damaged, blocks, lines
-from gristmill.data_pipeline.readers.fields import record_from_fields
+from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 
@@ -18,15 +18,26 @@ def read_jsonl(
     numbered and passed over.
 
     start, end: only the lines that begin in these bytes (plain files; start stands at a line's begin)."""
-    number = first_record
+    number, fields = first_record, FieldMap(source)
     if start:
         file.seek(start)
     try:
         for offset, line in lines(blocks(file, name)):
             if end is not None and start + offset >= end:
                 return
-            if line.strip():
-                yield _record(line, number, start + offset, source)
+            if line and not line.isspace():
+                try:
+                    found: Any = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    yield Unreadable(number, *_kind_and_reason(line, error), start + offset, excerpt(line))
+                else:
+                    yield (
+                        fields.record(found, number, start + offset)
+                        if type(found) is dict
+                        else Unreadable(
+                            number, "no_object", f"a JSON {_kind(found)}, no object", start + offset, excerpt(line)
+                        )
+                    )
             number += 1
     except Damaged as damage:
         yield Unreadable(number, damage.kind, str(damage))
@@ -58,14 +69,8 @@ def line_starts(file: BinaryIO, size: int, part_bytes: int) -> list[tuple[int, i
     return parts
 
 
-def _record(line: bytes, number: int, offset: int, source: SourceConfig) -> Record | Unreadable:
-    try:
-        fields: Any = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return Unreadable(number, *_kind_and_reason(line, error), offset, excerpt(line))
-    if not isinstance(fields, dict):
-        return Unreadable(number, "no_object", f"a JSON {type(fields).__name__}, no object", offset, excerpt(line))
-    return record_from_fields(fields, number, offset, source)
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
 
 
 def _kind_and_reason(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.document import Record, Unreadable
-from gristmill.data_pipeline.readers.fields import record_from_fields
+from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 BATCH_ROWS = 1024
@@ -22,15 +22,16 @@ def read_parquet(
     except (OSError, pa.ArrowException) as error:
         yield Unreadable(first_record, "no_parquet", f"no readable Parquet file: {_first_line(error)}")
         return
-    number = first_record
+    number, fields = first_record, FieldMap(source)
     for group in range(first_group, table.num_row_groups if end_group is None else end_group):
         rows = table.metadata.row_group(group).num_rows
         done = 0
+        names = table.schema_arrow.names
         try:
             for batch in table.iter_batches(BATCH_ROWS, row_groups=[group]):
-                for fields in batch.to_pylist():
-                    yield record_from_fields(fields, number + done, -1, source)
-                    done += 1
+                columns = {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
+                yield from fields.records(columns, number + done)
+                done += len(batch)
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             lost = f"row group {group}, {rows - done} of {rows} rows lost: {_first_line(error)}"
             yield Unreadable(number + done, "damaged", lost)

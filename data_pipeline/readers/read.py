@@ -1,7 +1,7 @@
 """One way to read them all: raw files cut into parts, each part read as records."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from gristmill.data_pipeline.document import Record, Unreadable, excerpt
@@ -48,6 +48,9 @@ def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: i
 
 def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The part's records in their order, each readable or not. Nothing a file holds raises."""
+    if source.html_field is None and source.format not in ("html", "warc"):
+        yield from _records(part, source)
+        return
     for record in _records(part, source):
         yield record if isinstance(record, Unreadable) or record.html is None else _extracted(record, source)
 
@@ -58,7 +61,7 @@ def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
         text = extract(record.html, record.charset, source.extractor)
     except NotExtracted as failure:
         return Unreadable(record.number, failure.kind, str(failure), -1, record.url or excerpt(record.html))
-    return replace(record, text=text, html=None, language=record.language or source.language or "")
+    return record._replace(text=text, html=None, language=record.language or source.language or "")
 
 
 def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
