@@ -12,6 +12,8 @@ from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import atomic_path, is_temporary, write_atomic
 
+MARK_NAME = "identity.json"
+
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes one .npy file, whole or not at all."""
@@ -32,17 +34,20 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray:
 def claim(folder: Path, identity: dict[str, Any]) -> None:
     """Makes `folder` the workspace of the work that `identity` describes: what that work left there is kept.
 
-    What any other work left there is removed, and so are files that a kill left half written."""
-    mark = folder / "identity.json"
+    What other work of this kind left there is removed, and so are files that a kill left half written. Raises
+    InputError if the folder holds anything else."""
+    mark = folder / MARK_NAME
     content = canonical_json(identity)
-    if mark.exists() and mark.read_bytes() == content:
-        for path in [path for path in folder.rglob("*") if is_temporary(path)]:
-            path.unlink()
-        return
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    write_atomic(mark, content)
+    folder.mkdir(parents=True, exist_ok=True)
+    others = [path for path in folder.iterdir() if path != mark and not is_temporary(path)]
+    if others and not mark.exists():
+        raise InputError(f"{folder}: holds {others[0].name}, which is not deduplication's; name an empty folder")
+    if not mark.exists() or mark.read_bytes() != content:
+        for path in others:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_atomic(mark, content)
+    for path in [path for path in folder.rglob("*") if is_temporary(path)]:
+        path.unlink()
 
 
 def part_identity(part: Part) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.dedup.minhash import signatures_of
 from gristmill.data_pipeline.dedup.part import Part, utf8_of
-from gristmill.data_pipeline.dedup.signatures import SignatureStore
+from gristmill.data_pipeline.dedup.signatures import SignatureScheme, SignatureStore, sign_corpus
 from gristmill.data_pipeline.dedup.verify import jaccard, shingle_sets
+from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 
 # Documents whose signatures are compared at a time: 32 MB of signatures of 128 hashes.
@@ -27,6 +30,25 @@ class Neighbour:
     similarity: float
     estimate: float
     excerpt: str
+
+
+def corpus_parts(corpus: Path) -> list[Part]:
+    """The files of a curated corpus, documents/SPLIT/SOURCE-NUMBER.parquet, as parts.
+
+    Raises InputError if there are none."""
+    paths = sorted((corpus / "documents").glob("*/*.parquet"))
+    if not paths:
+        raise InputError(f"{corpus}: no documents/*/*.parquet; name the folder that `gristmill curate` filled")
+    return [Part(path, path.stem.rpartition("-")[0], priority=1) for path in paths]
+
+
+def similar_in_corpus(
+    text: str, corpus: Path, scheme: SignatureScheme, engine: LocalEngine, cache: Path, limit: int = 10
+) -> list[Neighbour]:
+    """As `similar`, over a curated corpus. Its signatures are made in `cache` the first time, and used from then on."""
+    parts = corpus_parts(corpus)
+    claim(cache, {"scheme": scheme.model_dump(), "parts": [part_identity(part) for part in parts]})
+    return similar(text, sign_corpus(parts, scheme, engine, cache), parts, limit)
 
 
 def similar(text: str, store: SignatureStore, parts: Sequence[Part], limit: int = 10) -> list[Neighbour]:

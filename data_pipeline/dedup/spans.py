@@ -54,7 +54,7 @@ def duplicate_spans(parts: Sequence[Part], config: SpanDedupConfig, engine: Loca
     """Every paragraph (line) that stands in at least least_count places, but for the first in keep-order.
 
     Columns doc_id, start, stop (characters), count, kept_in; ordered by doc_id, start. Keep-order is (source
-    priority, longer document first, doc_id), then place in the document. `remove_spans` takes them out. Memory: 100
+    priority, longer document first, doc_id), then place in the document. `rewrite_parts` takes them out. Memory: 100
     bytes a piece. `folder` takes intermediate files; called again after a kill, it goes on from them."""
     claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
     tasks = [(part, config, folder / f"pieces-{number:05d}") for number, part in enumerate(parts)]
@@ -65,12 +65,6 @@ def duplicate_spans(parts: Sequence[Part], config: SpanDedupConfig, engine: Loca
     rank[keep_order(priorities, lengths, ids)] = np.arange(len(ids))
     pieces = pieces[:, np.lexsort((pieces[START], rank[pieces[DOCUMENT]], pieces[KEY_LOW], pieces[KEY_HIGH]))]
     return _table(pieces, ids, config.least_count)
-
-
-def remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """The text without its (start, stop) characters. "a\\nb\\nc" without (2, 4) is "a\\nc"."""
-    bounds = [0, *(place for span in sorted(spans) for place in span), len(text)]
-    return "".join(text[bounds[i] : bounds[i + 1]] for i in range(0, len(bounds), 2))
 
 
 def pieces_of(text: str, unit: Literal["paragraph", "line"]) -> list[tuple[int, int]]:

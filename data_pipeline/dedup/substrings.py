@@ -20,6 +20,7 @@ from pydivsufsort import divsufsort
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.data_pipeline.dedup.rewrite import without
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.files import atomic_path
@@ -79,8 +80,7 @@ def without_repeats(text: str, spans: Sequence[tuple[int, int]], config: Substri
         return None if raw and repeated / len(raw) > config.drop_share else text
     if config.policy == "annotate":
         return text
-    bounds = [0, *(place for span in sorted(spans) for place in span), len(raw)]
-    return b"".join(raw[bounds[i] : bounds[i + 1]] for i in range(0, len(bounds), 2)).decode()
+    return without(text, spans, in_bytes=True)
 
 
 def repeats_of(group: Group, least_bytes: int) -> list[tuple[int, int, int, int]]:

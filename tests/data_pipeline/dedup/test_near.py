@@ -238,6 +238,13 @@ def test_other_work_in_the_folder_is_not_taken_for_ours(tmp_path: Path):
     assert len(near_duplicates([fewer], SURE, engine(), tmp_path / "work")) == 0
 
 
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
+    part = write_part(tmp_path / "p.parquet", {"1": "a b c d e"})
+    with pytest.raises(InputError, match=r"holds p\.parquet, which is not deduplication's; name an empty folder"):
+        near_duplicates([part], SURE, engine(), tmp_path)
+    assert part.path.exists()
+
+
 def test_a_protected_corpus_removes_and_loses_nothing(tmp_path: Path):
     old = write_part(tmp_path / "old.parquet", {"a": "a b c d", "b": "a b c d", "c": "p q r s"}, priority=9)
     near_duplicates([old], SURE, engine(), tmp_path / "old")
@@ -268,7 +275,7 @@ def test_a_store_of_another_scheme(tmp_path: Path):
     new = write_part(tmp_path / "new.parquet", {"1": "a b c d e"})
     with pytest.raises(InputError, match="signatures with ngram=2, but 5 is wanted"):
         near_duplicates([new], NearDedupConfig(), engine(), tmp_path / "work", protected=[side])
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "work").exists()  # before work starts
 
 
 def test_bad_files(tmp_path: Path):

@@ -10,7 +10,7 @@ from planted import engine, padded, write_part
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.shingles import ShingleHash, shingles_of
 from gristmill.data_pipeline.dedup.signatures import SignatureScheme, merge_stores, open_store, sign_corpus
-from gristmill.data_pipeline.dedup.similar import similar
+from gristmill.data_pipeline.dedup.similar import similar, similar_in_corpus
 from gristmill.data_pipeline.errors import InputError
 
 TEXTS = {
@@ -49,6 +49,16 @@ def test_similar_measures_exactly(tmp_path: Path):
     assert len(similar(TEXTS["1"], store, [part], limit=1)) == 1
     with pytest.raises(InputError, match="no word"):
         similar("...", store, [part])
+
+
+def test_similar_in_a_curated_corpus(tmp_path: Path):
+    write_part(tmp_path / "documents/train/old-tales-00000.parquet", {"1": TEXTS["1"]})
+    write_part(tmp_path / "documents/test/bakery-00000.parquet", {"3": TEXTS["3"]})
+    for _ in range(2):  # the second time from the signatures of the first
+        nearest = similar_in_corpus(TEXTS["2"], tmp_path, SCHEME, engine(), tmp_path / "cache")
+        assert [(n.doc_id, n.source, n.similarity) for n in nearest] == [(padded("1"), "old-tales", 10 / 14)]
+    with pytest.raises(InputError, match="no documents"):
+        similar_in_corpus(TEXTS["2"], tmp_path / "cache", SCHEME, engine(), tmp_path / "other")
 
 
 def test_merged_stores_hold_both(tmp_path: Path):

@@ -3,11 +3,13 @@
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import engine, padded, write_part
 
-from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, pieces_of, remove_spans
+from gristmill.data_pipeline.dedup.rewrite import rewrite_parts
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, pieces_of
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
 ALL = SpanDedupConfig(unit="line", least_characters=1)
@@ -16,11 +18,11 @@ ALL = SpanDedupConfig(unit="line", least_characters=1)
 def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> dict[str, str]:
     """The documents' texts without their duplicate spans."""
     part = write_part(folder / "p.parquet", documents)
-    table = duplicate_spans([part], config, engine(), folder / "work").to_pylist()
-    return {
-        doc_id: remove_spans(text, [(row["start"], row["stop"]) for row in table if row["doc_id"] == padded(doc_id)])
-        for doc_id, text in documents.items()
-    }
+    table = duplicate_spans([part], config, engine(), folder / "work")
+    (rewritten,) = rewrite_parts([part], table, False, engine(), folder / "rewritten")
+    left = pq.read_table(rewritten.path)
+    assert left.column("doc_id").to_pylist() == [padded(doc_id) for doc_id in documents]
+    return dict(zip(documents, left.column("text").to_pylist(), strict=True))
 
 
 def test_pieces_by_hand():
