@@ -89,7 +89,7 @@ def indexing(folder: Path, texts: list[str], rounds: int) -> Figure:
     return Figure(
         "documents_to_index",
         megabytes / own,
-        "MB/s",
+        "MB/s/core",
         megabytes / other,
         f"preprocess_data ({builder_name()})",
         ratio,

@@ -74,15 +74,14 @@ class HuggingFaceEncoder(Encoder):
 
 
 def first_difference(reference: Encoder, other: Encoder, strings: Sequence[str]) -> str | None:
-    """The first string that the two encode differently (or that the other cannot encode), None if there is none."""
-    for text in strings:
-        try:
-            same = other.encode(text) == reference.encode(text)
-        except Exception:  # whatever it raises, the other cannot stand in for the reference
-            same = False
-        if not same:
-            return text
-    return None
+    """The first string that the two encode differently, None if there is none; any string if the other fails."""
+    expected = reference.encode_batch(strings)
+    try:
+        found = other.encode_batch(strings)
+    except Exception:  # whatever it raises, the other cannot stand in for the reference
+        return strings[0]
+    pairs = zip(strings, expected, found, strict=True)
+    return next((text for text, ours, theirs in pairs if ours != theirs), None)
 
 
 def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor) -> Encoder:

@@ -35,7 +35,7 @@ class SegmentEncoder:
         self.name = f"segments of {inner.name}"
         self._inner = inner
         self._joined = neighbours(pieces)
-        self._slots = np.full(NUM_SLOTS, -1, dtype=np.int64)  # upper half of the hash and number of the entry
+        self._slots = np.full((NUM_SLOTS, 2), -1, dtype=np.int64)  # columns: first 8 bytes; length << 32 | entry
         self._keys = np.zeros(0, dtype=np.uint8)
         self._entries = np.zeros((0, 4), dtype=np.int32)  # columns: key start, key length, ids start, number of ids
         self._ids = np.zeros(1 << 16, dtype=np.int32)
@@ -118,9 +118,10 @@ def neighbours(pieces: Sequence[str]) -> np.ndarray:
 
     Characters are never cut: a byte that continues one follows any."""
     joined = np.zeros((256, 256), dtype=np.bool_)
-    for piece in pieces:
-        raw = np.frombuffer(piece.replace("▁", " ").encode(), dtype=np.uint8)
-        joined[raw[:-1], raw[1:]] = True
+    between = b"\xff"  # a byte that no UTF-8 holds
+    raw = np.frombuffer(between.join(piece.replace("▁", " ").encode() for piece in pieces), dtype=np.uint8)
+    joined[raw[:-1], raw[1:]] = True
+    joined[0xFF, :] = joined[:, 0xFF] = False
     joined[:, 0x80:0xC0] = True
     return joined.reshape(-1)
 
@@ -131,69 +132,83 @@ def _is_space_sign(buffer, at, end):
 
 
 @numba.njit(cache=True)
-def _segment_end(buffer, start, end, joined):
-    """Where the segment that begins at `start` ends. Beside a literal "▁" nothing is cut: it is a space in disguise."""
-    at = start + 1
-    while at < end:
-        before, here = buffer[at - 1], buffer[at]
-        if not joined[before * 256 + here]:
-            disguised = here == 0xE2 and _is_space_sign(buffer, at, end)
-            disguised = disguised or (before == 0x81 and at - 3 >= start and _is_space_sign(buffer, at - 3, end))
-            if not disguised:
-                break
-        at += 1
-    return at
+def _mixed(word):
+    """Every bit of the result depends on every bit of the word (the multiplier is splitmix64's)."""
+    word = (word ^ (word >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return word ^ (word >> np.uint64(32))
+
+
+@numba.njit(cache=True)
+def _goes_on(buffer, start, at, end, joined):
+    """True if the segment that began at `start` holds the byte at `at` too. Beside a literal "▁" nothing is cut."""
+    before, here = buffer[at - 1], buffer[at]
+    if joined[before * 256 + here]:
+        return True
+    if here == 0xE2 and _is_space_sign(buffer, at, end):
+        return True
+    return before == 0x81 and at - 3 >= start and _is_space_sign(buffer, at - 3, end)
 
 
 @numba.njit(cache=True)
 def _cut(buffer, ends, position, document, window, tables, segments, owners):
     """Writes the entry of every segment of about a window of bytes, and makes entries for those not seen before.
 
+    A slot holds the key's first 8 bytes, and its length and entry: short keys are found by one look into memory.
     Returns how many segments there are, and the position and the text to go on with."""
     joined, slots, entries, keys, sizes = tables
     count = 0
-    mask = len(slots) - 1
+    mask = np.uint64(len(slots) - 1)
     stop = min(position + window, len(buffer))
     while position < stop:
         while ends[document] <= position:
             document += 1
-        end = _segment_end(buffer, position, ends[document], joined)
-        length = end - position
-        value = np.uint64(0xCBF29CE484222325)  # FNV-1a, and its bits mixed once
-        for at in range(position, end):
-            value = (value ^ np.uint64(buffer[at])) * np.uint64(0x100000001B3)
-        value ^= value >> np.uint64(32)
-        tag = np.int64((value & np.uint64(0x7FFFFFFF)) << np.uint64(32))
-        slot = np.int64(value >> np.uint64(20)) & mask
+        end, at = ends[document], position
+        value, first, word, shift = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+        while True:
+            word |= np.uint64(buffer[at]) << shift
+            shift += np.uint64(8)
+            at += 1
+            if shift == np.uint64(64):
+                if at - position == 8:
+                    first = word
+                value = _mixed(value ^ word)
+                word, shift = np.uint64(0), np.uint64(0)
+            if at >= end or not _goes_on(buffer, position, at, end, joined):
+                break
+        length = at - position
+        if length < 8:
+            first = word
+        value = _mixed(value ^ word ^ (np.uint64(length) << np.uint64(56)))
+        key, named = np.int64(first), np.int64(length) << 32
+        slot = np.int64(value & mask)
         entry = -1
         if length <= LONGEST_KEY:
-            while slots[slot] >= 0:
-                held = slots[slot]
-                if (held >> 32) << 32 == tag and _same(buffer, position, length, keys, entries, held & 0xFFFFFFFF):
-                    entry = held & 0xFFFFFFFF
+            while slots[slot, 1] >= 0:
+                held = slots[slot, 1]
+                alike = slots[slot, 0] == key and (held >> 32) << 32 == named
+                held &= 0xFFFFFFFF
+                if alike and (length <= 8 or _same(buffer, position, length, keys, entries[held, 0])):
+                    entry = held
                     break
-                slot = (slot + 1) & mask
+                slot = (slot + 1) & np.int64(mask)
         if entry < 0:
             entry = sizes[0]
             entries[entry, 0], entries[entry, 1] = sizes[1], length
-            keys[sizes[1] : sizes[1] + length] = buffer[position:end]
+            keys[sizes[1] : sizes[1] + length] = buffer[position:at]
             sizes[0] += 1
             sizes[1] += length
             if length <= LONGEST_KEY:
-                slots[slot] = tag | entry
+                slots[slot, 0], slots[slot, 1] = key, named | entry
         segments[count] = entry
         owners[count] = document
         count += 1
-        position = end
+        position = at
     return count, position, document
 
 
 @numba.njit(cache=True)
-def _same(buffer, position, length, keys, entries, held):
-    if entries[held, 1] != length:
-        return False
-    start = entries[held, 0]
-    at = 0
+def _same(buffer, position, length, keys, start):
+    at = 8
     while at < length and buffer[position + at] == keys[start + at]:
         at += 1
     return at == length
