@@ -48,7 +48,7 @@ AXES: dict[str, dict[str, Any]] = {
 }
 LAID_OUT = ModelConfig(layers=4, width=256, heads=8, context=256)
 VOCABULARY, SAMPLES = 4096, 4
-# A number of fp32 counts as two of 16 bits: half the rate of memory and wires, and half the bytes of what is fp32 anyway.
+# A number of fp32 counts as two of 16 bits: half the rate of memory and wires, half the bytes of what is fp32 anyway.
 FP32 = GRISTMILL.model_dump() | {"kernels": "eager", "loss": "whole", "reduce_bytes": 2, "optimizer_bytes": 16}
 
 
@@ -73,8 +73,8 @@ def measured_profile() -> Hardware:
 
 
 def measured_step(axes: dict[str, Any], rounds: int) -> float:
-    """Median seconds that this rank is busy with a step's forward and backward passes: processor time, which neither the
-    machine's other work nor waiting for the other rank lengthens."""
+    """Median seconds that this rank is busy with a step's forward and backward passes: processor time, which neither
+    the machine's other work nor waiting for the other rank lengthens."""
     train = TrainConfig(
         tokens=10**6, batch_tokens=8 * LAID_OUT.context, precision="fp32", layout={"micro_batch": 2} | axes
     )
