@@ -229,6 +229,24 @@ def test_killed_at_any_moment_the_run_ends_with_the_same_bytes(undisturbed: Path
     assert digests(tmp_path) == digests(undisturbed)
 
 
+def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path)  # the folder
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 0 or "as asked, and saved; run the same command to go on" in said
+    new_run(tmp_path).to_the_end()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
 def run_on_mesh(folder: str, layout: dict[str, Any]) -> None:
     config = train_config(layout=layout)
     new_run(

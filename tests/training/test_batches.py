@@ -1,0 +1,59 @@
+"""Which samples a step takes, on any number of data ranks and with a growing batch."""
+
+import numpy as np
+import torch
+
+from gristmill.training.batches import Batches, collate
+from gristmill.training.config import TrainConfig
+from gristmill.training.guard import Guard
+from gristmill.training.parallel.mesh import Axis, single_process
+from gristmill.training.trainer import Progress, Trainer
+
+
+class Numbered:
+    """Sample k is all k, in two documents of 3 and 5 tokens."""
+
+    vocab_size, fingerprint = 100, "numbered"
+
+    def sample(self, k: int) -> dict[str, np.ndarray]:
+        return {
+            "tokens": np.full(8, k),
+            "targets": np.full(8, k + 1),
+            "weights": np.ones(8, dtype=np.float32),
+            "positions": np.array([0, 1, 2, 0, 1, 2, 3, 4]),
+            "document_bounds": np.array([0, 3, 8], dtype=np.int32),
+        }
+
+    def source_of(self, k: int) -> str:
+        return "all"
+
+
+def test_ranks_take_runs_of_the_same_stream() -> None:
+    def drawn(size: int) -> list[int]:
+        ranks = [Batches(Numbered(), Axis(size, rank), torch.device("cpu"), False) for rank in range(size)]
+        for batches in ranks:
+            batches.prepare(12, 4)
+        return torch.cat([batches.take(12, 4)["x"][:, 0] for batches in ranks]).tolist()
+
+    assert drawn(1) == drawn(2) == drawn(4) == [12, 13, 14, 15]
+
+
+def test_documents_become_numbers() -> None:
+    batch = collate(Numbered(), range(2), mask_documents=True)
+    assert batch["documents"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1]] * 2
+    assert batch["positions"][0].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert batch["samples"].tolist() == [0, 1]
+
+
+def test_a_growing_batch_leaves_no_sample_out() -> None:
+    config = TrainConfig(
+        tokens=8 * 20, batch_tokens=8 * 4, batch_ramp={"start_tokens": 8, "increment_tokens": 8, "over_tokens": 48}
+    )
+    trainer = Trainer(config, 8, None, None, None, None, Guard(config.guard), single_process())
+    steps = []
+    while not trainer.finished:
+        after = trainer._after_this_batch()
+        steps.append(list(range(trainer.progress.samples, after.samples)))
+        trainer.progress = after
+    assert steps == [[0], [1], [2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]
+    assert trainer.progress == Progress(8, 23 * 8, 23)
