@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,18 @@ def read_benchmark(config: BenchmarkConfig) -> list[Example]:
             found += [Example(config.name, name, field, text) for text in _texts(_value(record, field, where))]
     if not found:
         raise InputError(f"{config.paths[0]}: the benchmark {config.name} has no text; check its paths and fields")
+    return found
+
+
+def numbered_examples(texts: Iterable[tuple[str, str]]) -> list[Example]:
+    """(benchmark, text) pairs, as evaluation hands down the records of its tasks, numbered from 0 in each benchmark.
+
+    [("a", "x"), ("b", "y"), ("a", "z")]: examples a 0, b 0, a 1."""
+    counts: Counter[str] = Counter()
+    found = []
+    for benchmark, text in texts:
+        found.append(Example(benchmark, str(counts[benchmark]), "record", text))
+        counts[benchmark] += 1
     return found
 
 

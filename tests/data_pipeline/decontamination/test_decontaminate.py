@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from planted import engine, padded, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.decontamination.benchmark import BenchmarkConfig, Example, read_benchmark
+from gristmill.data_pipeline.decontamination.benchmark import (
+    BenchmarkConfig,
+    Example,
+    numbered_examples,
+    read_benchmark,
+)
 from gristmill.data_pipeline.decontamination.decontaminate import DecontaminateConfig, decontaminate, piece_id
 from gristmill.data_pipeline.decontamination.index import build_index, search
 from gristmill.data_pipeline.decontamination.report import report_markdown
@@ -164,8 +169,10 @@ def test_questions_and_answers_by_themselves(tmp_path: Path):
 def test_texts_of_lm_eval_tasks_are_handed_in(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": QUESTION})
     config = DecontaminateConfig(tasks=("rivers_task",))
-    example = Example("rivers_task", "3", "query", QUESTION)
-    assert decontaminate([part], config, engine(), tmp_path / "a", [example]).report["rivers_task"]["touched"] == 1
+    examples = numbered_examples([("rivers_task", OTHER), ("rivers_task", QUESTION)])
+    result = decontaminate([part], config, engine(), tmp_path / "a", examples)
+    assert result.report["rivers_task"]["touched"] == 1
+    assert result.matches.to_pylist()[0]["example"] == "1"
     with pytest.raises(RecipeError, match="no texts of the task 'rivers_task' were handed over"):
         decontaminate([part], config, engine(), tmp_path / "b")
 
