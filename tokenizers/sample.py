@@ -33,9 +33,9 @@ def training_texts(
     """Texts of about config.sample_bytes in all, and the bytes taken by group.
 
     Each group has its share of the blend, flattened by config.temperature; what a group lacks goes to the others, and
-    no text is taken twice. A pure function of the corpus, the settings and the seed. Raises InputError if a source has
-    no documents in the train split."""
-    by_source = {source: _candidates(corpus, source, config, seed) for source in weights}
+    no text is taken twice. A pure function of the corpus, the settings and the seed. A source of weight 0
+    gives none. Raises InputError if a source has no documents in the train split."""
+    by_source = {source: _candidates(corpus, source, config, seed) for source in weights if weights[source] > 0}
     cells: dict[tuple[str, str], list[Candidate]] = {}
     mass: dict[tuple[str, str], float] = {}
     for source, candidates in by_source.items():

@@ -64,10 +64,10 @@ def read_dataset(folder: Path) -> Dataset:
             "their ids mean different text: index them again with one tokenizer"
         )
     for source in dataset.sources:
-        if not 0 < source.weight < float("inf"):
+        if not 0 <= source.weight < float("inf"):
             raise InputError(
-                f"{path}: source {source.name!r} has weight {source.weight}; a weight is a finite number above 0: "
-                "drop the source or weigh it"
+                f"{path}: source {source.name!r} has weight {source.weight}; a weight is a finite number, 0 or more: "
+                "set the source's weight and run `gristmill index` again"
             )
     return dataset
 

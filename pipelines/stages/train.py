@@ -48,7 +48,9 @@ def open_data(context: StageContext) -> Any:
     recipe, folder = context.recipe, context.inputs["index"]
     dataset = read_dataset(folder)
     samples = open_samples(folder, "train", recipe.model.context, recipe.seed, recipe.index)
-    samples.check_budget(-(-recipe.train.tokens // recipe.model.context))
+    num_samples = -(-recipe.train.tokens // recipe.model.context)
+    samples.check_budget(num_samples)
+    context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
     try:
         held_out = open_samples(folder, "validation", recipe.model.context, recipe.seed, recipe.index)
     except InputError as error:

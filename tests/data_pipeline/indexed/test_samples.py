@@ -198,8 +198,28 @@ def test_what_does_not_belong_together_is_refused(make_dataset):
 @pytest.mark.parametrize("weight", [0.0, -0.5])
 def test_a_weight_that_is_none_is_refused(make_dataset, weight):
     folder = make_dataset({"books": (0.5, [[10] * 20]), "notes": (weight, [[11] * 20])})
-    with pytest.raises(InputError, match=rf"source 'notes' has weight {weight}"):
+    with pytest.raises(InputError, match=rf"dataset\.json: source 'notes' has weight {weight:g}"):
         open_samples(folder, "train", 8, 0, IndexConfig())
+
+
+def test_a_source_of_weight_zero_may_come_in_by_a_phase(make_dataset):
+    folder = make_dataset({"books": (0.5, [[10] * 20]), "notes": (0.0, [[11] * 20])})
+    phases = (PhaseConfig(from_tokens=0, weights={"books": 1.0}), PhaseConfig(from_tokens=80, weights={"notes": 1.0}))
+    samples = open_samples(folder, "train", 8, 0, IndexConfig(phases=phases))
+    assert [samples.source_of(k) for k in (9, 10)] == ["books", "notes"]
+
+
+def test_held_out_text_is_measured_as_it_stands(make_dataset, random_documents):
+    folder = make_dataset({"books": (1.0, random_documents(0, 20, 20))}, split="validation", fim=True)
+    plain = open_samples(folder, "validation", 8, 0, IndexConfig())
+    samples = open_samples(folder, "validation", 8, 0, IndexConfig(fim_rate=1.0, max_epochs=0.5))
+    for k in range(2 * samples.samples_of("books")):
+        assert np.array_equal(samples.sample(k)["tokens"], plain.sample(k)["tokens"])
+
+
+def test_the_budget_is_one_line(two_sources):
+    samples = open_samples(two_sources[0], "train", 16, 7, IndexConfig())
+    assert samples.budget(1024).startswith("books 75.0% (12,288 tokens, ")
 
 
 def test_a_weight_of_nan_or_infinity_is_refused(make_dataset):
