@@ -64,7 +64,7 @@ class AnnotateConfig(Config):
 
     normalize: NormalizeConfig
     words: WordRule
-    language_id: LanguageConfig
+    language_id: LanguageConfig | None
     edits: tuple[FilterChoice, ...]  # the filters that edit, in their order
 
 

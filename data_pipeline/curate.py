@@ -1,6 +1,8 @@
 """What the recipe says about curation."""
 
-from pydantic import Field, field_validator
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
@@ -17,12 +19,13 @@ class CurateConfig(Config):
     """filters run in their order; the first failed rule is the one that removes, every failed rule is recorded.
 
     words: what counts as one (signals/reference.py). languages: ISO 639 codes to keep; none named keeps all.
+    language_id: null leaves languages undetected, which is by far the slowest of the signals.
     exact_dedup, near_dedup: null switches the step off. shard_bytes: text bytes of one file of the corpus."""
 
     normalize: NormalizeConfig = NormalizeConfig()
     words: WordRule = "unicode"
     languages: tuple[str, ...] = ()
-    language_id: LanguageConfig = LanguageConfig()
+    language_id: LanguageConfig | None = LanguageConfig()
     filters: tuple[FilterChoice, ...] = (FilterChoice(preset="gopher_quality"),)
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
@@ -34,6 +37,12 @@ class CurateConfig(Config):
     @classmethod
     def short_forms(cls, value: object) -> object:
         return parse_choices(value)
+
+    @model_validator(mode="after")
+    def wanted_languages_are_detected(self) -> Self:
+        if self.languages and self.language_id is None:
+            raise ValueError("languages are named and language_id is null; leave language_id out to have them detected")
+        return self
 
     @field_validator("filters")
     @classmethod

@@ -55,13 +55,13 @@ class Verdicts:
     hashes: np.ndarray
 
 
-def rules_of(filters: Sequence[FilterChoice], languages: Sequence[str], language_id: LanguageConfig) -> Rules:
+def rules_of(filters: Sequence[FilterChoice], languages: Sequence[str], language_id: LanguageConfig | None) -> Rules:
     """The rule that wants any text at all, the language rule if languages are named, then each filter's.
 
     A rule looks at the text as it was when its filter's turn came: after the edits of the filters before it."""
     edits = [choice.preset for choice in filters if choice.line_options() is not None]
     rules = [_at_stage(EMPTY_RULE, 0, edits)]
-    if languages:
+    if languages and language_id is not None:
         source = "FineWeb, RefinedWeb: lid.176 at 0.65"
         rules.append(Rule("language", "min_score", WANTED_LANGUAGE, ">=", language_id.threshold, source))
     stage = 0

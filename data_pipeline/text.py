@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import ftfy
+from ftfy.badness import is_bad
 
 from gristmill.data_pipeline.config import Config
 
@@ -48,6 +49,7 @@ _ENCODING_ONLY = ftfy.TextFixerConfig(
 _FULL = ftfy.TextFixerConfig(normalization=None, explain=False)
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe]")
+_C1 = re.compile("[\x80-\x9f]")
 _LINE_TAILS = re.compile(r"[^\S\n]+$", re.MULTILINE)
 _BLANK_RUN = re.compile(r"\n{4,}")
 
@@ -77,7 +79,8 @@ def normalize(text: str, config: NormalizeConfig) -> Normalized:
 
 
 def _fix_encoding(text: str) -> str:
-    if text.isascii():  # nothing to decode anew, and ftfy takes 0.4 s per MB to find that out
+    # ftfy asks the same of every line, and takes a second per MB over it; nearly no text needs more than this answer
+    if text.isascii() or not (is_bad(text) or _C1.search(text)):
         return text
     return ftfy.fix_text(text, _ENCODING_ONLY)
 

@@ -1,0 +1,75 @@
+"""Another threshold on a corpus that is annotated already, against annotating it: CPU seconds of one process.
+
+`decide`: what the filters keep, by source (what a sweep of one threshold does). `redo`: the whole stage again with
+another threshold, corpus and ledger written anew, deduplication off. Input: the documents of --data (default: the
+shared corpora), repeated with seeded edits up to --megabytes."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import orjson
+from measure import Figure, arguments, cpu_seconds, print_figures
+from text import documents
+
+from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.curation import annotated, curate
+from gristmill.data_pipeline.decide import decide_all
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.data_pipeline.readers.resolve import resolve
+from gristmill.data_pipeline.readers.source import SourceConfig
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--megabytes", type=int, default=1000)
+    options = parser.parse_args()
+    megabytes = 20 if options.quick else options.megabytes
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        written = repeated(folder / "text.jsonl", documents(options.data, 40_000_000), megabytes * 1_000_000)
+        print(f"{written / 1e6:.0f} MB of text", file=sys.stderr)
+        engine = LocalEngine(1, Reporter.silent())
+        source = SourceConfig(name="text", format="jsonl", paths=(str(folder / "text.jsonl"),))
+        lock = Lock(sources=(resolve(source, engine),))
+        cache = folder / "cache"
+        plain = {"exact_dedup": None, "near_dedup": None}
+        config = CurateConfig(filters=["gopher_quality", "gopher_repetition", "fineweb_quality"], **plain)
+        other = CurateConfig(filters=[{"gopher_quality": {"min_words": 40}}, "gopher_repetition"], **plain)
+        measuring = cpu_seconds(lambda: annotated([source], config, lock, cache, engine))
+        tasks = [task for _, group in annotated([source], other, lock, cache, engine) for task in group]
+        deciding = cpu_seconds(lambda: decide_all(tasks, engine))
+        again = cpu_seconds(lambda: curate([source], other, 1, lock, folder / "corpus", cache, engine))
+    gigabytes = written / 1e9
+    print_figures(
+        [
+            Figure("decide", deciding / gigabytes, "s/GB", measuring / gigabytes, "annotate", measuring / deciding, 20),
+            Figure("redo", again / gigabytes, "s/GB", measuring / gigabytes, "annotate", measuring / again),
+        ]
+    )
+
+
+def repeated(path: Path, texts: list[str], num_bytes: int) -> int:
+    """Writes the texts over and over, a word in fifty exchanged for another of the same text; returns bytes of text."""
+    rng = np.random.default_rng(0)
+    written = 0
+    with path.open("wb") as file:
+        while written < num_bytes:
+            for text in texts:
+                words = text.split(" ")
+                count = len(words) // 50
+                for to, from_ in rng.integers(len(words), size=(count, 2)):
+                    words[to] = words[from_]
+                edited = " ".join(words)
+                file.write(orjson.dumps({"text": edited}) + b"\n")
+                written += len(edited.encode())
+                if written >= num_bytes:
+                    break
+    return written
+
+
+if __name__ == "__main__":
+    main()
