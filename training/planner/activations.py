@@ -99,11 +99,14 @@ def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numb
     return min(count, 2**27 if numbers.cuda else 2**21) * (2 * numbers.exact + 2 * numbers.compute)
 
 
-def boundary_bytes(shape: Shape, layout: Layout, numbers: Numbers) -> float:
-    """What a stage keeps of one micro-batch beside its layers: its input and its output, until the backward pass."""
+def boundary_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> float:
+    """What a stage keeps of one micro-batch beside its layers until the backward pass: its output, and its input where
+    no layer keeps that itself to start again from. Megatron frees its outputs once they are sent."""
+    if software.name != "gristmill":
+        return 0.0
     tokens = layout.micro_batch * shape.context // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
-    return 2 * tokens * shape.width / share * numbers.compute
+    return (2 if layout.recompute == "none" else 1) * tokens * shape.width / share * numbers.compute
 
 
 def _residual(block: Block, layout: Layout, context: int) -> float:

@@ -54,9 +54,11 @@ def _summary(plan: Plan, best: Forecast) -> str:
 def _memory(plan: Plan, best: Forecast) -> str:
     memory, limit = best.memory, plan.job.hardware.device.memory_gib
     state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
+    ranks = [one.total / GIB for one in Planner(plan.job).memory_by_rank(best.layout, best.cuts)]
+    least = f" The lightest pipeline rank, {ranks.index(min(ranks))}, needs {min(ranks):.1f}." if len(ranks) > 1 else ""
     return (
         f"The fullest rank needs {memory.total / GIB:.1f} of {limit:.1f} GiB: {state:.1f} of parameters, gradients and "
-        f"optimizer, {memory.activations / GIB:.1f} of activations, {memory.buffers / GIB:.1f} of buffers."
+        f"optimizer, {memory.activations / GIB:.1f} of activations, {memory.buffers / GIB:.1f} of buffers.{least}"
     )
 
 

@@ -1,6 +1,6 @@
 """A layout as the planner weighs it: every choice that costs memory or time, and the way to and from a recipe."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gristmill.training.config import STAGES_PER_RANK, LayoutConfig, Recompute, Schedule
 
@@ -90,7 +90,3 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         sequence_parallel=config.sequence_parallel and config.tensor > 1,
         reshard=config.reshard_after_forward and config.pipeline == 1,
     )
-
-
-def with_micro_batch(layout: Layout, micro_batch: int) -> Layout:
-    return replace(layout, micro_batch=micro_batch)

@@ -153,7 +153,7 @@ class MemoryModel:
         live = live_chunks(layout.schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
         one += first if held.embeds else 0.0
         if layout.pipeline > 1:
-            one += layout.virtual * boundary_bytes(self.shape, layout, self.numbers)
+            one += layout.virtual * boundary_bytes(self.shape, layout, self.software, self.numbers)
         # The head's stage runs its backward pass at once, so one micro-batch of it stands.
         return live * one + extra + (last if held.scores else 0.0)
 

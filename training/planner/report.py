@@ -10,7 +10,8 @@ from rich.text import Text
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.parameters import parameter_count
-from gristmill.training.planner.search import Forecast, Job, Plan
+from gristmill.training.planner.search import Forecast, Job, Plan, Planner
+from gristmill.training.planner.volumes import volumes
 
 # Reasons shown; the JSON has all.
 SHOWN_FAILURES = 8
@@ -29,7 +30,7 @@ def cost(job: Job, forecast: Forecast) -> float | None:
 
 def to_json(plan: Plan, top: int = 20) -> dict[str, Any]:
     """Seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
-    job = plan.job
+    job, planner = plan.job, Planner(plan.job)
     return {
         "model": {"parameters": parameter_count(job.shape), "layers": len(job.shape.blocks), "width": job.shape.width},
         "gpus": job.gpus,
@@ -39,14 +40,24 @@ def to_json(plan: Plan, top: int = 20) -> dict[str, Any]:
         "context": job.shape.context,
         "constants": job.sustained.model_dump(),
         "weighed": plan.weighed,
-        "layouts": [forecast_json(job, one) for one in plan.ranked[:top]],
+        "layouts": [forecast_json(planner, one) for one in plan.ranked[:top]],
         "explanation": explain(plan) if plan.ranked else [],
         "failures": [{"reason": f.reason, "count": f.count, "example": f.example} for f in plan.failures],
     }
 
 
-def forecast_json(job: Job, forecast: Forecast) -> dict[str, Any]:
-    layout, placement = forecast.layout, forecast.placement
+def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
+    """bytes: of the fullest rank, and of every pipeline rank; bytes_sent: by a rank in one step, axis by axis."""
+    job, layout, placement = planner.job, forecast.layout, forecast.placement
+    held = planner.steps.held(layout, forecast.cuts)[0]
+    sent = volumes(
+        job.shape,
+        layout,
+        job.samples,
+        job.software,
+        planner.steps.local_parameters(layout.tensor, held),
+        sum(held.kinds),
+    )
     return {
         "layout": {f.name: getattr(layout, f.name) for f in fields(layout)},
         "name": layout.name(),
@@ -61,6 +72,8 @@ def forecast_json(job: Job, forecast: Forecast) -> dict[str, Any]:
         | {"total": forecast.time.total},
         "bytes": {f.name: getattr(forecast.memory, f.name) for f in fields(forecast.memory)}
         | {"total": forecast.memory.total},
+        "bytes_by_pipeline_rank": [memory.total for memory in planner.memory_by_rank(layout, forecast.cuts)],
+        "bytes_sent": {f.name: getattr(sent, f.name) for f in fields(sent)},
         "placement": {
             "rank_order": list(placement.rank_order) if placement.rank_order else None,
             "stage_clusters": list(placement.stage_clusters),
