@@ -17,6 +17,7 @@ from gristmill.pipelines.chain import STAGES
 from gristmill.pipelines.commands.checkpoint import evaluate_checkpoint, export, generate
 from gristmill.pipelines.commands.corpus import why
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
+from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.planning import calibrate, layout
 from gristmill.pipelines.raw import pin
@@ -186,7 +187,7 @@ def reproduce(
     print(f"identical: {verdict.files} files")
 
 
-for _command in (why, generate, export, layout, calibrate):
+for _command in (why, decide, explore, generate, export, layout, calibrate):
     app.command()(_command)
 
 app.add_typer(data_app, name="data")

@@ -1,0 +1,69 @@
+"""The commands that ask annotated text: `gristmill decide` before a threshold is changed, `gristmill explore` after."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.data_pipeline.curation import annotated
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.explore import TABLES, open_corpus
+from gristmill.data_pipeline.sweep import parse_sweep
+from gristmill.data_pipeline.sweep import sweep as count
+from gristmill.pipelines.raw import pin
+from gristmill.pipelines.recipe_file import load_recipe
+
+
+def decide(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE")],
+    sweep: Annotated[str, typer.Option(help="rule=low:high:n, as gopher_quality.min_words=20:100:5")],
+    workdir: Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a field.")] = None,
+    workers: Annotated[int, typer.Option(min=1)] = 2,
+) -> None:
+    """What each threshold of a rule would keep, by source, before deduplication. Writes no corpus."""
+    wanted = parse_sweep(sweep)
+    loaded = load_recipe(recipe, set_ or [])
+    folder = workdir or Path("work") / loaded.name
+    reporter = Reporter.to_terminal()
+    lock = pin(loaded, folder, reporter, workers, update=False, write=True)
+    engine = LocalEngine(workers, reporter)
+    sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
+    table = Table("source", wanted.rule, "documents kept", "MB kept", "taken by it alone")
+    for row in count(sources, wanted, engine):
+        table.add_row(
+            row.source, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}"
+        )
+    Console().print(table)
+
+
+def explore(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help="The folder of the stage curate, or the work folder.")
+    ],
+    sql: Annotated[str | None, typer.Option(help="One question; without it, questions are read line by line.")] = None,
+) -> None:
+    """Ask documents, signals and ledger in SQL (DuckDB)."""
+    connection = open_corpus(corpus)
+    if sql is not None:
+        _answer(connection, sql)
+        return
+    print(f"tables: {', '.join(TABLES)}; one question a line, an empty line ends")
+    while question := typer.prompt("sql", default="", show_default=False):
+        try:
+            _answer(connection, question)
+        except RecipeError as error:
+            print(error)
+
+
+def _answer(connection, question: str) -> None:
+    """Prints the answer. Raises RecipeError with DuckDB's words for a question it does not take."""
+    try:
+        answer = connection.sql(question)
+    except Exception as error:  # duckdb.Error is made at run time and has no static name
+        raise RecipeError(f"{question}: {error}") from error
+    print(answer if answer is not None else "done")
