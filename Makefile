@@ -25,6 +25,7 @@ lint: $(INSTALLED)
 	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED))
 
 bench: $(INSTALLED) $(PEERS)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run_all.py --output docs/results.md
 
 # Peers of the benchmarks whose pins hold ours back live in an environment of their own.

@@ -79,6 +79,7 @@ def tokenizer_compare(
     reference: Annotated[str, typer.Option(help="The language that parity compares with.")] = "en",
     leave_out: Annotated[str, typer.Option(help="Groups to leave out, with commas.")] = "",
     train_proxy: Annotated[bool, typer.Option("--train-proxy", help="Train a small model on each.")] = False,
+    proxy_bytes: Annotated[int, typer.Option(min=10_000, help="Text the small model sees.")] = ProxyConfig().text_bytes,
     output: Annotated[Path, typer.Option(help="Where trained tokenizers go.")] = Path("work/compare"),
 ) -> None:
     """Tokenizers side by side: bytes a token, fertility, parity, unused pieces, round trips, bits a byte."""
@@ -87,7 +88,7 @@ def tokenizer_compare(
     names = [name for name in strategies.split(",") if name]
     if not names and not tokenizer:
         raise RecipeError("nothing to compare; name strategies, or folders with --tokenizer")
-    proxy = ProxyConfig() if train_proxy else None
+    proxy = ProxyConfig(text_bytes=proxy_bytes) if train_proxy else None
     audits = compare(chosen, output, names, tokenizer or [], vocab_size, reference, proxy, Reporter.to_terminal())
     _print(rows(audits))
     _print(group_rows(audits))
