@@ -33,6 +33,7 @@ def evaluate_checkpoint(
     reporter: Reporter,
     tokenizer: Path | None = None,
     cache: Path | None = None,
+    corpus: Path | None = None,
     download: bool = False,
     place: Place = ONLY_PROCESS,
     tensor: int = 1,
@@ -41,11 +42,13 @@ def evaluate_checkpoint(
     """`gristmill evaluate --checkpoint DIR --tasks a,b`: results.json, samples/, table.md and table.html in OUTPUT.
 
     checkpoint: a step's folder, a run (its newest step), or a folder of transformers. Held-out tasks take the run's own
-    documents, if the checkpoint stands in a run. Under torchrun, `place` says which process this is; each copy of the
-    model is cut over tensor x pipeline processes, the copies share the documents, and rank 0 alone has rows."""
+    documents, if the checkpoint stands in a run, or those of `corpus`, a work folder. Under torchrun, `place` says
+    which process this is; each copy of the model is cut over tensor x pipeline processes, the copies share the
+    documents, and rank 0 alone has rows."""
     checkpoint = newest_step(checkpoint)
     data = None if config.data is None else Path(config.data)
-    places = Places(output, data, corpus_of(checkpoint), cache, download)
+    held_out = corpus_of(checkpoint.resolve().parents[2:3] if corpus is None else [corpus])
+    places = Places(output, data, held_out, cache, download)
     if place.world_size == 1:
         rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter)
         if config.weights != "as_trained":
@@ -105,16 +108,14 @@ def _model_config(checkpoint: Path) -> ModelConfig:
     return ModelConfig.model_validate(read_card(checkpoint)["model"])
 
 
-def corpus_of(checkpoint: Path) -> Corpus | None:
-    """The held-out documents of the run a checkpoint stands in (RUN/train/checkpoints/step-N), and its seed."""
-    parents = checkpoint.resolve().parents
-    if len(parents) < 3:
-        return None
-    run = parents[2]
-    if not all((run / stage / MANIFEST_NAME).is_file() for stage in ("curate", "index", "train")):
-        return None
-    recipe = read_manifest(run / "train").origin.get("recipe", {})
-    return Corpus(run / "curate", run / "index", int(recipe.get("seed", 0)))
+def corpus_of(runs: Sequence[Path]) -> Corpus | None:
+    """The held-out documents of the first work folder that has them (a checkpoint stands in RUN/train/checkpoints), and
+    the seed of its recipe."""
+    for run in runs:
+        if all((run / stage / MANIFEST_NAME).is_file() for stage in ("curate", "index")):
+            recipe = read_manifest(run / "curate").origin.get("recipe", {})
+            return Corpus(run / "curate", run / "index", int(recipe.get("seed", 0)))
+    return None
 
 
 def evaluate_series(
@@ -125,6 +126,7 @@ def evaluate_series(
     every: int = 1,
     tokenizer: Path | None = None,
     cache: Path | None = None,
+    corpus: Path | None = None,
 ) -> list[dict[str, object]]:
     """`--every N`: each checkpoint whose step is a multiple of N, and the last, each in OUTPUT/step-...; the points of
     the curve by tokens seen, which also stand in OUTPUT/curve.json."""
@@ -144,7 +146,7 @@ def evaluate_series(
         folder = step_folder(root, step)
         tokens = verified(folder).get("trainer", {}).get("progress", {}).get("tokens")
         reporter.say(f"{folder.name}")
-        for row in evaluate_checkpoint(folder, output / folder.name, config, reporter, tokenizer, cache):
+        for row in evaluate_checkpoint(folder, output / folder.name, config, reporter, tokenizer, cache, corpus):
             points.append(
                 {"step": step, "tokens": tokens, "task": row.task, "metric": row.metric, "score": row.score,
                  "error": row.error, "chance": row.chance}

@@ -14,7 +14,7 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest
 from gristmill.pipelines.chain import STAGES
-from gristmill.pipelines.commands.checkpoint import evaluate_checkpoint, export, generate
+from gristmill.pipelines.commands.checkpoint import compare, data_folder, evaluate_checkpoint, export, generate, import_
 from gristmill.pipelines.commands.corpus import why
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
 from gristmill.pipelines.commands.thresholds import decide, explore
@@ -122,6 +122,13 @@ def evaluate(
     tokenizer: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the tasks' files lie.")] = None,
     corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="A work folder, for the held-out tasks.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Every n-th step's checkpoint of a run: a curve.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    weights: Annotated[str, typer.Option(help="as_trained or int8, whose cost is then shown.")] = "as_trained",
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass; give a GPU 100000.")] = 1024,
+    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks that cut one copy's layers.")] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: stages of one copy.")] = 1,
+    download: Annotated[bool, typer.Option("--download", help="lm-eval's own tasks may read from the hub.")] = False,
 ) -> None:
     """Run the stage evaluate of a recipe, or score a checkpoint alone."""
     if (recipe is None) == (checkpoint is None):
@@ -132,7 +139,17 @@ def evaluate(
     if not tasks:
         raise RecipeError("--tasks is missing: names joined by commas, such as --tasks lambada,piqa")
     assert checkpoint is not None
-    evaluate_checkpoint(checkpoint, tasks, shots, limit, output, tokenizer, data, corpus)
+    files = data_folder(data)
+    settings = {
+        "tasks": tasks.split(","),
+        "shots": shots,
+        "limit": limit,
+        "data": None if files is None else str(files),
+        "precision": precision,
+        "weights": weights,
+        "batch_tokens": batch_tokens,
+    }
+    evaluate_checkpoint(checkpoint, settings, output, tokenizer, corpus, every, (tensor, pipeline), download)
 
 
 def stage_script(name: str) -> None:
@@ -187,8 +204,9 @@ def reproduce(
     print(f"identical: {verdict.files} files")
 
 
-for _command in (why, decide, explore, generate, export, layout, calibrate):
+for _command in (why, decide, explore, generate, export, compare, layout, calibrate):
     app.command()(_command)
+app.command("import")(import_)
 
 app.add_typer(data_app, name="data")
 app.command("tokenizer-compare")(tokenizer_compare)

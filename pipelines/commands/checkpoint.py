@@ -5,12 +5,12 @@ torch and lm-eval take seconds to load, so each command loads what it needs when
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.errors import RecipeError
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
 from gristmill.pipelines.recipe_file import validate_config
 
@@ -24,23 +24,30 @@ TokenizerOption = Annotated[
 
 def evaluate_checkpoint(
     checkpoint: Path,
-    tasks: str,
-    shots: int | None,
-    limit: int | None,
+    settings: dict[str, Any],
     output: Path | None,
     tokenizer: Path | None,
-    data: Path | None,
     corpus: Path | None,
+    every: int | None,
+    parts: tuple[int, int],
+    download: bool,
 ) -> None:
-    """Scores a checkpoint without a recipe and prints the table. Raises InputError or RecipeError."""
-    from gristmill.evaluation.run import Corpus, Places, evaluate_folder
+    """Scores a checkpoint, or `every` n-th of a run, without a recipe and prints the table. settings: fields of
+    EvaluateConfig. parts: the tensor ranks and pipeline stages of one copy. Raises InputError or RecipeError."""
+    from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
+    from gristmill.evaluation.commands import evaluate_series
+    from gristmill.training.processes import Place
 
-    config = validate_config(EvaluateConfig, {"tasks": tasks.split(","), "shots": shots, "limit": limit, "samples": 0})
-    folder = output or Path("work/evaluate")
-    held_out = Corpus(corpus / "curate", corpus / "index", seed=0) if corpus else None
-    places = Places(folder, data_folder(data), held_out, cache=folder / "cache")
-    evaluate_folder(checkpoint, tokenizer, places, config, Reporter.to_terminal())
-    print((folder / "table.md").read_text("utf-8"))
+    config = validate_config(EvaluateConfig, {**settings, "samples": 0})
+    folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
+    if every is not None:
+        evaluate_series(checkpoint, folder, config, reporter, every, tokenizer, folder / "cache", corpus)
+        print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
+        return
+    place = Place.from_environment()
+    evaluate_one(checkpoint, folder, config, reporter, tokenizer, folder / "cache", corpus, download, place, *parts)
+    if place.rank == 0:
+        print((folder / "table.md").read_text("utf-8"))
 
 
 def data_folder(given: Path | None) -> Path | None:
@@ -95,16 +102,34 @@ def export(
     checkpoint: CheckpointOption,
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for config, safetensors and tokenizer.")],
     tokenizer: TokenizerOption = None,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    scores: Annotated[Path | None, typer.Option(metavar="DIR", help="Results for the model card.")] = None,
 ) -> None:
-    """Write a checkpoint as a folder that transformers loads."""
-    from gristmill.evaluation.huggingface import write_huggingface
-    from gristmill.evaluation.load import find_tokenizer, newest_step
-    from gristmill.training.checkpoint import load_model, read_card
+    """Write a checkpoint as a folder that transformers loads, with a model card that tells its provenance."""
+    from gristmill.evaluation.export import DTYPES, export_checkpoint, require_empty
 
-    if output.exists() and any(output.iterdir()):
-        raise InputError(f"{output}: not empty; name a new folder")
-    step = newest_step(checkpoint)
-    model, _ = load_model(step)
-    folder = tokenizer or find_tokenizer(step)
-    name = write_huggingface(output, model, read_card(step)["end_of_document"], folder)
-    print(f"{output}: {name}, from {step}")
+    if precision not in DTYPES:
+        raise RecipeError(f"--precision {precision}: there are {', '.join(DTYPES)}")
+    require_empty(output)
+    print(f"{output}: {export_checkpoint(checkpoint, output, tokenizer, precision, scores)}")
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="config.json, safetensors and a tokenizer.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the checkpoint and tokenizer.")],
+) -> None:
+    """Read a folder of transformers as a checkpoint, to evaluate or to train on. Nothing is downloaded."""
+    from gristmill.evaluation.export import import_checkpoint, require_empty
+
+    require_empty(output)
+    print(import_checkpoint(folder, output))
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A folder of results.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another, asked the same questions.")],
+) -> None:
+    """Two models on the same questions: which is better, or is it luck?"""
+    from gristmill.evaluation.compare import compare_folders, comparison_markdown
+
+    print(comparison_markdown(compare_folders(first, second)))
