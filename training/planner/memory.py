@@ -1,6 +1,6 @@
 """Bytes on each rank by part, at the schedule's peak. Units: bytes; the tables print GiB (2**30)."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gristmill.training.planner.activations import (
     Numbers,
@@ -39,7 +39,8 @@ class Memory:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self))
+        state = self.parameters + self.gradients + self.optimizer
+        return state + self.activations + self.logits + self.buffers + self.framework + self.fragmentation
 
 
 class MemoryModel:

@@ -21,6 +21,8 @@ from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.stages import balanced_cuts
 from gristmill.training.planner.step_time import StepModel, StepTime
 
+# A layout that needs so much more than there is under the strongest recomputation fits under no other.
+HOPELESS = 1.5
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MOST_STAGES_A_RANK = 8
 
@@ -197,6 +199,9 @@ def lightest_fitting(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
     pins, need = planner.job.pins, 0.0
     # In the order of what they cost: the first that fits is the fastest, since all they do is add work.
     modes = (pins.recompute,) if pins.recompute else planner.job.software.recomputes
+    least = planner.memory(replace(layout, recompute=modes[-1])).total
+    if least > HOPELESS * planner.capacity:
+        return None, least
     for mode in modes:
         if mode == "operators" and layout.schedule == "zbv":
             continue

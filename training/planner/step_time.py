@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import log2
 
 from gristmill.training.planner.block_time import Parts, Passes, block_passes, embedding_passes, head_passes
@@ -45,7 +45,9 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self) if not f.name.endswith("_hidden"))
+        compute = self.matmul + self.attention + self.memory + self.recompute
+        exposed = self.tensor + self.context + self.pipeline + self.bubble + self.data
+        return compute + exposed + self.optimizer + self.contention + self.other
 
 
 @dataclass(frozen=True)
