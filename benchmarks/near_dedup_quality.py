@@ -33,6 +33,7 @@ SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.p
 CORPORA = ("kubernetes_community", "rust_book", "rust_by_example", "tldr")
 TARGETS = np.arange(0.30, 1.001, 0.05)
 BINS = np.arange(0.275, 1.026, 0.05)
+SHOWN = 3
 FEWEST_PAIRS = 30  # of a bin that is shown: fewer say nothing about a share
 CURVES = ((20, 6), (16, 8), (32, 4))
 
@@ -156,25 +157,34 @@ def planted_figures(bases: list[np.ndarray], generator: np.random.Generator) -> 
 
 
 def destroyed(texts: list[str]) -> list[Figure]:
-    """Real documents removed by datasketch's LSH with union-find although no kept document is 0.8 similar."""
+    """Real documents that datasketch's LSH with union-find removes although they are less than 0.8 similar to the one
+    document of their cluster that stays: with the bands it chooses itself for 0.8, and with ours."""
     if not texts:
         return []
     with tempfile.TemporaryDirectory() as folder:
         ours = deduplicated(texts, Path(folder))
         minhashes = dict(open_store(Path(folder) / "work" / "signatures").minhashes())
-    theirs = removed_by_union_find(minhashes)
-    wrong = [
-        (i, k) for i, k in theirs.items() if i not in ours and exact_jaccard(texts[int(i, 16)], texts[int(k, 16)]) < 0.8
-    ]
-    print(f"of {len(texts)} real documents, {len(ours)} are removed; LSH with union-find removes {len(theirs)},")
-    print(f"{len(wrong)} of them less than 0.8 similar to the document kept in their stead (and we keep them)")
-    return [Figure("destroyed_by_unverified_clusters", len(wrong) / max(len(theirs), 1), f"of {len(theirs)} removed")]
+    config = NearDedupConfig()
+    print(f"of {len(texts)} real documents, {len(ours)} are removed")
+    figures = []
+    for figure, index in (
+        ("destroyed_with_datasketch_bands", MinHashLSH(threshold=config.threshold, num_perm=config.scheme.hashes)),
+        ("destroyed_with_our_bands", MinHashLSH(num_perm=config.scheme.hashes, params=(config.bands, config.rows))),
+    ):
+        theirs = removed_by_union_find(minhashes, index)
+        wrong = [(i, k) for i, k in theirs.items() if exact_jaccard(texts[int(i, 16)], texts[int(k, 16)]) < 0.8]
+        print(
+            f"MinHashLSH ({index.b} x {index.r}) with union-find removes {len(theirs)}, {len(wrong)} of them falsely:"
+        )
+        for number, (doc_id, kept) in enumerate(wrong[:: max(len(wrong) // SHOWN, 1)][:SHOWN], 1):
+            print(f"  {number}. removed: {' '.join(texts[int(doc_id, 16)].split())[:100]}")
+            print(f"     kept:    {' '.join(texts[int(kept, 16)].split())[:100]}")
+        figures.append(Figure(figure, len(wrong) / max(len(theirs), 1), f"of {len(theirs)} removed"))
+    return figures
 
 
-def removed_by_union_find(minhashes: dict) -> dict[str, str]:
+def removed_by_union_find(minhashes: dict, index: MinHashLSH) -> dict[str, str]:
     """{removed: kept} of MinHashLSH and connected components; the lowest id of a component stays."""
-    hashes = len(next(iter(minhashes.values())).hashvalues)
-    index = MinHashLSH(num_perm=hashes, params=(NearDedupConfig().bands, NearDedupConfig().rows))
     parents = {doc_id: doc_id for doc_id in minhashes}
 
     def root(node: str) -> str:
