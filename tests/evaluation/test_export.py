@@ -14,7 +14,7 @@ from gristmill.training.checkpoint import load_model
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
 def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokenizer_folder, family):
     checkpoint = random_checkpoint(family)
     export_checkpoint(checkpoint, tmp_path / "out")
@@ -48,7 +48,7 @@ def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_fo
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
 def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, tokenizer_folder, family):
     checkpoint = random_checkpoint(family)
     export_checkpoint(checkpoint, tmp_path / "out")
