@@ -1,5 +1,6 @@
 """Whole runs: what they write, and that a run that was stopped or killed ends with the same bytes."""
 
+import errno
 import hashlib
 import json
 import os
@@ -178,6 +179,38 @@ def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path
         for s in range(0, 48, 4)
     ]
     assert streams == [hashlib.sha256(batch.numpy().tobytes().hex().encode()).hexdigest() for batch in whole]
+
+
+def test_a_step_that_is_not_finite_is_not_taken(tmp_path: Path) -> None:
+    run = new_run(tmp_path, tokens=4 * BATCH * MODEL.context)
+    train, before = run.trainer.passes.train, {}
+
+    def broken_at_step_3(batch: dict[str, torch.Tensor], factor: float) -> torch.Tensor:
+        losses = train(batch, factor)
+        if run.trainer.progress.step == 2:
+            before.update({name: value.detach().clone() for name, value in run.parts.parameters.items()})
+            run.parts.parameters["head.weight"].grad[0, 0] = float("inf")
+        elif run.trainer.progress.step == 3:
+            assert all(torch.equal(before[name], value) for name, value in run.parts.parameters.items())
+        return losses
+
+    run.trainer.passes.train = broken_at_step_3
+    assert run.to_the_end()["skipped_steps"] == 1
+    line = read_metrics(tmp_path / "metrics.jsonl")[2]
+    assert line["skipped"].endswith("gradient norm inf: not finite")
+    assert line["samples"] == list(range(2 * BATCH, 3 * BATCH))
+    assert line["grad_norm"] is None
+
+
+def test_a_full_disk_leaves_nothing_that_looks_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gristmill.training.checkpoint._Writer.write_data", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        new_run(tmp_path).to_the_end()
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
 def test_chosen_steps_are_traced(tmp_path: Path) -> None:

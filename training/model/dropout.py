@@ -15,25 +15,27 @@ _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
 @dataclass(frozen=True)
 class Dropout:
     """The dropout of one forward pass. samples_B: the numbers k of the samples; positions_T: the tokens' places in
-    their sample that this rank's residual stream holds."""
+    their sample that this rank's residual stream holds; features_D: 0 to D - 1, a tensor that is handed in because
+    torch.compile would fold the hash of a range it sees into an index, which overflows."""
 
     rate: float
     seed: int
     samples_B: Tensor
     positions_T: Tensor
+    features_D: Tensor
 
     def __call__(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         if self.rate == 0:
             return x_BTD
-        kept = _keep(self, x_BTD.shape[-1], layer, site)
+        kept = _keep(self, layer, site)
         return torch.where(kept, x_BTD * (1 / (1 - self.rate)), torch.zeros((), dtype=x_BTD.dtype, device=x_BTD.device))
 
 
-def _keep(dropout: Dropout, width: int, layer: int, site: int) -> Tensor:
+def _keep(dropout: Dropout, layer: int, site: int) -> Tensor:
     """bool[B, T, D]; each element is kept with probability 1 - rate."""
     place = torch.tensor((dropout.seed * 1_000_003 + layer) * 1_009 + site, device=dropout.samples_B.device)
     token_BT = _hash(_hash(place + dropout.samples_B * _GOLDEN).unsqueeze(-1) + dropout.positions_T)
-    feature_D = _hash(place + torch.arange(width, device=place.device))
+    feature_D = _hash(place + dropout.features_D)
     low_BT1, high_BT1 = token_BT.to(torch.int32).unsqueeze(-1), (token_BT >> 32).to(torch.int32).unsqueeze(-1)
     mixed_BTD = feature_D.to(torch.int32) * (high_BT1 | 1) + low_BT1
     mixed_BTD = (mixed_BTD ^ _shifted(mixed_BTD, 15, bits=32)) * 0x2C1B3C6D

@@ -135,7 +135,9 @@ class Transformer(nn.Module):
             rotation = rotary_angles(positions_BT, self.config.head_dim, self.config.rope_base, self.dtype)
         dropout = None
         if samples is not None and self.config.dropout:
-            dropout = Dropout(self.config.dropout, self.seed, samples, self.tensor.own_tokens(place_T, dim=0))
+            own_T = self.tensor.own_tokens(place_T, dim=0)
+            features_D = torch.arange(self.config.width, device=x.device)
+            dropout = Dropout(self.config.dropout, self.seed, samples, own_T, features_D)
         windows = [layer.window for layer in self.config.layer_list]
         if x.device.type == "cuda" and not keep_state and self.config.positions != "alibi":
             masks = block_masks(windows, tokens, documents, x.device)

@@ -74,6 +74,9 @@ def build_parts(
         if materialise:
             initialise(part, seed, mesh.device, precision.store)
         if compiled:
+            # One function serves all layers; those that differ (by window, or by number for dropout) need one graph
+            # each.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * config.layers)
             for layer in part.layers.values():
                 layer.compute = torch.compile(layer.compute)
         if mesh.distributed:

@@ -184,14 +184,14 @@ def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float 
 
 def test_dropout_keeps_its_share_and_needs_no_random_state() -> None:
     positions = torch.arange(512)
-    dropout = Dropout(0.25, seed=5, samples_B=torch.arange(8), positions_T=positions)
+    dropout = Dropout(0.25, seed=5, samples_B=torch.arange(8), positions_T=positions, features_D=torch.arange(64))
     ones = torch.ones(8, 512, 64)
     dropped = dropout(ones, layer=1, site=0)
     assert dropped.mean().item() == pytest.approx(1, abs=0.01)
     assert (dropped == 0).double().mean().item() == pytest.approx(0.25, abs=0.002)
     assert torch.equal(dropped, dropout(ones, layer=1, site=0))
     assert not torch.equal(dropped, dropout(ones, layer=2, site=0))
-    half = Dropout(0.25, seed=5, samples_B=torch.arange(8), positions_T=positions[256:])
+    half = Dropout(0.25, seed=5, samples_B=torch.arange(8), positions_T=positions[256:], features_D=torch.arange(64))
     assert torch.equal(half(ones[:, 256:], 1, 0), dropped[:, 256:])
     kept = (dropped > 0).double().flatten(0, 1)
     correlation = torch.corrcoef(kept.T) - torch.eye(64, dtype=torch.float64)
