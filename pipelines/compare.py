@@ -12,7 +12,7 @@ from gristmill.data_pipeline.provenance.files import file_digest, write_atomic
 from gristmill.data_pipeline.provenance.lock import RawFile
 from gristmill.data_pipeline.readers.read import FilePart, read_part
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.pipelines.proxy import ProxyConfig, bits_per_byte
+from gristmill.pipelines.proxy_config import ProxyConfig
 from gristmill.tokenizers.audit import Audit, AuditText, audit
 from gristmill.tokenizers.config import STRATEGIES, TokenizerConfig
 from gristmill.tokenizers.tokenizer import MODEL_NAME, Tokenizer, load_tokenizer
@@ -43,6 +43,8 @@ def compare(
         tokenizer = _trained(name, training, folder, vocab_size) if name in STRATEGIES else load_tokenizer(Path(name))
         bits = None
         if proxy is not None:
+            from gristmill.pipelines.proxy import bits_per_byte  # loaded here: it brings torch, which takes seconds
+
             shown, hidden = [each.text for each in training], [each.text for each in held_out]
             bits = bits_per_byte(tokenizer, shown, hidden, proxy, reporter)
         found.append(audit(name, tokenizer, held_out, reference, bits))

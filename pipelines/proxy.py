@@ -10,28 +10,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.pipelines.proxy_config import ProxyConfig
 from gristmill.tokenizers.tokenizer import Tokenizer
 from gristmill.training.config import ModelConfig
 from gristmill.training.model.initial import initialise
 from gristmill.training.model.transformer import Transformer
-
-
-class ProxyConfig(Config):
-    """At these defaults a million parameters and a minute on two cores. text_bytes is what each candidate sees."""
-
-    layers: int = 2
-    width: int = 64
-    heads: int = 2
-    context: int = 128
-    batch: int = 16
-    text_bytes: int = 2_000_000
-    held_out_bytes: int = 200_000
-    learning_rate: float = 3e-3
-    seed: int = 0
 
 
 def bits_per_byte(

@@ -2,10 +2,9 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-
-import datasets
+from typing import Any
 
 from gristmill.data_pipeline.document import Record, Unreadable
 from gristmill.data_pipeline.errors import InputError
@@ -38,7 +37,9 @@ def read_dataset(source: SourceConfig) -> Iterator[Record | Unreadable]:
         yield fields.record(dict(row), number, -1)
 
 
-def _open(source: SourceConfig) -> datasets.IterableDataset | datasets.Dataset:
+def _open(source: SourceConfig) -> Iterable[Mapping[str, Any]]:
+    import datasets  # loaded here: every worker process would wait for it, and few sources need it
+
     path = source.paths[0]
     try:
         if (Path(path) / "dataset_info.json").is_file() or (Path(path) / "dataset_dict.json").is_file():

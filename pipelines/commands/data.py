@@ -13,7 +13,7 @@ from gristmill.data_pipeline.indexed import packing_report
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
 from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
 from gristmill.pipelines.compare import compare, group_rows, read_texts, rows
-from gristmill.pipelines.proxy import ProxyConfig
+from gristmill.pipelines.proxy_config import ProxyConfig
 from gristmill.tokenizers.config import STRATEGIES
 from gristmill.tokenizers.tokenizer import load_tokenizer
 

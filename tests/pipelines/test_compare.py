@@ -7,7 +7,7 @@ import pytest
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.pipelines.compare import compare, group_rows, read_texts, rows
-from gristmill.pipelines.proxy import ProxyConfig
+from gristmill.pipelines.proxy_config import ProxyConfig
 
 PROXY = ProxyConfig(layers=1, width=16, heads=1, context=16, batch=4, text_bytes=20_000, held_out_bytes=2_000)
 
