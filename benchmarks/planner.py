@@ -25,11 +25,12 @@ from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.calibrate import errors
 from gristmill.training.planner.hardware import Hardware, load_hardware
+from gristmill.training.planner.job import Job
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.models import named_shape
 from gristmill.training.planner.published import CALIBRATION, HELD_OUT
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
-from gristmill.training.planner.search import Job, search
+from gristmill.training.planner.search import search
 from gristmill.training.planner.shape import shape_of
 from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.step_time import StepModel

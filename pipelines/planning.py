@@ -11,9 +11,10 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.pipelines.recipe_file import SIZE_SUFFIXES, load_recipe, parse_size
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, write_plot
+from gristmill.training.planner.job import Pins
 from gristmill.training.planner.models import load_shape
 from gristmill.training.planner.report import tables, to_json
-from gristmill.training.planner.search import Pins, Plan, search
+from gristmill.training.planner.search import Plan, search
 
 Size = Annotated[str | None, typer.Option(metavar="NUMBER", help="A number, or 4M, 512Ki (k, M, G are powers of ten).")]
 

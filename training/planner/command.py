@@ -12,11 +12,12 @@ from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import objection
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
 from gristmill.training.planner.report import to_json
-from gristmill.training.planner.search import Forecast, Job, Pins, Plan, Planner, nothing_fits, search
+from gristmill.training.planner.search import Forecast, Plan, Planner, nothing_fits, search
 from gristmill.training.planner.shape import Shape, shape_of
 from gristmill.training.planner.software import PROGRAMS
 

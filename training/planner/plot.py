@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gristmill.data_pipeline.errors import RecipeError
-from gristmill.training.planner.search import Forecast, Job, search
+from gristmill.training.planner.job import Job
+from gristmill.training.planner.search import Forecast, search
 
 
 def usual_counts(gpus: int, node: int) -> list[int]:

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB
+from gristmill.training.planner.job import Job
 from gristmill.training.planner.parameters import parameter_count
-from gristmill.training.planner.search import Forecast, Job, Plan, Planner
+from gristmill.training.planner.search import Forecast, Plan, Planner
 from gristmill.training.planner.volumes import volumes
 
 # Reasons shown; the JSON has all.

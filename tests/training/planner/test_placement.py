@@ -4,11 +4,12 @@ import yaml
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import PROFILES, Hardware, parse_hardware
+from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.models import named_shape
 from gristmill.training.planner.placement import data_groups, naive_wires, place
 from gristmill.training.planner.rates import FITTED, Rates
-from gristmill.training.planner.search import Job, Pins, Planner, search
+from gristmill.training.planner.search import Planner, search
 from gristmill.training.planner.step_time import default_wires
 
 FIELDS = yaml.safe_load((PROFILES / "a100-80g.yaml").read_text("utf-8"))

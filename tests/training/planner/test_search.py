@@ -8,11 +8,12 @@ from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, resolve_layout
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB, load_hardware
+from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import objection
 from gristmill.training.planner.models import load_shape, named_shape
 from gristmill.training.planner.report import to_json
-from gristmill.training.planner.search import Job, Pins, Planner, nothing_fits, search, smallest_count
+from gristmill.training.planner.search import Planner, nothing_fits, search, smallest_count
 from gristmill.training.planner.shape import shape_of
 from gristmill.training.planner.software import PROGRAMS
 
