@@ -209,6 +209,7 @@ def _file(prefix: Path, name: str) -> Path:
 def _cut_part(task) -> None:
     part, found, common, examples, config, folder, prefix = task
     index = _load_index(folder)
+    counting = _counting(index, common)
     wanted = np.zeros(len(part.living()), bool)
     wanted[found[0]] = True
     rows: dict[str, list[tuple]] = {name: [] for name in SCHEMAS}
@@ -216,7 +217,7 @@ def _cut_part(task) -> None:
         for row, doc_id, text in zip(numbers, doc_ids.to_pylist(), texts.to_pylist(), strict=True):
             mine = found[1:, found[0] == row]
             spans = word_spans(text)
-            rows["matches"] += _matches(doc_id, text, mine, spans, index, common, examples)
+            rows["matches"] += _matches(doc_id, text, mine, spans, index, counting, examples)
             hit, kept = _cut(doc_id, text, mine, spans, index, config)
             rows["hits"].append(hit)
             rows["pieces"] += kept
@@ -225,7 +226,7 @@ def _cut_part(task) -> None:
             pq.write_table(_table(rows[name], SCHEMAS[name]), temporary, compression="zstd")
 
 
-def _matches(doc_id, text, mine, spans, index, common, examples) -> list[tuple]:
+def _matches(doc_id, text, mine, spans, index, counting, examples) -> list[tuple]:
     """Rows of MATCHES: the benchmark texts that share n-grams with the document."""
     shared: dict[int, set[int]] = {}
     earliest: dict[int, int] = {}
@@ -238,15 +239,15 @@ def _matches(doc_id, text, mine, spans, index, common, examples) -> list[tuple]:
         start = max(spans[0, earliest[owner]] - EXCERPT_MARGIN, 0)
         excerpt = text[start : start + 4 * EXCERPT_MARGIN]
         example = examples[owner]
-        of = int(index.ngrams_of[owner]) - _common_in(owner, index, common)
-        found.append((doc_id, example.benchmark, example.example, example.field, owner, len(ngrams), of, excerpt))
+        names = (example.benchmark, example.example, example.field)
+        found.append((doc_id, *names, owner, len(ngrams), int(counting[owner]), excerpt))
     return found
 
 
-def _common_in(owner: int, index: NgramIndex, common: np.ndarray) -> int:
-    """Distinct n-grams of a benchmark text that are common phrases."""
-    ngrams = np.searchsorted(index.text_first, np.flatnonzero(index.text_of == owner), side="right") - 1
-    return int(common[ngrams].sum())
+def _counting(index: NgramIndex, common: np.ndarray) -> np.ndarray:
+    """int64[texts]: the distinct n-grams of each benchmark text that are no common phrases."""
+    ngram_of_pair = np.repeat(np.arange(len(common)), np.diff(index.text_first))
+    return np.bincount(index.text_of[~common[ngram_of_pair]], minlength=len(index.ngrams_of))
 
 
 def _cut(doc_id, text, mine, spans, index, config) -> tuple[tuple, list[tuple]]:
