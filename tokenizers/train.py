@@ -22,8 +22,9 @@ END_OF_DOCUMENT = "<|endofdocument|>"
 # depend on it, but the number is written into the model.
 TRAINING_THREADS = 8
 
-# A sentence is some lines together, so that pieces may hold line ends (":\n", ".\n\n"): 5 % fewer tokens on Markdown
-# than line by line, where sentencepiece never sees what follows a line end.
+# A sentence is some lines together, so that pieces may hold line ends (":\n", ".\n\n"): 0.270 tokens a byte on held-out
+# Markdown (kubernetes_community, 8k pieces of 4 MB, 2026-11-20) against 0.286 line by line, where sentencepiece never
+# sees what follows a line end.
 SENTENCE_BYTES = 2000
 LONGEST_SENTENCE_BYTES = 4 * SENTENCE_BYTES
 

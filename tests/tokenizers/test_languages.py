@@ -1,0 +1,37 @@
+"""Fourteen languages of the tldr pages: the same ids from every encoder, and every page back as it was."""
+
+import io
+import json
+
+import pytest
+import zstandard
+
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.export import differences, write_huggingface
+from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
+from gristmill.tokenizers.train import train
+
+
+@pytest.fixture(scope="module")
+def pages(shared_data) -> list[str]:
+    """Every twentieth page, of each language some."""
+    with shared_data("corpora/tldr.jsonl.zst").open("rb") as raw:
+        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(raw), encoding="utf-8")
+        records = [json.loads(line) for number, line in enumerate(lines) if number % 20 == 0]
+    assert len({record["language"] for record in records}) >= 14
+    return [record["text"] for record in records]
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_every_encoder_gives_the_same_ids(pages, tmp_path, algorithm):
+    config = TokenizerConfig(algorithm=algorithm, vocab_size=3000, character_coverage=0.999)
+    write_atomic(tmp_path / MODEL_NAME, train(pages[::2], config))
+    write_huggingface(tmp_path)
+    held_out = pages[1::2]
+    assert differences(tmp_path, held_out) == []
+    reference = load_bulk_tokenizer(tmp_path, "sentencepiece")
+    expected = reference.encode_batch(held_out)
+    assert load_tokenizer(tmp_path).encode_batch(held_out) == expected
+    assert load_bulk_tokenizer(tmp_path).encode_batch(held_out) == expected
+    assert [reference.decode(ids) for ids in expected] == held_out
