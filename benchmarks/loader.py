@@ -2,7 +2,7 @@
 
 `loader_throughput`: tokens per CPU second, samples 0, 1, 2 ... as torch tensors, two sources blended 0.7 : 0.3.
 `loader_start`: seconds until the first sample, opened anew; the peer's index files are built first, as in a first run.
-`loader_start_1e12`: ours on a sparse dataset of 10^12 tokens, and how much longer that takes than 10^8.
+`loader_start_1e12`: ours on a sparse dataset of 10^12 tokens; asked for: no more than at 10^8, and under a second.
 `loader_memory`: anonymous memory of a process after opening and 1000 samples, less that before.
 The peer is needed: pip install --no-deps megatron-core==0.16.1 (extra `bench`)."""
 
@@ -143,7 +143,7 @@ def start(data: Path, folder: Path, name: str) -> Figure:
 
 
 def growth(folder: Path) -> Figure:
-    """Sparse files: a header, the last entries, and holes. Seconds at 10^12 tokens; the ratio is that at 10^8 to it."""
+    """Sparse files: a header, the last entries, and holes. Seconds at 10^12 tokens; at 10^8 and 10^10 on stderr."""
     seconds = {}
     for num_tokens in (10**8, 10**10, 10**12):
         data = folder / f"sparse{num_tokens}"
@@ -159,7 +159,7 @@ def growth(folder: Path) -> Figure:
             runs.append(time.perf_counter() - started)
         seconds[num_tokens] = sorted(runs)[2]
     print(json.dumps({f"{tokens:.0e}": round(value, 5) for tokens, value in seconds.items()}), file=sys.stderr)
-    return Figure("loader_start_1e12", seconds[10**12], "s", ratio=seconds[10**8] / seconds[10**12], goal=None)
+    return Figure("loader_start_1e12", seconds[10**12], "s")
 
 
 def sparse(prefix: Path, num_tokens: int, document_tokens: int = 1000) -> None:
