@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,11 +18,14 @@ from gristmill.data_pipeline.slices import Slice, slice_groups
 
 ROW_GROUP_ROWS = 1024
 PII_FIELD = pa.field("pii_replaced", pa.int64())
+QUALITY_FIELD = pa.field("quality_score", pa.float64())
+LATE_FIELDS = (PII_FIELD.name, QUALITY_FIELD.name)  # columns that annotated files have not
 
 
-def signals_schema(edits: Sequence[str], pii: bool) -> pa.Schema:
-    """doc_id, the detected language, every signal of the text, what each edit of it added, places of personal data."""
+def signals_schema(edits: Sequence[str], pii: bool, judged: bool) -> pa.Schema:
+    """doc_id, the detected language, every signal of the text, what each edit of it added, quality, personal data."""
     added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
+    added += [QUALITY_FIELD] if judged else []
     added += [PII_FIELD] if pii else []
     return pa.schema([pa.field("doc_id", pa.string()), *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
 
@@ -37,6 +41,7 @@ class ShardTask:
     slices: tuple[Slice, ...]
     edits: tuple[str, ...]  # the filters that edited the source: each has added columns to its signals
     pii: PiiConfig | None
+    scores: tuple[Path, ...] | None  # of each slice's file, the quality scores of its rows; None: not judged
 
     @property
     def documents(self) -> Path:
@@ -51,10 +56,10 @@ def write_shard(task: ShardTask) -> None:
     """Both files of the shard are there; a shard of which both are there already is kept."""
     if task.documents.exists() and task.signals.exists():
         return
-    schema = signals_schema(task.edits, task.pii is not None)
+    schema = signals_schema(task.edits, task.pii is not None, task.scores is not None)
     columns = [
         *(name for name in DOCUMENT_SCHEMA.names if name != "source"),
-        *(name for name in schema.names[1:] if name != PII_FIELD.name),
+        *(name for name in schema.names[1:] if name not in LATE_FIELDS),
     ]
     with (
         atomic_path(task.documents) as documents,
@@ -63,8 +68,13 @@ def write_shard(task: ShardTask) -> None:
         pq.ParquetWriter(signals, schema, compression="zstd") as signals_file,
     ):
         held: list[pa.Table] = []
-        for cut in task.slices:
+        for index, cut in enumerate(task.slices):
+            scores = None if task.scores is None else np.load(task.scores[index])[cut.rows]
+            at = 0
             for table in slice_groups(cut, columns):
+                if scores is not None:
+                    table = table.append_column(QUALITY_FIELD, pa.array(scores[at : at + len(table)]))
+                at += len(table)
                 held.append(table)
                 while sum(map(len, held)) >= ROW_GROUP_ROWS:
                     whole = pa.concat_tables(held)

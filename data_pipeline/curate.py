@@ -9,6 +9,7 @@ from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.pii import PiiConfig
+from gristmill.data_pipeline.quality_config import QualityConfig
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.splits import SplitConfig
@@ -27,6 +28,7 @@ class CurateConfig(Config):
     languages: tuple[str, ...] = ()
     language_id: LanguageConfig | None = LanguageConfig()
     filters: tuple[FilterChoice, ...] = (FilterChoice(preset="gopher_quality"),)
+    quality: QualityConfig | None = None
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
     pii: PiiConfig | None = None

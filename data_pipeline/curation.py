@@ -23,6 +23,7 @@ from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.examples import duplicate_examples, rule_examples
 from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.judge import judge
 from gristmill.data_pipeline.ledger import LEDGER_ROWS, LaterStep, LedgerTask, write_ledger
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
 from gristmill.data_pipeline.provenance.files import write_atomic
@@ -61,6 +62,11 @@ class CuratedSource:
     def hashes(self) -> np.ndarray:
         return np.concatenate([v.hashes for v in self.verdicts]) if self.verdicts else np.array([], np.uint64)
 
+    @property
+    def kept(self) -> np.ndarray:
+        """bool[rows]: what the filters kept."""
+        return self.taken_by == KEPT
+
     def slices(self, rows: np.ndarray) -> tuple[Slice, ...]:
         """The annotated rows behind these row numbers of the source (rising)."""
         starts = np.cumsum([0, *(len(v.taken_by) for v in self.verdicts)])
@@ -89,13 +95,18 @@ def curate(
     tasks = [annotation_tasks(s, lock.source(s.name), annotate_config(s, config), cache / "annotated") for s in sources]
     annotate_all([task for group in tasks for task in group], engine)
     curated = _decide(sources, config, tasks, engine)
-    later = _deduplicate(curated, config, cache / "dedup", engine)
+    later: list[LaterStep] = []
+    scores: dict[Path, Path] = {}
+    if config.quality is not None:
+        step, scores = judge(curated, config.quality, cache / "quality", folder / "quality", engine)
+        later.append(step)
+    later = _deduplicate(curated, later, config, cache / "dedup", engine)
     splits = [_splits(one, later, config, seed) for one in curated]
     counts = {one.source.name: _count(one, later, split) for one, split in zip(curated, splits, strict=True)}
     for one in curated:
         reason = next((row["reason"] for row in _unreadable(one, ["reason"])), "")
         check_not_empty(one.source.name, counts[one.source.name], reason)
-    _write_shards(curated, splits, config, folder, engine)
+    _write_shards(curated, splits, scores, config, folder, engine)
     _write_ledgers(curated, splits, later, folder, engine)
     _write_quarantine(curated, folder)
     _write_examples(curated, later, folder)
@@ -153,10 +164,14 @@ def _decide(
 
 
 def _deduplicate(
-    curated: Sequence[CuratedSource], config: CurateConfig, folder: Path, engine: LocalEngine
+    curated: Sequence[CuratedSource],
+    later: Sequence[LaterStep],
+    config: CurateConfig,
+    folder: Path,
+    engine: LocalEngine,
 ) -> list[LaterStep]:
     """Exact, then near duplicates among what the filters kept; what the first took the second does not see."""
-    later: list[LaterStep] = []
+    later = list(later)
     if config.exact_dedup is not None:
         parts = _living_parts(curated, later)
         table = exact_duplicates(parts, config.exact_dedup, engine, _work(folder, "exact", parts, config.exact_dedup))
@@ -225,6 +240,7 @@ def _changes(one: CuratedSource) -> dict[str, int]:
 def _write_shards(
     curated: Sequence[CuratedSource],
     splits: Sequence[np.ndarray],
+    scores: Mapping[Path, Path],
     config: CurateConfig,
     folder: Path,
     engine: LocalEngine,
@@ -232,12 +248,14 @@ def _write_shards(
     tasks = []
     for one, split_of in zip(curated, splits, strict=True):
         edits = tuple(edit.preset for edit in annotate_config(one.source, config).edits)
+        is_judged = config.quality is not None and one.source.name in config.quality.judged
         for split in SPLITS:
             rows = np.flatnonzero(split_of == split)
             for number, (start, end) in enumerate(cut_by_weight(one.bytes[rows], config.shard_bytes)):
                 name = f"{one.source.name}-{number:05}.parquet"
                 slices = one.slices(rows[start:end])
-                tasks.append(ShardTask(folder, split, name, one.source.name, slices, edits, config.pii))
+                judged = tuple(scores[cut.path] for cut in slices) if is_judged else None
+                tasks.append(ShardTask(folder, split, name, one.source.name, slices, edits, config.pii, judged))
     engine.map(write_shard, tasks, "write corpus", unit="shards")
 
 

@@ -42,7 +42,7 @@ def duplicate_examples(
     order = np.lexsort((mine.doc_ids, mine.similarity))[:PER_SIDE]
     for at in order:
         row = int(np.flatnonzero(doc_ids == mine.doc_ids[at])[0])
-        other = mine.duplicate_of[at].decode()
+        other = mine.duplicate_of[at].decode() or None
         found = _document(slices, row)
         yield _example("removed", source, step.step, float(mine.similarity[at]), step.threshold, found, other)
 

@@ -108,6 +108,8 @@ def _filtered(row: dict[str, Any], rules: Sequence[dict[str, Any]], signals: dic
 
 
 def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
+    if row["step"] == "quality":
+        return [Event("quality", "removed", (f"score {row['value']:.6g}, wanted {row['threshold']:.6g}",))]
     if row["duplicate_of"]:
         said = f"{row['duplicate_of']}, similarity {row['similarity']:.4f}, threshold {row['threshold']:g}"
         return [Event(row["step"], "removed as a duplicate", (said,))]

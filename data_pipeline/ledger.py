@@ -20,7 +20,7 @@ LEDGER_SCHEMA = pa.schema(
         ("source", pa.string()),
         ("fate", pa.string()),  # kept, removed or quarantined
         ("split", pa.string()),  # of a kept document
-        ("step", pa.string()),  # read, filters, exact_dedup, near_dedup, decontaminate: where its way ended
+        ("step", pa.string()),  # read, filters, quality, exact_dedup, near_dedup, decontaminate: where its way ended
         ("rule", pa.string()),  # filter.threshold, or the kind of reason why it could not be read
         ("value", pa.float64()),
         ("threshold", pa.float64()),
@@ -39,13 +39,16 @@ ROW_GROUP_ROWS = 16_384
 @dataclass(frozen=True)
 class LaterStep:
     """A step after the filters that took documents: their ids (S32, sorted) and, row for row, the document each was
-    a duplicate of and how similar the two are. threshold: of the similarity."""
+    a duplicate of ("" where it was taken for another reason) and the value that took it: the similarity of the two.
+
+    threshold: of that value; thresholds: of each, where they differ."""
 
     step: str
     threshold: float
     doc_ids: np.ndarray
     duplicate_of: np.ndarray
     similarity: np.ndarray
+    thresholds: np.ndarray | None = None
 
     @classmethod
     def from_table(cls, step: str, threshold: float, table: pa.Table) -> "LaterStep":
@@ -68,7 +71,10 @@ class LaterStep:
     def of(self, doc_ids: np.ndarray) -> "LaterStep":
         """This step's rows about these documents alone."""
         mine = np.isin(self.doc_ids, doc_ids)
-        return LaterStep(self.step, self.threshold, self.doc_ids[mine], self.duplicate_of[mine], self.similarity[mine])
+        thresholds = None if self.thresholds is None else self.thresholds[mine]
+        return LaterStep(
+            self.step, self.threshold, self.doc_ids[mine], self.duplicate_of[mine], self.similarity[mine], thresholds
+        )
 
 
 @dataclass(frozen=True)
@@ -141,13 +147,16 @@ def _duplicates(doc_ids: np.ndarray, later: Sequence[LaterStep]) -> Mapping[str,
     found = {}
     for step in later:
         mine = step.of(doc_ids)
-        for doc, other, similarity in zip(mine.doc_ids, mine.duplicate_of, mine.similarity, strict=True):
+        thresholds = np.full(len(mine.doc_ids), step.threshold) if mine.thresholds is None else mine.thresholds
+        for doc, other, value, threshold in zip(
+            mine.doc_ids, mine.duplicate_of, mine.similarity, thresholds, strict=True
+        ):
             found[doc.decode()] = {
                 "step": step.step,
                 "rule": f"{step.step}.threshold",
-                "value": float(similarity),
-                "threshold": step.threshold,
-                "duplicate_of": other.decode(),
-                "similarity": float(similarity),
+                "value": float(value),
+                "threshold": float(threshold),
+                "duplicate_of": other.decode() or None,
+                "similarity": float(value) if other else None,
             }
     return found
