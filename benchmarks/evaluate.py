@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from measure import Figure, arguments, in_turn, print_figures
 
 from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.config import CPU_BATCH_TOKENS
 from gristmill.evaluation.harness import TASK_FOLDER
 from gristmill.evaluation.held_out import HeldOut, Question
 from gristmill.evaluation.held_out_tasks import bits_per_byte_task, cloze_task
@@ -137,9 +137,7 @@ def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
     model = Transformer(MODEL, codec.vocab_size)
     initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     write_huggingface(folder, model, codec.end_of_document)
-    return LanguageModel(
-        TransformerBackbone(model, MODEL.context), codec, EvaluateConfig().batch_tokens, Reporter.silent()
-    )
+    return LanguageModel(TransformerBackbone(model, MODEL.context), codec, CPU_BATCH_TOKENS, Reporter.silent())
 
 
 def measured(work: Work, ours: LanguageModel, folder: Path, quick: bool) -> Figure:

@@ -20,7 +20,7 @@ from gristmill.evaluation.run import Corpus, Places, evaluate, evaluate_folder
 from gristmill.evaluation.table import ScoreRow
 from gristmill.training.checkpoint import read_card, step_folder, steps_in, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.processes import Place, joined
+from gristmill.training.processes import Place, joined, own_device
 
 ONLY_PROCESS = Place()
 TIMEOUT_SECONDS = 1800.0  # as the recipe's default for training
@@ -50,7 +50,7 @@ def evaluate_checkpoint(
     held_out = corpus_of(checkpoint.resolve().parents[2:3] if corpus is None else [corpus])
     places = Places(output, data, held_out, cache, download)
     if place.world_size == 1:
-        rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter)
+        rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter, own_device(place))
         if config.weights != "as_trained":
             _show_cost(checkpoint, tokenizer, places, config, reporter)
         return rows
@@ -63,7 +63,7 @@ def _show_cost(
     """The same questions to the weights as trained, in OUTPUT/as_trained; the comparison in OUTPUT/cost_of_....md."""
     plain = EvaluateConfig(**{**config.model_dump(), "weights": "as_trained", "samples": 0})
     apart = replace(places, output=places.output / "as_trained")
-    evaluate_folder(checkpoint, tokenizer, apart, plain, reporter)
+    evaluate_folder(checkpoint, tokenizer, apart, plain, reporter, own_device(ONLY_PROCESS))
     cost = comparison_markdown(compare_folders(apart.output, places.output))
     write_atomic(places.output / f"cost_of_{config.weights}.md", cost.encode())
 
@@ -168,7 +168,7 @@ def generate_text(
 ) -> list[Generated]:
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document. stream is told
     (prompt index, new text) as it comes."""
-    subject = load_subject(checkpoint, tokenizer, config or EvaluateConfig())
+    subject = load_subject(checkpoint, tokenizer, config or EvaluateConfig(), own_device(ONLY_PROCESS))
     room = subject.backbone.context - 1
     end = subject.codec.end_of_document
     encoded = [[end, *subject.codec.encode(prompt)] for prompt in prompts]

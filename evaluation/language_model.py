@@ -148,15 +148,21 @@ class LanguageModel(TemplateLM):
     ) -> list[str]:
         """What is sampled is drawn anew each time; only what is greedy can be remembered."""
         if self.cache is None or sampling.temperature > 0:
-            found = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self.batch_tokens)
+            found = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self._generation_tokens)
             return [result.text for result in found]
         asked = [question("generate", prompt, stops, new_tokens, sampling.model_dump()) for prompt in prompts]
         known = self.cache.find(asked)
         new = {digest: prompt for digest, prompt in zip(asked, prompts, strict=True) if digest not in known}
-        made = generate(self.backbone, self.codec, [*new.values()], new_tokens, sampling, stops, self.batch_tokens)
+        budget = self._generation_tokens
+        made = generate(self.backbone, self.codec, [*new.values()], new_tokens, sampling, stops, budget)
         answers = {digest: result.text for digest, result in zip(new, made, strict=True)}
         self.cache.add(answers)
         return [{**known, **answers}[digest] for digest in asked]
+
+    @property
+    def _generation_tokens(self) -> int:
+        """More rows than in scoring: after the prompts a pass reads one token a row."""
+        return 8 * self.batch_tokens
 
     def _prompt(self, text: str, new_tokens: int) -> list[int]:
         """The prompt's last tokens that leave room for the answer; what is cut is counted."""

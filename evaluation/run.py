@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
@@ -63,11 +64,16 @@ class Places:
 
 
 def evaluate_folder(
-    checkpoint: Path, tokenizer: Path | None, places: Places, config: EvaluateConfig, reporter: Reporter
+    checkpoint: Path,
+    tokenizer: Path | None,
+    places: Places,
+    config: EvaluateConfig,
+    reporter: Reporter,
+    device: str | torch.device = "cpu",
 ) -> list[ScoreRow]:
     """`evaluate` on a checkpoint (or a folder of transformers) and its tokenizer from disk; with a corpus,
     generations.json too."""
-    subject = load_subject(checkpoint, tokenizer, config)
+    subject = load_subject(checkpoint, tokenizer, config, device)
     rows = evaluate(subject, places, config, reporter)
     if places.corpus is not None and config.samples:
         found = continuations(subject.backbone, subject.codec, read_held_out(places.corpus.curate), config)
@@ -88,7 +94,8 @@ def evaluate(
 
     data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
     cache = None if places.cache is None else AnswerCache(places.cache / f"answers-{subject.digest}.sqlite")
-    model = LanguageModel(subject.backbone, subject.codec, config.batch_tokens, reporter, cache, data=data)
+    batch_tokens = config.pass_tokens(subject.backbone.device.type)
+    model = LanguageModel(subject.backbone, subject.codec, batch_tokens, reporter, cache, data=data)
     held_out = held_out_work(config, subject.codec, places.corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
     results = run_tasks(model, [*held_out.tasks, *named], config, places.data, places.download)

@@ -31,10 +31,8 @@ def continuations(
     room = max(1, min(PROMPT_TOKENS, backbone.context - config.sample_tokens))
     whole = [list(codec.encode(document.text[:4000])) for document in chosen]
     prompts = [[codec.end_of_document, *ids[:room]][:room] for ids in whole]
-    greedy = generate(backbone, codec, prompts, config.sample_tokens, batch_tokens=config.batch_tokens)
-    sampled = generate(
-        backbone, codec, prompts, config.sample_tokens, config.sampling, batch_tokens=config.batch_tokens
-    )
+    greedy = generate(backbone, codec, prompts, config.sample_tokens)
+    sampled = generate(backbone, codec, prompts, config.sample_tokens, config.sampling)
     return [
         Continuation(
             source=document.source,

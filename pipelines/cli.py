@@ -125,7 +125,7 @@ def evaluate(
     every: Annotated[int | None, typer.Option(min=1, help="Every n-th step's checkpoint of a run: a curve.")] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     weights: Annotated[str, typer.Option(help="as_trained or int8, whose cost is then shown.")] = "as_trained",
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass; give a GPU 100000.")] = 1024,
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a pass (default: by device).")] = None,
     tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks that cut one copy's layers.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: stages of one copy.")] = 1,
     download: Annotated[bool, typer.Option("--download", help="lm-eval's own tasks may read from the hub.")] = False,

@@ -71,10 +71,11 @@ def generate(
     """Go on from a prompt; the text appears as it is drawn."""
     from gristmill.evaluation.generate import generate as continue_prompts
     from gristmill.evaluation.load import load_subject
+    from gristmill.training.processes import Place, own_device
 
     if not prompt:
         raise RecipeError("--prompt is empty; give some text to go on from")
-    subject = load_subject(checkpoint, tokenizer, EvaluateConfig())
+    subject = load_subject(checkpoint, tokenizer, EvaluateConfig(), own_device(Place()))
     ids = [subject.codec.end_of_document, *subject.codec.encode(prompt)]
     sampling = validate_config(
         SamplingConfig,

@@ -16,6 +16,7 @@ def run(context: StageContext) -> dict[str, Any]:
     """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
     # Loaded here: torch and lm-eval take seconds, which `gristmill plan` and the other stages need not wait for.
     from gristmill.evaluation.run import Corpus, Places, evaluate_folder
+    from gristmill.training.processes import Place, own_device
 
     checkpoint = last_checkpoint(context.inputs["train"])
     # No cache of answers: in another batch an answer may differ in its last digit, and the stage's bytes must not tell.
@@ -27,6 +28,7 @@ def run(context: StageContext) -> dict[str, Any]:
         places=Places(context.folder, None if data is None else Path(data), corpus),
         config=context.recipe.evaluate,
         reporter=context.reporter,
+        device=own_device(Place.from_environment()),
     )
     return {
         "checkpoint": checkpoint.name,
