@@ -1,10 +1,14 @@
 """The two norms. Statistics are taken in float32 (or float64), whatever the dtype of the stream."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gristmill.training.config import ModelConfig
+from gristmill.training.loss import exact, exact_dtype
 from gristmill.training.parallel.tensor import Cut, TensorAxis
 
 
@@ -19,9 +23,31 @@ class Norm(nn.Module):
         self.bias = tensor.parameter((width,), cut) if self.centred else None
 
     def forward(self, x: Tensor) -> Tensor:
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        weight = self.tensor.local(self.weight, self.cut, exact)
-        if self.centred:
-            bias = self.tensor.local(self.bias, self.cut, exact)
-            return F.layer_norm(x.to(exact), weight.shape, weight, bias, self.epsilon).to(x.dtype)
-        return F.rms_norm(x.to(exact), weight.shape, weight, self.epsilon).to(x.dtype)
+        weight = self.tensor.local(self.weight, self.cut, exact_dtype(x))
+        if not self.centred:
+            return _RMSNorm.apply(x, weight, self.epsilon)
+        bias = self.tensor.local(self.bias, self.cut, exact_dtype(x))
+        return F.layer_norm(exact(x), weight.shape, weight, bias, self.epsilon).to(x.dtype)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """x / rms(x) * weight. torch's own keeps its input and the normed copy in float32 for the backward pass; this keeps
+    the input as it came and one number a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = exact(x)
+        scale = wide.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        gradient, normed = exact(gradient), exact(x) * scale
+        weighted = gradient * weight
+        slope = (weighted * normed).mean(dim=-1, keepdim=True)
+        weight_gradient = (gradient * normed).flatten(0, -2).sum(dim=0)
+        x_gradient = weighted.sub_(normed.mul_(slope)).mul_(scale)
+        return x_gradient.to(x.dtype), weight_gradient, None

@@ -114,10 +114,10 @@ def _residual(block: Block, layout: Layout, context: int) -> float:
 
 
 def _norm(tokens: float, width: int, numbers: Numbers, norm: str) -> float:
-    """The input in fp32 and the statistics; torch's RMSNorm on CPU keeps the normed copy as well."""
+    """LayerNorm keeps its input in fp32 and two statistics a token, our RMSNorm its input as it came and one."""
     if norm == "layernorm":
         return tokens * (width + 2) * numbers.exact
-    return tokens * ((width if numbers.cuda else 2 * width) + 1) * numbers.exact
+    return tokens * (width * numbers.compute + numbers.exact)
 
 
 def _mixer(block: Block, layout: Layout, context: int, numbers: Numbers, dropout: bool, norm: str) -> float:
