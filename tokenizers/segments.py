@@ -58,12 +58,11 @@ class SegmentEncoder:
         found: list[np.ndarray] = [np.zeros(0, np.int32)]
         position = document = 0
         while position < len(buffer):
-            # At worst every byte is a segment, and the last one may reach to the end of its text.
-            text_end = int(ends[np.searchsorted(ends, min(len(buffer), position + WINDOW_BYTES) - 1, side="right")])
-            self._make_room(text_end - position)
+            size = _window_bytes(buffer, ends, position, WINDOW_BYTES, self._joined)
+            most = min(size, WINDOW_BYTES)  # at worst every byte of the window is a segment, and the last one is long
+            self._make_room(most, size)
             known = int(self._sizes[0])
-            segments = np.empty(text_end - position, dtype=np.int32)
-            owners = np.empty(text_end - position, dtype=np.int32)
+            segments, owners = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
             tables = (self._joined, self._slots, self._entries, self._keys, self._sizes)
             count, position, document = _cut(buffer, ends, position, document, WINDOW_BYTES, tables, segments, owners)
             self._learn(known)
@@ -89,17 +88,17 @@ class SegmentEncoder:
         new[:, 3] = counts
         self._sizes[2] = used + total
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Room for as many new entries and bytes of keys."""
+    def _make_room(self, new_entries: int, new_bytes: int) -> None:
+        """Room for as many entries and bytes of keys at most."""
         entries, key_bytes, num_ids = self._sizes.tolist()
         if entries > NUM_SLOTS // 2 or max(key_bytes, num_ids) > POOL_BYTES:
             self._slots.fill(-1)
             self._sizes[:] = entries = key_bytes = 0
-        if entries + num_bytes > len(self._entries):
-            extra = max(num_bytes, len(self._entries))
+        if entries + new_entries > len(self._entries):
+            extra = max(new_entries, len(self._entries))
             self._entries = np.concatenate([self._entries[:entries], np.zeros((extra, 4), np.int32)])
-        if key_bytes + num_bytes > len(self._keys):
-            extra = max(num_bytes, len(self._keys))
+        if key_bytes + new_bytes > len(self._keys):
+            extra = max(new_bytes, len(self._keys))
             self._keys = np.concatenate([self._keys[:key_bytes], np.zeros(extra, np.uint8)])
 
 
@@ -147,6 +146,20 @@ def _goes_on(buffer, start, at, end, joined):
     if here == 0xE2 and _is_space_sign(buffer, at, end):
         return True
     return before == 0x81 and at - 3 >= start and _is_space_sign(buffer, at - 3, end)
+
+
+@numba.njit(cache=True)
+def _window_bytes(buffer, ends, position, window, joined):
+    """From `position` to the first cut after a window of bytes. Cuts depend on their neighbours alone, so this looks at
+    none of the bytes before."""
+    at = position + window
+    if at >= len(buffer):
+        return len(buffer) - position
+    text = np.searchsorted(ends, at, side="right")
+    start = ends[text - 1] if text else 0
+    while at > start and at < ends[text] and _goes_on(buffer, start, at, ends[text], joined):
+        at += 1
+    return at - position
 
 
 @numba.njit(cache=True)

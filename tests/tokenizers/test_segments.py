@@ -74,3 +74,11 @@ def test_a_full_memory_is_emptied(trained, held_out_texts, monkeypatch):
 @pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"strategy": "case"}], ids=str)
 def test_models_that_are_not_local_are_left_alone(trained, fields):
     assert load_bulk_tokenizer(trained(**fields)).encoder == "sentencepiece"
+
+
+def test_one_endless_segment_takes_the_memory_of_its_text(trained, monkeypatch):
+    monkeypatch.setattr(segments, "WINDOW_BYTES", 64)
+    bulk = load_bulk_tokenizer(trained(), "segments of sentencepiece")
+    text = "e" * 5000 + " the end " * 50
+    assert bulk.encode(text) == load_bulk_tokenizer(trained(), "sentencepiece").encode(text)
+    assert len(bulk._encoder._entries) < 1000
