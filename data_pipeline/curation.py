@@ -17,7 +17,8 @@ from gristmill.data_pipeline.corpus import ShardTask, write_shard
 from gristmill.data_pipeline.counts import Tally, check_not_empty, source_counts
 from gristmill.data_pipeline.curate import CurateConfig
 from gristmill.data_pipeline.decide import KEPT, QUARANTINED, DecideTask, Rules, Verdicts, decide_all, rules_of
-from gristmill.data_pipeline.dedup.exact import exact_duplicates
+from gristmill.data_pipeline.dedup.copies import copies_follow
+from gristmill.data_pipeline.dedup.exact import DUPLICATES, exact_duplicates
 from gristmill.data_pipeline.dedup.near import near_duplicates
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.engine.local import LocalEngine
@@ -170,17 +171,22 @@ def _deduplicate(
     folder: Path,
     engine: LocalEngine,
 ) -> list[LaterStep]:
-    """Exact, then near duplicates among what the filters kept; what the first took the second does not see."""
-    later = list(later)
+    """Exact, then near duplicates among what the filters kept; what the first took the second does not see.
+
+    Either way the document that is named as the other is one that is kept."""
+    exact, near = DUPLICATES.empty_table(), DUPLICATES.empty_table()
+    steps: list[LaterStep] = []
     if config.exact_dedup is not None:
         parts = _living_parts(curated, later)
-        table = exact_duplicates(parts, config.exact_dedup, engine, _work(folder, "exact", parts, config.exact_dedup))
-        later.append(LaterStep.from_table("exact_dedup", 1.0, table))
+        exact = exact_duplicates(parts, config.exact_dedup, engine, _work(folder, "exact", parts, config.exact_dedup))
+        steps.append(LaterStep.from_table("exact_dedup", 1.0, exact))
     if config.near_dedup is not None:
-        parts = _living_parts(curated, later)
-        table = near_duplicates(parts, config.near_dedup, engine, _work(folder, "near", parts, config.near_dedup))
-        later.append(LaterStep.from_table("near_dedup", config.near_dedup.threshold, table))
-    return later
+        parts = _living_parts(curated, [*later, *steps])
+        near = near_duplicates(parts, config.near_dedup, engine, _work(folder, "near", parts, config.near_dedup))
+        exact, near = copies_follow(exact, near)
+        steps = [LaterStep.from_table("exact_dedup", 1.0, exact)] if config.exact_dedup is not None else []
+        steps.append(LaterStep.from_table("near_dedup", config.near_dedup.threshold, near))
+    return [*later, *steps]
 
 
 def _work(folder: Path, step: str, parts: Sequence[Part], config: Any) -> Path:

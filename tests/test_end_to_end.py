@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.provenance.manifest import differences, read_manifest
@@ -86,6 +88,13 @@ def test_counts_add_up(whole):
         removed = sum(rule["documents"] for rule in source["removed"].values())
         quarantined = sum(reason["documents"] for reason in source["quarantined"].values())
         assert source["read"]["documents"] == kept + removed + quarantined > 0
+
+
+def test_every_duplicate_names_a_document_that_is_kept(whole):
+    ledger = pa.concat_tables([pq.read_table(path) for path in sorted((whole / "curate/ledger").glob("*.parquet"))])
+    fates = dict(zip(ledger.column("doc_id").to_pylist(), ledger.column("fate").to_pylist(), strict=True))
+    named = [doc_id for doc_id in ledger.column("duplicate_of").to_pylist() if doc_id]
+    assert {fates[doc_id] for doc_id in named} <= {"kept"}
 
 
 def test_the_model_has_learnt(whole):

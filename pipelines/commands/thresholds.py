@@ -20,7 +20,7 @@ from gristmill.pipelines.recipe_file import load_recipe
 
 def decide(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE")],
-    sweep: Annotated[str, typer.Option(help="rule=low:high:n, as gopher_quality.min_words=20:100:5")],
+    sweep: Annotated[str, typer.Option(help="rule=low:high:n, as gopher_quality.min_words=20:80:5")],
     workdir: Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a field.")] = None,
     workers: Annotated[int, typer.Option(min=1)] = 2,

@@ -32,7 +32,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=1,
+    code_version=2,
     inputs=(),
     config=config,
     run=run,
