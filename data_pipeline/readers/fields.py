@@ -8,6 +8,8 @@ import orjson
 from gristmill.data_pipeline.document import NO_METADATA, Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.source import SourceConfig
 
+NO_FIELD = "\0no field"  # stands for a field that the recipe sets to null; no record has one of this name
+
 
 class FieldMap:
     """Makes records of a source's fields. What the recipe says is looked up once, not for every record."""
@@ -16,7 +18,7 @@ class FieldMap:
         self.source = source
         self.wanted = source.html_field or source.text_field
         self.is_html = source.html_field is not None
-        self.url, self.language = source.url_field, source.language_field
+        self.url, self.language = source.url_field or NO_FIELD, source.language_field or NO_FIELD
         self.used = {self.wanted, source.url_field, source.language_field}
         self.default_language = source.language or ""
         names = source.metadata_fields
@@ -43,15 +45,15 @@ class FieldMap:
         has metadata: that takes twice as long as all the rest."""
         texts, rows = columns.get(self.wanted), len(next(iter(columns.values()), []))
         if texts is None or self.is_html:
-            for at, values in enumerate(zip(*columns.values(), strict=True)):
-                yield self.record(dict(zip(columns, values, strict=True)), first + at, -1)
+            for at, row in enumerate(zip(*columns.values(), strict=True)):
+                yield self.record(dict(zip(columns, row, strict=True)), first + at, -1)
             return
         others = [name for name in columns if name not in self.used]
         if self.metadata_names is not None:
             others = [name for name in self.metadata_names if name in others]
-        urls = columns.get(self.url or "", [""] * rows)
-        languages = columns.get(self.language or "", [""] * rows)
-        values = list(zip(*(columns[name] for name in others), strict=True)) or [()] * rows
+        urls = columns.get(self.url, [""] * rows)
+        languages = columns.get(self.language, [""] * rows)
+        values: list[tuple[Any, ...]] = list(zip(*(columns[name] for name in others), strict=True)) or [()] * rows
         for at, (text, url, language, rest) in enumerate(zip(texts, urls, languages, values, strict=True), first):
             if not isinstance(text, str):
                 yield self._refused({self.wanted: text}, at, -1)

@@ -65,7 +65,7 @@ def sources(tmp_path) -> list[SourceConfig]:
 def test_the_score_is_a_signal_and_the_rule_stands_in_the_ledger(tmp_path):
     quality = {"positive": ("books",), "negative": ("web",), "keep": "quantile", "value": 0.5, "features": 2**12}
     counts = run_curate(sources(tmp_path), tmp_path / "one", quality=quality)["sources"]
-    run_curate(sources(tmp_path), tmp_path / "two", workers=2, quality=quality)
+    run_curate(sources(tmp_path), tmp_path / "two", quality=quality)
     assert tree_digests(tmp_path / "one/curate") == tree_digests(tmp_path / "two/curate")
     assert counts["web"]["removed"]["quality"]["documents"] == 33 and "quality" not in counts["books"]["removed"]
     row = next(
