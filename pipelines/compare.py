@@ -75,17 +75,17 @@ def rows(audits: Sequence[Audit]) -> list[list[str]]:
     return table
 
 
-def group_rows(audits: Sequence[Audit]) -> list[list[str]]:
-    """A table of the groups: a header, and of each language or source its bytes a token, fertility and parity."""
-    figures = ("bytes/token", "tokens/word", "parity")
-    table = [["group", "documents", *(f"{each.name} {figure}" for each in audits for figure in figures)]]
+GROUP_FIGURES = {"bytes_per_token": "bytes/token", "fertility": "tokens/word", "parity": "parity"}
+
+
+def group_rows(audits: Sequence[Audit], figure: str) -> list[list[str]]:
+    """A table of one figure (of GROUP_FIGURES): a header, and a row a language or source with a column a candidate."""
+    table = [[GROUP_FIGURES[figure], "documents", *(each.name for each in audits)]]
     for number, group in enumerate(audits[0].groups):
-        row = [group.group, f"{group.documents}"]
-        for each in audits:
-            found = each.groups[number]
-            parity = "" if found.parity is None else f"{found.parity:.2f}"
-            row += [f"{found.bytes_per_token:.2f}", f"{found.fertility:.2f}", parity]
-        table.append(row)
+        values = [getattr(each.groups[number], figure) for each in audits]
+        table.append(
+            [group.group, f"{group.documents}", *("" if value is None else f"{value:.2f}" for value in values)]
+        )
     return table
 
 

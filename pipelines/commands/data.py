@@ -12,7 +12,7 @@ from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.indexed import packing_report
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
 from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
-from gristmill.pipelines.compare import compare, group_rows, read_texts, rows
+from gristmill.pipelines.compare import GROUP_FIGURES, compare, group_rows, read_texts, rows
 from gristmill.pipelines.proxy_config import ProxyConfig
 from gristmill.tokenizers.config import STRATEGIES
 from gristmill.tokenizers.tokenizer import load_tokenizer
@@ -91,7 +91,8 @@ def tokenizer_compare(
     proxy = ProxyConfig(text_bytes=proxy_bytes) if train_proxy else None
     audits = compare(chosen, output, names, tokenizer or [], vocab_size, reference, proxy, Reporter.to_terminal())
     _print(rows(audits))
-    _print(group_rows(audits))
+    for figure in GROUP_FIGURES:
+        _print(group_rows(audits, figure))
 
 
 def _print(table_rows: list[list[str]]) -> None:

@@ -38,7 +38,11 @@ def test_candidates_are_audited_on_the_same_held_out_texts(texts, tmp_path):
     assert all(0.5 < each.bits_per_byte < 8 for each in found)
     again = compare(pages, tmp_path, [], [tmp_path / "default"], 600, "en", PROXY, Reporter.silent())[0]
     assert again.bits_per_byte == plain.bits_per_byte
-    assert len(rows(found)) == len(group_rows(found)) == 3
+    assert len(rows(found)) == 3
+    parity = group_rows(found, "parity")
+    assert parity[0] == ["parity", "documents", "default", "case"]
+    assert [row[0] for row in parity[1:]] == ["de", "en"]
+    assert parity[2][2:] == ["1.00", "1.00"]
 
 
 def test_what_cannot_be_compared_is_refused(texts, tmp_path):
