@@ -1,14 +1,17 @@
 """The curate stage: raw files to a corpus with a ledger."""
 
+import json
+from itertools import islice
 from typing import Any
 
-from gristmill.data_pipeline.curation import counted, curate
+from gristmill.data_pipeline.curation import QUARANTINE_NAME, counted, curate
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
 # Where the files lie, and how much of a source training draws, decide nothing here.
 NOT_READ = ("paths", "weight")
+SHOWN_AT_MOST = 5
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -27,7 +30,20 @@ def run(context: StageContext) -> dict[str, Any]:
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
         f"{total['quarantined']} quarantined"
     )
+    for line in quarantined(context):
+        context.reporter.say(f"quarantine: {line}")
     return {"documents": total, "sources": summary["sources"]}
+
+
+def quarantined(context: StageContext) -> list[str]:
+    """The first records that could not be read, by file and number; all of them stand in quarantine.jsonl."""
+    names = {(source.name, file.sha256): file.name for source in context.lock.sources for file in source.files}
+    with (context.folder / QUARANTINE_NAME).open(encoding="utf-8") as file:
+        records = [json.loads(line) for line in islice(file, SHOWN_AT_MOST)]
+    return [
+        f"source {one['source']}, {names[one['source'], one['raw_digest']]}, record {one['record']}: {one['reason']}"
+        for one in records
+    ]
 
 
 STAGE: Stage = Stage(

@@ -114,6 +114,7 @@ def test_lines_that_are_no_records_are_quarantined_counted_and_named(call, tmp_p
     assert [line["record"] for line in quarantine(tmp_path)] == [40, 41, 42, 43, 44]
     assert all(line["reason"] for line in quarantine(tmp_path))
     assert "5 quarantined" in message
+    assert "quarantine: source notes, a.jsonl, record 40:" in message
 
 
 @pytest.mark.parametrize(
