@@ -18,6 +18,9 @@ from gristmill.training.parallel.mesh import single_process
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+STAGES = ("curate", "tokenizer", "index", "train")  # whose manifests are a model's provenance
+
+
 def export_checkpoint(
     checkpoint: Path, output: Path, tokenizer: Path | None = None, precision: str = "fp32", scores: Path | None = None
 ) -> str:
@@ -32,9 +35,15 @@ def export_checkpoint(
     model, _ = load_model(checkpoint, dtype=DTYPES[precision])
     architecture = write_huggingface(output, model, card["end_of_document"], folder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    workdir = checkpoint.resolve().parents[2] if len(checkpoint.resolve().parents) > 2 else checkpoint
+    workdir = run_folder(checkpoint)
     write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
     return architecture
+
+
+def run_folder(checkpoint: Path) -> Path | None:
+    """The work folder of the run that made it: RUN/train/checkpoints/STEP -> RUN. None for one that lies elsewhere."""
+    checkpoints = checkpoint.resolve().parent
+    return checkpoints.parents[1] if (checkpoints.parent.name, checkpoints.name) == ("train", "checkpoints") else None
 
 
 def import_checkpoint(folder: Path, output: Path) -> Path:
@@ -51,21 +60,21 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     return step_folder(output / "checkpoints", 0)
 
 
-def model_card(checkpoint: Path, architecture: str, parameters: int, workdir: Path, scores: Path | None) -> str:
+def model_card(checkpoint: Path, architecture: str, parameters: int, workdir: Path | None, scores: Path | None) -> str:
     """README.md of an exported model: what it was made from, down to the raw files' fingerprints, and its scores."""
-    stages = {path.parent.name: read_manifest(path.parent) for path in sorted(workdir.glob(f"*/{MANIFEST_NAME}"))}
+    folders = [workdir / name for name in STAGES] if workdir is not None else []
+    stages = {folder.name: read_manifest(folder) for folder in folders if (folder / MANIFEST_NAME).is_file()}
     lines = [
         "---", "library_name: transformers", "tags: [gristmill]", "---", "",
         f"# {_recipe(stages).get('name', checkpoint.name)}", "",
         f"{architecture}, {parameters:,} parameters, exported by gristmill from {checkpoint.name}.", "",
     ]  # fmt: skip
-    if not stages:
+    if workdir is None or not stages:
         return "\n".join([*lines, "No manifests stand beside the checkpoint, so its provenance is not known.", ""])
     lines += ["## Provenance", "", "| stage | fingerprint | made from |", "|---|---|---|"]
-    for name in ("curate", "tokenizer", "index", "train"):
-        if name in stages:
-            inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stages[name].inputs.items()))
-            lines.append(f"| {name} | `{stages[name].fingerprint}` | {inputs} |")
+    for name, stage in stages.items():
+        inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stage.inputs.items()))
+        lines.append(f"| {name} | `{stage.fingerprint}` | {inputs} |")
     lines += ["", *_facts(stages), *_scores(scores or workdir / "evaluate")]
     lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
     return "\n".join(lines)
