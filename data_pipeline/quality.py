@@ -5,14 +5,12 @@ that lets some of the rest through by a Pareto draw. Here the draw is a function
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit
-from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
@@ -71,6 +69,9 @@ def train_classifier(
     step = round(1 / config.held_out)
     held_out = np.concatenate([np.arange(len(side)) % step == 0 for side in (positive, negative)])
     counted = _vectorizer(config.ngram, config.features).transform(texts)
+    from sklearn.linear_model import LogisticRegression  # loaded here, as below
+    from sklearn.metrics import roc_auc_score
+
     model = LogisticRegression(max_iter=200, class_weight="balanced").fit(counted[~held_out], labels[~held_out])
     weights = model.coef_[0].astype(np.float32)
     auc = roc_auc_score(labels[held_out], counted[held_out] @ weights)
@@ -107,5 +108,7 @@ def pareto_draws(doc_ids: np.ndarray, alpha: float) -> np.ndarray:
     return (1.0 - uniform) ** (-1.0 / alpha) - 1.0
 
 
-def _vectorizer(ngram: int, features: int) -> HashingVectorizer:
+def _vectorizer(ngram: int, features: int) -> Any:
+    from sklearn.feature_extraction.text import HashingVectorizer  # loaded here: every process would wait for it
+
     return HashingVectorizer(n_features=features, ngram_range=(1, ngram), alternate_sign=False, norm="l2")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.files import digest_changes
 from gristmill.data_pipeline.provenance.lock import LOCK_NAME, Lock, write_lock
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, Manifest, read_manifest
 from gristmill.pipelines.raw import pin
@@ -42,15 +43,10 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], worke
 
 
 def compare(original: Manifest, again: Manifest) -> Verdict:
-    before = {output.path: output for output in original.outputs}
-    after = {output.path: output for output in again.outputs}
-    said = [f"{name}: not made again" for name in sorted(before.keys() - after.keys())]
-    said += [f"{name}: new" for name in sorted(after.keys() - before.keys())]
-    said += [
-        f"{name}: {before[name].sha256[:16]}... became {after[name].sha256[:16]}..."
-        for name in sorted(before.keys() & after.keys())
-        if before[name].sha256 != after[name].sha256
-    ]
+    said = digest_changes(
+        {output.path: output.sha256 for output in original.outputs},
+        {output.path: output.sha256 for output in again.outputs},
+    )
     if original.fingerprint != again.fingerprint:
         said.append(f"fingerprint: {original.fingerprint} became {again.fingerprint}")
     versions = [
@@ -58,7 +54,7 @@ def compare(original: Manifest, again: Manifest) -> Verdict:
         for name in sorted(original.libraries.keys() | again.libraries.keys())
         if original.libraries.get(name) != again.libraries.get(name)
     ]
-    return Verdict(len(before), tuple(said), tuple(versions))
+    return Verdict(len(original.outputs), tuple(said), tuple(versions))
 
 
 def _manifest_with_lock(folder: Path, manifest: Manifest) -> Manifest:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,18 @@ def file_digest(path: Path) -> str:
     """SHA-256 of the file's bytes, 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A line for each file, by name, that is gone, new, or has another SHA-256."""
+    said = [f"{name}: gone" for name in sorted(before.keys() - now.keys())]
+    said += [f"{name}: new" for name in sorted(now.keys() - before.keys())]
+    said += [
+        f"{name}: sha256 was {before[name][:16]}..., is {now[name][:16]}..."
+        for name in sorted(before.keys() & now.keys())
+        if before[name] != now[name]
+    ]
+    return said
 
 
 def write_atomic(path: Path, content: bytes) -> None:

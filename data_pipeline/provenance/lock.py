@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.data_pipeline.provenance.files import digest_changes, write_atomic
 
 LOCK_NAME = "lock.json"
 
@@ -74,13 +74,6 @@ def read_lock(path: Path) -> Lock | None:
 
 def lock_differences(pinned: LockedSource, found: LockedSource) -> list[str]:
     """Each raw file that came, went or changed since the lock was written, in words."""
-    before = {file.name: file for file in pinned.files}
-    now = {file.name: file for file in found.files}
-    said = [f"{name}: gone" for name in sorted(before.keys() - now.keys())]
-    said += [f"{name}: new" for name in sorted(now.keys() - before.keys())]
-    said += [
-        f"{name}: sha256 was {before[name].sha256[:16]}..., is {now[name].sha256[:16]}..."
-        for name in sorted(before.keys() & now.keys())
-        if before[name].sha256 != now[name].sha256
-    ]
-    return said
+    return digest_changes(
+        {file.name: file.sha256 for file in pinned.files}, {file.name: file.sha256 for file in found.files}
+    )

@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 
 from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
@@ -16,7 +15,6 @@ from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import objection
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
-from gristmill.training.planner.report import to_json
 from gristmill.training.planner.search import Forecast, Plan, Planner, nothing_fits, search
 from gristmill.training.planner.shape import Shape, shape_of
 from gristmill.training.planner.software import PROGRAMS
@@ -116,10 +114,6 @@ def own_forecast(plan: Plan, model: ModelConfig, train: TrainConfig) -> Forecast
 def compare_recipe(plan: Plan, model: ModelConfig, train: TrainConfig) -> str:
     """A sentence on the recipe's layout beside the best one on as many GPUs."""
     return compare(plan, own_forecast(plan, model, train))
-
-
-def write_json(plan: Plan, path: Path, top: int = 20) -> None:
-    path.write_bytes(canonical_json(to_json(plan, top)) + b"\n")
 
 
 def write_plot(job: Job, path: Path, counts: Sequence[int] = ()) -> None:
