@@ -1,4 +1,6 @@
-"""Runs every benchmark and writes their figures, with hardware, versions and commit, as one Markdown page."""
+"""Runs every benchmark and writes their figures, with hardware, versions and commit, as one Markdown page.
+
+The figures of each program are kept under build/figures, so that one program can be run again alone."""
 
 import argparse
 import importlib.metadata
@@ -8,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).parent
+KEPT = HERE.parent / "build" / "figures"
 NOT_PROGRAMS = {"measure.py", "run_all.py"}
 LIBRARIES = ("torch", "numpy", "numba", "pyarrow", "sentencepiece", "datasketch", "lm_eval", "transformers")
 
@@ -17,39 +22,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="*", help="names of programs, without .py")
+    parser.add_argument("--only", nargs="*", help="names of programs, without .py; the others keep their last figures")
     options = parser.parse_args()
     programs = sorted(path for path in HERE.glob("*.py") if path.name not in NOT_PROGRAMS)
-    lines, failed = [], []
-    for program in programs:
-        if options.only and program.stem not in options.only:
-            continue
-        command = [sys.executable, str(program), *(["--quick"] if options.quick else [])]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        print(done.stdout, flush=True)
-        if done.returncode:
-            failed.append(program.name)
-        found = [line for line in done.stdout.splitlines() if line.startswith('{"figure"')]
-        lines += [(program.name, json.loads(line)) for line in found]
-    options.output.write_text(page(lines, options.quick))
+    kept = KEPT / ("quick" if options.quick else "full")
+    kept.mkdir(parents=True, exist_ok=True)
+    chosen = [p for p in programs if not options.only or p.stem in options.only]
+    failed = [p.name for p in chosen if not run(p, kept, options.quick)]
+    records = [json.loads(file.read_bytes()) for p in programs if (file := kept / f"{p.stem}.json").exists()]
+    options.output.write_text(page(records, options.quick))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
-def page(lines: list[tuple[str, dict]], quick: bool) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+def run(program: Path, kept: Path, quick: bool) -> bool:
+    """Runs one program and keeps its figures, with the commit they belong to. False if it fails: nothing is kept."""
+    command = [sys.executable, str(program), *(["--quick"] if quick else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    if done.returncode:
+        return False
+    figures = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"figure"')]
+    record = {"program": program.name, "commit": commit(), "figures": figures}
+    (kept / f"{program.stem}.json").write_text(json.dumps(record))
+    return True
+
+
+def page(records: list[dict], quick: bool) -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES if _installed(name))
     head = [
         "# Results",
         "",
-        f"Written by `make bench` at commit {commit}: Python {platform.python_version()}, {versions}.",
-        f"Processor: {processor()}.{' Quick inputs.' if quick else ''}",
+        f"Written by `make bench`: Python {platform.python_version()}, {versions}.",
+        f"Processor: {processor()}.{' Quick inputs.' if quick else ''} {graphics()}",
         "Each ratio is the median of paired ratios of one run, above 1 where gristmill is better.",
         "",
-        "| program | figure | ours | peer | unit | ratio | goal |",
-        "|---|---|--:|--:|---|--:|--:|",
+        "| program | commit | figure | ours | peer | unit | ratio | goal |",
+        "|---|---|---|--:|--:|---|--:|--:|",
     ]
-    return "\n".join([*head, *(row(program, line) for program, line in lines)]) + "\n"
+    rows = [row(f"{r['program']} | {r['commit']}", figure) for r in records for figure in r["figures"]]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
 def row(program: str, line: dict) -> str:
@@ -63,6 +79,12 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
+def graphics() -> str:
+    if not torch.cuda.is_available():
+        return "No GPU: what runs on one alone is unmeasured."
+    return f"GPU: {torch.cuda.get_device_name(0)}."
 
 
 def _installed(name: str) -> bool:
