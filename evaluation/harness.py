@@ -1,8 +1,9 @@
 """lm-eval, called offline on tasks of our own; its results are given a form that is the same on every machine."""
 
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -52,7 +53,8 @@ def run_tasks(
         loaded, left_out = _load(tasks, data, download)
         for task in loaded["tasks"].values():
             _set_shots(task, config.shots)
-        raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
+        with _heard_by(model.rank):
+            raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
     if raw is None:
         return None
     samples = raw.pop("samples")
@@ -60,6 +62,18 @@ def run_tasks(
     summary = _portable(raw)
     add_standard_errors(summary, ordered)
     return Results(summary, ordered, left_out, printed.getvalue())
+
+
+@contextmanager
+def _heard_by(rank: int) -> Iterator[None]:
+    """lm-eval gives results only where LOCAL_RANK is 0 too, which under a placement of the planner's need not be where
+    the first copy of the model stands; while this holds, its rank alone decides."""
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(rank)
+    try:
+        yield
+    finally:
+        os.environ.pop("LOCAL_RANK") if before is None else os.environ.update({"LOCAL_RANK": before})
 
 
 def _load(tasks: Sequence[str | dict[str, Any]], data: Path | None, download: bool) -> tuple[Any, list[str]]:
@@ -77,6 +91,16 @@ def _load(tasks: Sequence[str | dict[str, Any]], data: Path | None, download: bo
         raise InputError(
             f"{', '.join(named)}: the data could not be fetched ({error}); use a task over local files"
         ) from error
+
+
+def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
+    """Loads the named tasks and forgets them: raises RecipeError on an unknown name, InputError where a task's file is
+    absent, empty or another than the pinned one."""
+    named = [name for name in tasks if name not in HELD_OUT_TASKS]
+    if named:
+        printed = io.StringIO()
+        with offline(), redirect_stderr(printed), redirect_stdout(printed):
+            _load(named, data, download=False)
 
 
 def require_known(names: Sequence[str], known: Sequence[str], download: bool = False) -> None:

@@ -3,6 +3,7 @@
 Every rank of one copy of the model makes the same calls in the same order and gets the same answers."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,61 +11,66 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.evaluation.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.transformer_backbone import TransformerBackbone, embedded, through_layers
 from gristmill.training.checkpoint import load, read_card, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.model.initial import fill, stored_name
 from gristmill.training.model.plan import Plan
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.parallel.cuts import stage_parts
+from gristmill.training.parallel.cuts import stage_parts, stages_of_rank
 from gristmill.training.parallel.mesh import Mesh
 
 # B rows, T tokens, D width, V vocabulary, N picked positions; Vt = this tensor rank's share of V
 
 
 class ParallelBackbone(TransformerBackbone):
-    """One stage a pipeline rank. Hidden states go down the stages and the last ones to everybody; logits are gathered
-    over the tensor ranks of the last stage and sent to everybody."""
+    """One stage a pipeline rank, or several. Hidden states go down the stages and the last ones to everybody; logits
+    are gathered over the tensor ranks of the last stage and sent to everybody."""
 
-    def __init__(self, part: Transformer, context: int, mesh: Mesh):
-        self.model = part.eval().requires_grad_(False)
+    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, context: int, mesh: Mesh):
+        self.parts = {stage: parts[stage].eval().requires_grad_(False) for stage in sorted(parts)}
+        self.model = next(iter(self.parts.values()))
         self.context, self.mesh = context, mesh
-        self.vocab_size, self.device = part.vocab_size, mesh.device
-
-    @property
-    def _stage(self) -> int:
-        return self.mesh.pipeline.rank
-
-    @property
-    def _last(self) -> int:
-        return self.mesh.pipeline.size - 1
+        self.vocab_size, self.device = self.model.vocab_size, mesh.device
+        self._last = layout.num_stages - 1
+        self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
 
     def _run(self, tokens_BT: Tensor, plan: Plan, states: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
-        x_BTD = self._received(tokens_BT) if self._stage else self._embedded(tokens_BT, plan)
-        x_BTD, grown = self._through_layers(x_BTD, plan, states)
-        if self._last == 0:
-            return self.model.final_norm(x_BTD), grown
-        if self._stage < self._last:
-            dist.send(x_BTD.contiguous(), group=self.mesh.pipeline.group, group_dst=self._stage + 1)
-            hidden_BTD = torch.empty_like(x_BTD)
-        else:
-            hidden_BTD = self.model.final_norm(x_BTD).contiguous()
-        dist.broadcast(hidden_BTD, group=self.mesh.pipeline.group, group_src=self._last)
-        return hidden_BTD, grown
+        x_BTD = torch.empty(0)
+        grown: tuple[Any, ...] = ()
+        for stage, part in self.parts.items():
+            if stage == 0:
+                x_BTD = embedded(part, tokens_BT, plan)
+            elif stage - 1 not in self.parts:
+                x_BTD = self._received(tokens_BT, self._rank_of[stage - 1])
+            own = None if states is None else states[len(grown) : len(grown) + len(part.layers)]
+            x_BTD, added = through_layers(part, x_BTD, plan, own)
+            grown += added
+            if stage < self._last and stage + 1 not in self.parts:
+                dist.send(x_BTD.contiguous(), group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
+        return self._last_to_all(x_BTD), grown
 
-    def _received(self, tokens_BT: Tensor) -> Tensor:
+    def _last_to_all(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTD = torch.empty_like(x_BTD)
+        if self._last in self.parts:
+            hidden_BTD = self.parts[self._last].final_norm(x_BTD).contiguous()
+        if self.mesh.pipeline.size > 1:
+            dist.broadcast(hidden_BTD, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
+        return hidden_BTD
+
+    def _received(self, tokens_BT: Tensor, sender: int) -> Tensor:
         shape = (*tokens_BT.shape, self.model.config.width)
         x_BTD = torch.empty(shape, dtype=self.model.dtype, device=self.device)
-        dist.recv(x_BTD, group=self.mesh.pipeline.group, group_src=self._stage - 1)
+        dist.recv(x_BTD, group=self.mesh.pipeline.group, group_src=sender)
         return x_BTD
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        if self._stage == self._last:
-            logits_NV = self._gathered(super().head(hidden_ND))
+        if self._last in self.parts:
+            logits_NV = self._gathered(self.parts[self._last].head(hidden_ND.unsqueeze(0), None, None)[0])
         else:
             logits_NV = torch.empty(len(hidden_ND), self.vocab_size, dtype=_logit_dtype(hidden_ND), device=self.device)
-        if self._last:
-            dist.broadcast(logits_NV, group=self.mesh.pipeline.group, group_src=self._last)
+        if self.mesh.pipeline.size > 1:
+            dist.broadcast(logits_NV, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
         return logits_NV
 
     def _gathered(self, logits_NVt: Tensor) -> Tensor:
@@ -90,7 +96,7 @@ def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: tor
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}
     load(checkpoint, names, mesh)
-    return ParallelBackbone(model.to(dtype), config.context, mesh)
+    return ParallelBackbone({mesh.pipeline.rank: model.to(dtype)}, layout, config.context, mesh)
 
 
 def _logit_dtype(hidden: Tensor) -> torch.dtype:

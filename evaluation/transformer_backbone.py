@@ -51,24 +51,8 @@ class TransformerBackbone:
         return hidden_BTD, (seen_BS, layers)
 
     def _run(self, tokens_BT: Tensor, plan: Plan, states: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
-        x_BTD, grown = self._through_layers(self._embedded(tokens_BT, plan), plan, states)
+        x_BTD, grown = through_layers(self.model, embedded(self.model, tokens_BT, plan), plan, states)
         return self.model.final_norm(x_BTD), grown
-
-    def _embedded(self, tokens_BT: Tensor, plan: Plan) -> Tensor:
-        x_BTD = self.model.embedding(tokens_BT)
-        if self.model.embedding_norm is not None:
-            x_BTD = self.model.embedding_norm(x_BTD)
-        return x_BTD if self.model.positions is None else x_BTD + self.model.positions(plan.positions_BT, x_BTD.dtype)
-
-    def _through_layers(
-        self, x_BTD: Tensor, plan: Plan, states: tuple[Any, ...] | None
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        grown = []
-        layers = self.model.layers.values()
-        for layer, state in zip(layers, states or [None] * len(layers), strict=True):
-            x_BTD, state = layer(x_BTD, plan, state)
-            grown.append(state)
-        return x_BTD, tuple(grown)
 
     def _plan(self, positions_BT: Tensor, masks: dict[int | None, Tensor | None], keep_state: bool) -> Plan:
         config = self.model.config
@@ -90,3 +74,22 @@ class TransformerBackbone:
 
     def _windows(self) -> set[int | None]:
         return {layer.window for layer in self.model.config.layer_list}
+
+
+def embedded(model: Transformer, tokens_BT: Tensor, plan: Plan) -> Tensor:
+    x_BTD = model.embedding(tokens_BT)
+    if model.embedding_norm is not None:
+        x_BTD = model.embedding_norm(x_BTD)
+    return x_BTD if model.positions is None else x_BTD + model.positions(plan.positions_BT, x_BTD.dtype)
+
+
+def through_layers(
+    part: Transformer, x_BTD: Tensor, plan: Plan, states: tuple[Any, ...] | None
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """The stream after the layers of a part, and what their mixers remember, a value a layer."""
+    grown = []
+    layers = part.layers.values()
+    for layer, state in zip(layers, states or [None] * len(layers), strict=True):
+        x_BTD, state = layer(x_BTD, plan, state)
+        grown.append(state)
+    return x_BTD, tuple(grown)

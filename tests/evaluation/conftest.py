@@ -13,10 +13,30 @@ from gristmill.training.checkpoint import ModelCard, save, step_folder
 from gristmill.training.config import ModelConfig
 from gristmill.training.model.initial import fill
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.forked import ForkedPool
 from gristmill.training.parallel.mesh import single_process
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # B rows, T tokens, S tokens before them and they, D width, H heads, K head width, V vocabulary
+
+PROCESSES = pytest.StashKey[ForkedPool]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Forked after all test modules are loaded, before anything is computed in this process."""
+    wanted = any("eight_processes" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        session.config.stash[PROCESSES] = ForkedPool(8)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if PROCESSES in config.stash:
+        config.stash[PROCESSES].close()
+
+
+@pytest.fixture(scope="session")
+def eight_processes(pytestconfig: pytest.Config) -> ForkedPool:
+    return pytestconfig.stash[PROCESSES]
 
 
 class ByteCodec:

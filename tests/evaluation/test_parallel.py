@@ -1,10 +1,5 @@
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import torch
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.evaluation.config import EvaluateConfig
@@ -14,35 +9,65 @@ from gristmill.evaluation.held_out import Question
 from gristmill.evaluation.held_out_tasks import cloze_task
 from gristmill.evaluation.language_model import LanguageModel
 from gristmill.evaluation.load import load_subject
+from gristmill.evaluation.parallel_backbone import load_parallel
+from gristmill.training.config import LayoutConfig
+from gristmill.training.parallel.mesh import ALONE, build_mesh
 
 QUESTIONS = [
     Question(str(i), "notes", f"The mill number {i} grinds\nthe grain", ("of the day.", "of night.", "so."), i % 3)
     for i in range(7)
 ]
+PROMPTS = [[256, 1, 2, 3], [256, 9]]
+LAYOUTS = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "both": {"tensor": 2, "pipeline": 2}}
 
 
-def test_two_processes_answer_as_one(tmp_path, random_checkpoint, tokenizer_folder):
-    """Two copies, two tensor ranks (an odd vocabulary, so uneven shares) and two pipeline stages."""
-    checkpoints = [random_checkpoint(family, name=family) for family in ("llama", "bloom")]
-    worker = Path(__file__).with_name("parallel_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
-    command += [str(tokenizer_folder), str(tmp_path / "heard.json"), *map(str, checkpoints)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for checkpoint, heard in zip(checkpoints, json.loads((tmp_path / "heard.json").read_text()), strict=True):
-        assert_as_one(heard, checkpoint, tokenizer_folder)
+def asked(model: LanguageModel) -> list | None:
+    results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
+    return None if results is None else [sample["filtered_resps"] for sample in results.samples["cloze"]]
 
 
-def assert_as_one(heard, checkpoint, tokenizer_folder):
+def asked_of_copies(checkpoint, tokenizer_folder):
     subject = load_subject(checkpoint, tokenizer_folder, EvaluateConfig())
-    model = LanguageModel(subject.backbone, subject.codec, 500, Reporter.silent())
-    alone = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig()).samples["cloze"]
-    generated = generate(subject.backbone, subject.codec, [[256, 1, 2, 3], [256, 9]], 12)
-    for axis in ("data", "tensor", "pipeline"):
-        assert len(heard[axis]) == len(alone) == 7
-        for mine, sample in zip(heard[axis], alone, strict=True):
-            for left, right in zip(mine, sample["filtered_resps"], strict=True):
-                assert left[0] == pytest.approx(right[0], abs=1e-4)
-                assert bool(left[1]) == bool(right[1])
-    for axis in ("tensor", "pipeline"):
-        assert heard[f"{axis} generation"] == [list(each.tokens) for each in generated]
+    mesh = build_mesh(LayoutConfig(data=2), 2, torch.device("cpu"))
+    return asked(LanguageModel(subject.backbone, subject.codec, 500, Reporter.silent(), data=mesh.data))
+
+
+def asked_of_parts(checkpoint, tokenizer_folder, layout):
+    codec = load_subject(checkpoint, tokenizer_folder, EvaluateConfig()).codec
+    backbone = load_parallel(checkpoint, layout, build_mesh(layout, 2, torch.device("cpu")), torch.float32)
+    answers = asked(LanguageModel(backbone, codec, 500, Reporter.silent(), data=ALONE))
+    return answers, [list(each.tokens) for each in generate(backbone, codec, PROMPTS, 12)]
+
+
+def asked_alone(checkpoint, tokenizer_folder):
+    subject = load_subject(checkpoint, tokenizer_folder, EvaluateConfig())
+    answers = asked(LanguageModel(subject.backbone, subject.codec, 500, Reporter.silent()))
+    return answers, [list(each.tokens) for each in generate(subject.backbone, subject.codec, PROMPTS, 12)]
+
+
+def assert_same(answers, expected):
+    assert len(answers) == len(expected) == len(QUESTIONS)
+    for mine, others in zip(answers, expected, strict=True):
+        for (logprob, greedy), (other_logprob, other_greedy) in zip(mine, others, strict=True):
+            assert logprob == pytest.approx(other_logprob, abs=1e-4)
+            assert bool(greedy) == bool(other_greedy)
+
+
+@pytest.mark.parametrize("axis", LAYOUTS)
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_parts_of_a_model_answer_as_the_whole(axis, family, random_checkpoint, tokenizer_folder, eight_processes):
+    """The vocabulary of 257 is odd, so tensor ranks have uneven shares."""
+    checkpoint = random_checkpoint(family)
+    layout = LayoutConfig(**LAYOUTS[axis], sequence_parallel=False)
+    heard = eight_processes.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout)
+    expected, generated = asked_alone(checkpoint, tokenizer_folder)
+    for answers, tokens in heard:
+        assert_same(answers, expected)
+        assert tokens == generated
+
+
+def test_two_copies_share_the_questions(random_checkpoint, tokenizer_folder, eight_processes):
+    checkpoint = random_checkpoint()
+    first, second = eight_processes.run(2, asked_of_copies, checkpoint, tokenizer_folder)
+    assert second is None
+    assert_same(first, asked_alone(checkpoint, tokenizer_folder)[0])
