@@ -18,6 +18,7 @@ from gristmill.data_pipeline.document import Record, Unreadable, doc_id
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
+from gristmill.data_pipeline.optional_signals import OptionalSignals
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile
@@ -54,9 +55,9 @@ RECORD_FIELDS = [
 ]
 
 
-def annotated_schema(edits: Sequence[str]) -> pa.Schema:
+def annotated_schema(edits: Sequence[str], optional: OptionalSignals) -> pa.Schema:
     added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
-    return pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
+    return pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added, *optional.fields()])
 
 
 class AnnotateConfig(Config):
@@ -66,6 +67,7 @@ class AnnotateConfig(Config):
     words: WordRule
     language_id: LanguageConfig | None
     edits: tuple[FilterChoice, ...]  # the filters that edit, in their order
+    optional: OptionalSignals = OptionalSignals()
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
 
 def annotate(task: AnnotateTask) -> None:
     """Writes the task's file: one row a record, readable or not, in the order of the parts."""
-    schema = annotated_schema([edit.preset for edit in task.config.edits])
+    schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
     with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
         records = ((part.file, record) for part in task.parts for record in read_part(part, task.source))
         while batch := list(islice(records, BATCH_DOCUMENTS)):
@@ -132,8 +134,11 @@ def _annotated(
         for (file, record), done, text in zip(batch, normalized, texts, strict=True)
     ]
     described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
-    schema = annotated_schema([edit.preset for edit in config.edits])
-    return pa.record_batch([*described.columns, *languages.columns, *measured], schema=schema)
+    found = languages.column("detected_language").to_pylist()
+    urls = [record.url if isinstance(record, Record) else "" for _, record in batch]
+    optional = config.optional.columns(texts, found, urls)
+    schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
+    return pa.record_batch([*described.columns, *languages.columns, *measured, *optional], schema=schema)
 
 
 def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[pa.Array]]:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
+from gristmill.data_pipeline.optional_signals import OptionalSignals
 from gristmill.data_pipeline.pii import PiiConfig, replace_pii
 from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
@@ -19,12 +20,14 @@ from gristmill.data_pipeline.slices import Slice, slice_groups
 ROW_GROUP_ROWS = 1024
 PII_FIELD = pa.field("pii_replaced", pa.int64())
 QUALITY_FIELD = pa.field("quality_score", pa.float64())
+NONE_ASKED = OptionalSignals()
 LATE_FIELDS = (PII_FIELD.name, QUALITY_FIELD.name)  # columns that annotated files have not
 
 
-def signals_schema(edits: Sequence[str], pii: bool, judged: bool) -> pa.Schema:
-    """doc_id, the detected language, every signal of the text, what each edit of it added, quality, personal data."""
-    added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
+def signals_schema(edits: Sequence[str], optional: OptionalSignals, pii: bool, judged: bool) -> pa.Schema:
+    """doc_id, the detected language, every signal of the text, what each edit of it added, what the recipe asked for
+    beside them, quality, personal data."""
+    added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])] + optional.fields()
     added += [QUALITY_FIELD] if judged else []
     added += [PII_FIELD] if pii else []
     return pa.schema([pa.field("doc_id", pa.string()), *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
@@ -42,6 +45,7 @@ class ShardTask:
     edits: tuple[str, ...]  # the filters that edited the source: each has added columns to its signals
     pii: PiiConfig | None
     scores: tuple[Path, ...] | None  # of each slice's file, the quality scores of its rows; None: not judged
+    optional: OptionalSignals = NONE_ASKED
 
     @property
     def documents(self) -> Path:
@@ -56,7 +60,7 @@ def write_shard(task: ShardTask) -> None:
     """Both files of the shard are there; a shard of which both are there already is kept."""
     if task.documents.exists() and task.signals.exists():
         return
-    schema = signals_schema(task.edits, task.pii is not None, task.scores is not None)
+    schema = signals_schema(task.edits, task.optional, task.pii is not None, task.scores is not None)
     columns = [
         *(name for name in DOCUMENT_SCHEMA.names if name != "source"),
         *(name for name in schema.names[1:] if name not in LATE_FIELDS),

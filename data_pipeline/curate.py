@@ -8,9 +8,11 @@ from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.lists.list_file import ListsConfig
 from gristmill.data_pipeline.pii import PiiConfig
 from gristmill.data_pipeline.quality_config import QualityConfig
 from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.splits import SplitConfig
 from gristmill.data_pipeline.text import NormalizeConfig
@@ -21,7 +23,8 @@ class CurateConfig(Config):
 
     words: what counts as one (signals/reference.py). languages: ISO 639 codes to keep; none named keeps all.
     language_id: null leaves languages undetected, which is by far the slowest of the signals.
-    exact_dedup, near_dedup: null switches the step off. shard_bytes: text bytes of one file of the corpus."""
+    paragraph_languages: {} measures the language of every paragraph too. lists: files of bad words and of blocked
+    addresses. exact_dedup, near_dedup: null switches the step off. shard_bytes: text bytes of a file of the corpus."""
 
     normalize: NormalizeConfig = NormalizeConfig()
     words: WordRule = "unicode"
@@ -32,6 +35,8 @@ class CurateConfig(Config):
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
     pii: PiiConfig | None = None
+    paragraph_languages: ParagraphLanguageConfig | None = None
+    lists: ListsConfig = ListsConfig()
     splits: SplitConfig = SplitConfig()
     shard_bytes: int = Field(default=256_000_000, ge=1)
 

@@ -26,6 +26,8 @@ from gristmill.data_pipeline.examples import duplicate_examples, rule_examples
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.judge import judge
 from gristmill.data_pipeline.ledger import LEDGER_ROWS, LaterStep, LedgerTask, write_ledger
+from gristmill.data_pipeline.measured import check_filters, optional_signals, unmeasured
+from gristmill.data_pipeline.pii import pii_rules
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
 from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.data_pipeline.provenance.lock import Lock
@@ -132,13 +134,18 @@ def annotated(
 
 def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfig:
     """Of the edits, the line options alone count: another threshold of a filter that edits measures nothing anew."""
+    check_filters(source_filters(source, config), config)
     edits = [
         FilterChoice(preset=choice.preset, thresholds=options)
         for choice in source_filters(source, config)
         if (options := choice.line_options()) is not None
     ]
     return AnnotateConfig(
-        normalize=config.normalize, words=config.words, language_id=config.language_id, edits=tuple(edits)
+        normalize=config.normalize,
+        words=config.words,
+        language_id=config.language_id,
+        edits=tuple(edits),
+        optional=optional_signals(config),
     )
 
 
@@ -148,7 +155,8 @@ def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterCh
 
 
 def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
-    return rules_of(source_filters(source, config), config.languages, config.language_id)
+    filters = source_filters(source, config)
+    return rules_of(filters, config.languages, config.language_id, unmeasured(config), pii_rules(config.pii))
 
 
 def _decide(
@@ -261,7 +269,19 @@ def _write_shards(
                 name = f"{one.source.name}-{number:05}.parquet"
                 slices = one.slices(rows[start:end])
                 judged = tuple(scores[cut.path] for cut in slices) if is_judged else None
-                tasks.append(ShardTask(folder, split, name, one.source.name, slices, edits, config.pii, judged))
+                tasks.append(
+                    ShardTask(
+                        folder,
+                        split,
+                        name,
+                        one.source.name,
+                        slices,
+                        edits,
+                        config.pii,
+                        judged,
+                        optional_signals(config),
+                    )
+                )
     engine.map(write_shard, tasks, "write corpus", unit="shards")
 
 

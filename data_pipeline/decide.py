@@ -1,6 +1,6 @@
 """Decided later: thresholds applied to the stored columns. Takes seconds where measuring takes minutes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,10 +55,17 @@ class Verdicts:
     hashes: np.ndarray
 
 
-def rules_of(filters: Sequence[FilterChoice], languages: Sequence[str], language_id: LanguageConfig | None) -> Rules:
-    """The rule that wants any text at all, the language rule if languages are named, then each filter's.
+def rules_of(
+    filters: Sequence[FilterChoice],
+    languages: Sequence[str],
+    language_id: LanguageConfig | None,
+    unmeasured: Collection[str] = (),
+    last: Sequence[Rule] = (),
+) -> Rules:
+    """The rule that wants any text at all, the language rule if languages are named, then each filter's, then `last`.
 
-    A rule looks at the text as it was when its filter's turn came: after the edits of the filters before it."""
+    Rules on signals that are unmeasured are left out. A rule looks at the text as it was when its filter's turn came:
+    after the edits of the filters before it."""
     edits = [choice.preset for choice in filters if choice.line_options() is not None]
     rules = [_at_stage(EMPTY_RULE, 0, edits)]
     if languages and language_id is not None:
@@ -67,10 +74,11 @@ def rules_of(filters: Sequence[FilterChoice], languages: Sequence[str], language
     stage = 0
     for choice in filters:
         stage += choice.line_options() is not None
-        rules.extend(_at_stage(rule, stage, edits) for rule in choice.rules())
+        asked = [rule for rule in choice.rules() if rule.signal not in unmeasured]
+        rules.extend(_at_stage(rule, stage, edits) for rule in asked)
     if edits:
         rules.append(EMPTY_RULE)
-    return Rules(tuple(rules), tuple(languages))
+    return Rules((*rules, *last), tuple(languages))
 
 
 def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:

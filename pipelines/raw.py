@@ -5,6 +5,7 @@ from pathlib import Path
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.lists.list_file import lock_lists
 from gristmill.data_pipeline.provenance.lock import (
     LOCK_NAME,
     Lock,
@@ -30,7 +31,8 @@ def pin(
     path = workdir / LOCK_NAME
     before = read_lock(path)
     engine = LocalEngine(workers, reporter)
-    lock = Lock(sources=tuple(_pin_source(source, engine) for source in recipe.sources))
+    sources = [_pin_source(source, engine) for source in recipe.sources]
+    lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists)))
     if before is not None and not update:
         for found in lock.sources:
             pinned = next((each for each in before.sources if each.name == found.name), None)

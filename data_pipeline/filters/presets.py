@@ -56,6 +56,7 @@ C4_RULES = (
     Rule("c4", "min_sentences", "num_sentences", ">=", 5, C4),
     Rule("c4", "lorem_ipsum", "c4_lorem_ipsum", "<=", 0, C4),
     Rule("c4", "curly_brackets", "c4_curly_brackets", "<=", 0, C4),
+    Rule("c4", "max_bad_words", "num_bad_words", "<=", 0, C4),  # asked where the recipe gives lists.badwords
 )
 
 # In DCLM a page goes if its line rules took more than 5 % of its words.
@@ -70,8 +71,23 @@ ADDRESSES_RULES = (
     Rule("addresses", "max_ip_addresses", "num_ip_addresses", "<=", 0, ADDRESSES),
 )
 
+# They need signals that a recipe has to ask for: lists.badwords, lists.blocked_urls, language_id, paragraph_languages.
+BADWORDS_RULES = (Rule("badwords", "max_bad_words", "num_bad_words", "<=", 0, C4),)
+BLOCKED = "RefinedWeb (Penedo et al. 2023, arXiv 2306.01116), appendix G.1: a page on the blocklist is not read"
+BLOCKED_URLS_RULES = (Rule("blocked_urls", "max_blocked", "blocked_url", "<=", 0, BLOCKED),)
+FINEWEB2 = "FineWeb2 (Penedo et al. 2025, arXiv 2506.20920): Gopher's two stop words, from a list of the language"
+LANGUAGE_STOP_WORDS_RULES = (
+    Rule("language_stop_words", "min_stop_words", "num_language_stop_words", ">=", 2, FINEWEB2),
+)
+MIXED = "own choice: four fifths of the text in one language"
+MIXED_LANGUAGES_RULES = (Rule("mixed_languages", "min_main_share", "main_language_share", ">=", 0.8, MIXED),)
+
 PRESETS: dict[str, tuple[Rule, ...]] = {
     "addresses": ADDRESSES_RULES,
+    "badwords": BADWORDS_RULES,
+    "blocked_urls": BLOCKED_URLS_RULES,
+    "language_stop_words": LANGUAGE_STOP_WORDS_RULES,
+    "mixed_languages": MIXED_LANGUAGES_RULES,
     "c4": C4_RULES,
     "refinedweb_lines": REFINEDWEB_RULES,
     "gopher_quality": GOPHER_QUALITY_RULES,

@@ -48,7 +48,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=2,
+    code_version=3,
     inputs=(),
     config=config,
     run=run,

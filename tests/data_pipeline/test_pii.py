@@ -1,6 +1,6 @@
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.pii import PiiConfig, is_public_ip, replace_pii
+from gristmill.data_pipeline.pii import PiiConfig, count_pii, is_public_ip, pii_rules, replace_pii
 from gristmill.data_pipeline.readers.source import SourceConfig
 from tests.support.corpora import prose, run_curate, write_jsonl
 
@@ -47,3 +47,11 @@ def test_the_corpus_is_written_without_them(tmp_path):
             pq.read_table(tmp_path / f"curate/signals/{split}/s-00000.parquet").column("pii_replaced").to_pylist()
         )
         assert replaced == [1] * len(documents)
+
+
+def test_places_are_counted_as_they_would_be_replaced():
+    text = "a@b.org, 8.8.8.8, 10.0.0.1, 212-555-0199 and email@example.com"
+    assert [count_pii(text, kind) for kind in ("email", "ip", "phone")] == [1, 1, 1]
+    assert PiiConfig(ip="drop", phone="drop").dropped == ("ip", "phone")
+    assert replace_pii(text, PiiConfig(email="drop", ip="drop"))[1] == 0
+    assert [rule.label for rule in pii_rules(PiiConfig(phone="drop"))] == ["pii.phone"] and pii_rules(None) == ()

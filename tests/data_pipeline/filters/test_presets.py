@@ -12,6 +12,7 @@ from gristmill.data_pipeline.decide import failures, rules_of
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.presets import PRESETS
+from gristmill.data_pipeline.optional_signals import OPTIONAL_SIGNALS
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS
 
@@ -29,6 +30,8 @@ gopher_repetition.top_4gram_char_ratio 0.16 <= | gopher_repetition.dup_5gram_cha
 gopher_repetition.dup_6gram_char_ratio 0.14 <= | gopher_repetition.dup_7gram_char_ratio 0.13 <=
 gopher_repetition.dup_8gram_char_ratio 0.12 <= | gopher_repetition.dup_9gram_char_ratio 0.11 <=
 gopher_repetition.dup_10gram_char_ratio 0.1 <= | c4.min_sentences 5 >= | c4.lorem_ipsum 0 <= | c4.curly_brackets 0 <=
+c4.max_bad_words 0 <= | badwords.max_bad_words 0 <= | blocked_urls.max_blocked 0 <=
+language_stop_words.min_stop_words 2 >= | mixed_languages.min_main_share 0.8 >=
 fineweb_quality.line_punctuation_ratio 0.12 >= | fineweb_quality.short_line_ratio 0.67 <=
 fineweb_quality.repeated_line_char_ratio 0.01 <= | fineweb_quality.newline_word_ratio 0.3 <=
 refinedweb_lines.removed_word_ratio 0.05 <= | addresses.max_emails 0 <= | addresses.max_ip_addresses 0 <=
@@ -57,7 +60,7 @@ def test_a_rule_at_its_threshold_and_a_step_to_either_side(rule):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
 def test_every_rule_names_its_source_and_a_signal_that_is_measured(rule):
     of_edits = {f"{edit}_{name}" for edit, names in EDIT_COUNTS.items() for name in (*names, "removed_word_ratio")}
-    assert rule.source and rule.signal in {*SIGNALS, *of_edits}
+    assert rule.source and rule.signal in {*SIGNALS, *of_edits, *OPTIONAL_SIGNALS}
 
 
 def test_every_failed_rule_is_found_not_only_the_first():

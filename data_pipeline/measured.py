@@ -1,0 +1,48 @@
+"""What a recipe has measured beside the signals that every text has, and what its filters may therefore ask."""
+
+from collections.abc import Sequence
+
+from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.lists.list_file import pinned_list
+from gristmill.data_pipeline.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
+
+# Filter that is nothing without a signal the recipe has to ask for -> the mend.
+_MENDS = {
+    "badwords": "name files of words in curate.lists.badwords",
+    "blocked_urls": "name files of hosts and addresses in curate.lists.blocked_urls",
+    "mixed_languages": "set curate.paragraph_languages, {} for its defaults",
+    "language_stop_words": "leave curate.language_id out, so that languages are detected",
+}
+
+
+def optional_signals(config: CurateConfig) -> OptionalSignals:
+    """As the recipe asks for them, its lists by the digests of their files, which the lock holds too."""
+    return OptionalSignals(
+        stop_words=config.language_id is not None,
+        paragraph_languages=config.paragraph_languages,
+        pii=() if config.pii is None else config.pii.dropped,
+        badwords=pinned_list(config.lists.badwords),
+        blocked_urls=pinned_list(config.lists.blocked_urls),
+    )
+
+
+def unmeasured(config: CurateConfig) -> frozenset[str]:
+    """The optional signals that the recipe does not ask for: rules on them are not applied."""
+    asked = {
+        "num_language_stop_words": config.language_id is not None,
+        "main_language_share": config.paragraph_languages is not None,
+        "num_bad_words": bool(config.lists.badwords),
+        "blocked_url": bool(config.lists.blocked_urls),
+    }
+    return frozenset(name for name in OPTIONAL_SIGNALS if not asked[name])
+
+
+def check_filters(filters: Sequence[FilterChoice], config: CurateConfig) -> None:
+    """Raises RecipeError for a filter none of whose rules could be asked, with the mend."""
+    missing = unmeasured(config)
+    for choice in filters:
+        rules = choice.rules()
+        if choice.preset in _MENDS and rules and all(rule.signal in missing for rule in rules):
+            raise RecipeError(f"filter {choice.preset}: nothing is measured for it; {_MENDS[choice.preset]}")

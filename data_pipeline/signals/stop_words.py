@@ -1,0 +1,128 @@
+"""Function words of the language a text is in: Gopher asks for two of eight English ones, others have their own.
+
+The lists stand in stop_words.txt, with their source. Which one applies: that of the detected language; a text of
+another language, or of none, has no value here."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from gristmill.data_pipeline.signals.bits import decode, hash_bytes
+from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, WORD, character_table
+
+STOP_WORDS_PATH = Path(__file__).with_name("stop_words.txt")
+STOP_WORD_FIELDS = [
+    pa.field("num_language_stop_words", pa.int64()),  # how many different ones
+    pa.field("language_stop_word_ratio", pa.float64()),  # share of the words (those with a letter, digit or ideograph)
+]
+SLOTS = 256  # of a language's table; no list has more than 64 words, one a bit
+
+
+class StopWordTable(NamedTuple):
+    """Of L languages, in the order of `languages`. hashes: uint64[L, SLOTS]; bits: int64[L, SLOTS], -1 for a free slot,
+    else the word's place in its list."""
+
+    languages: dict[str, int]
+    hashes: np.ndarray
+    bits: np.ndarray
+
+
+def stop_word_columns(texts: Sequence[str], languages: Sequence[str]) -> list[pa.Array]:
+    """The columns STOP_WORD_FIELDS; null where there is no list for the text's language.
+
+    "The mill and the river" in English -> 2 different ones (the, and), 3 of 5 words."""
+    table = stop_word_table()
+    lists_N = np.array([table.languages.get(language, -1) for language in languages], dtype=np.int64)
+    lowered = [text.lower() if wanted >= 0 else "" for text, wanted in zip(texts, lists_N, strict=True)]
+    buffer, offsets = joined([text.encode() for text in lowered])
+    counts_N3 = np.zeros((len(texts), 3), dtype=np.int64)
+    _count(buffer, offsets, character_table(), lists_N, table.hashes, table.bits, counts_N3)
+    words = counts_N3[:, 2]
+    ratios = np.divide(counts_N3[:, 1], words, out=np.full(len(texts), np.nan), where=words > 0)
+    return [
+        pa.array(counts_N3[:, 0], pa.int64(), mask=lists_N < 0),
+        pa.array(ratios, pa.float64(), mask=(lists_N < 0) | (words == 0)),
+    ]
+
+
+@lru_cache(maxsize=1)
+def stop_words() -> dict[str, tuple[str, ...]]:
+    """Language -> its function words, as stop_words.txt lists them."""
+    lines = STOP_WORDS_PATH.read_text("utf-8").splitlines()
+    entries = [line.partition(":") for line in lines if line and not line.startswith("#")]
+    return {language: tuple(words.split()) for language, _, words in entries}
+
+
+@lru_cache(maxsize=1)
+def stop_word_table() -> StopWordTable:
+    lists = stop_words()
+    hashes, bits = np.zeros((len(lists), SLOTS), np.uint64), np.full((len(lists), SLOTS), -1, np.int64)
+    for row, words in enumerate(lists.values()):
+        buffer, offsets = joined([word.encode() for word in words])
+        _fill(buffer, offsets, hashes[row], bits[row])
+    return StopWordTable({language: row for row, language in enumerate(lists)}, hashes, bits)
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(text, offsets, hashes, bits):
+    for k in range(len(offsets) - 1):
+        key = hash_bytes(text, offsets[k], offsets[k + 1] - 1)
+        slot = np.int64(key & np.uint64(SLOTS - 1))
+        while bits[slot] >= 0:
+            slot = (slot + 1) & (SLOTS - 1)
+        hashes[slot], bits[slot] = key, k
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(text, offsets, flags, lists, hashes, bits, counts):
+    """Fills counts int64[N, 3]: different stop words, stop words, words."""
+    for k in range(len(offsets) - 1):
+        if lists[k] >= 0:
+            _count_text(text, offsets[k], offsets[k + 1] - 1, flags, hashes[lists[k]], bits[lists[k]], counts[k])
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_text(text, start, end, flags, hashes, bits, counts):
+    seen = np.uint64(0)
+    at = start
+    while at < end:
+        code, size = decode(text, at)
+        flag = flags[code]
+        first = at
+        at += size
+        if not flag & (WORD | IDEOGRAPH):
+            continue
+        if flag & WORD:
+            at = _word_end(text, at, end, flags)
+        counts[2] += 1
+        key = hash_bytes(text, first, at)
+        slot = np.int64(key & np.uint64(SLOTS - 1))
+        while bits[slot] >= 0:
+            if hashes[slot] == key:
+                counts[1] += 1
+                mark = np.uint64(1) << np.uint64(bits[slot])
+                counts[0] += seen & mark == np.uint64(0)
+                seen |= mark
+                break
+            slot = (slot + 1) & (SLOTS - 1)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _word_end(text, at, end, flags):
+    """Behind the last word character of a run; one joiner between two of them does not end it."""
+    while at < end:
+        code, size = decode(text, at)
+        if not flags[code] & WORD:
+            if not flags[code] & JOINER or at + size >= end:
+                break
+            after, _ = decode(text, at + size)
+            if not flags[after] & WORD:
+                break
+        at += size
+    return at
