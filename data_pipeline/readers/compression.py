@@ -6,9 +6,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+import pyarrow as pa
 import zstandard
 
 BLOCK_BYTES = 1 << 20
+LZ4_BLOCK_BYTES = 1 << 16
+SUFFIXES = ("gz", "zst", "bz2", "xz", "lz4")
 
 
 class Damaged(Exception):
@@ -21,11 +24,14 @@ class Damaged(Exception):
 
 
 def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The plain bytes of the file, in blocks; the name's suffix (.gz .zst .bz2 .xz) says how it is compressed.
+    """The plain bytes of the file, in blocks; the name's suffix (.gz .zst .bz2 .xz .lz4) says how it is compressed.
 
     Files of several compressed streams in a row are read through. Raises Damaged after the last readable byte."""
     suffix = name.rpartition(".")[2]
-    if suffix not in ("gz", "zst", "bz2", "xz"):
+    if suffix == "lz4":
+        yield from _lz4(file)
+        return
+    if suffix not in SUFFIXES:
         while block := file.read(BLOCK_BYTES):
             yield block
         return
@@ -54,6 +60,31 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
         if suffix == "gz" and (rest := stream.flush()):
             yield rest
         raise Damaged("truncated", f"truncated {suffix} file: its end is missing")
+
+
+def _lz4(file: BinaryIO) -> Iterator[bytes]:
+    """LZ4 frames. A read that meets the damage gives nothing, so what stands before it is then read byte by byte."""
+    done = 0
+    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "lz4")
+    try:
+        while plain := stream.read(LZ4_BLOCK_BYTES):
+            yield plain
+            done += len(plain)
+        return
+    except OSError as error:
+        kind = "truncated" if "Truncated" in str(error) else "damaged"
+        reason = "truncated lz4 file: its end is missing" if kind == "truncated" else f"damaged lz4 data: {error}"
+    file.seek(0)
+    again = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "lz4")
+    for _ in range(done // LZ4_BLOCK_BYTES):
+        again.read(LZ4_BLOCK_BYTES)
+    rest = bytearray()
+    try:
+        while plain := again.read(1):
+            rest += plain
+    except OSError:
+        yield bytes(rest)
+    raise Damaged(kind, reason)
 
 
 def _decompressor(suffix: str) -> Any:

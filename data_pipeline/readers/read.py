@@ -7,7 +7,8 @@ from typing import BinaryIO
 from gristmill.data_pipeline.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.extract import NotExtracted, extract
 from gristmill.data_pipeline.provenance.lock import RawFile
-from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.arc import read_arc
+from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, blocks
 from gristmill.data_pipeline.readers.files import open_raw
 from gristmill.data_pipeline.readers.hub import read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
@@ -35,7 +36,7 @@ def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: i
     if file.bytes <= part_bytes:
         return [FilePart(file, location)]
     ranges: list[tuple[int, int, int]] = []
-    if source.format == "jsonl" and not location.endswith((".gz", ".zst", ".bz2", ".xz")):
+    if source.format == "jsonl" and location.rpartition(".")[2] not in SUFFIXES:
         with open_raw(location) as opened:
             ranges = line_starts(opened, file.bytes, part_bytes)
     elif source.format == "parquet":
@@ -48,7 +49,7 @@ def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: i
 
 def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The part's records in their order, each readable or not. Nothing a file holds raises."""
-    if source.html_field is None and source.format not in ("html", "warc"):
+    if source.html_field is None and source.format not in ("html", "warc", "arc"):
         yield from _records(part, source)
         return
     for record in _records(part, source):
@@ -79,6 +80,8 @@ def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadab
             yield from read_python_docs(opened.read(), part.file.name, source)
         elif source.format == "html":
             yield from _page(opened, part.location)
+        elif source.format == "arc":
+            yield from read_arc(opened, part.location)
         else:
             yield from read_warc(opened, part.location, source)
 

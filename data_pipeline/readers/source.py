@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 
-Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "datasets"]
+Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "datasets"]
 
 
 class SourceConfig(Config):

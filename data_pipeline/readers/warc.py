@@ -81,7 +81,7 @@ def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Recor
                 reason = f"record cut off: {len(content)} of {length} bytes"
                 yield Unreadable(number, "truncated", reason, start, excerpt(content))
                 return
-            found = _wet(header, content, number, source) if source.format == "wet" else _page(header, content, number)
+            found = _wet(header, content, number, source) if source.format == "wet" else page(header, content, number)
             if found is not None:
                 yield found
             number += 1
@@ -148,7 +148,8 @@ def _wet(header: Mapping[str, str], content: bytes, number: int, source: SourceC
     return Record(number, text, url=_address(header), language=language, metadata=_metadata(header))
 
 
-def _page(header: Mapping[str, str], content: bytes, number: int) -> Record | Unreadable | None:
+def page(header: Mapping[str, str], content: bytes, number: int) -> Record | Unreadable | None:
+    """The HTML page of a response or resource, or why it is none; None for a record of another type."""
     kind = header.get("warc-type")
     if kind == "resource":
         types, body = header.get("content-type", ""), content

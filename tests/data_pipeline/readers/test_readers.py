@@ -28,7 +28,15 @@ PACKED = {
     "zst": lambda raw: zstandard.compress(raw[:5000]) + zstandard.compress(raw[5000:]),
     "bz2": bz2.compress,
     "xz": lzma.compress,
+    "lz4": lambda raw: lz4_frame(raw[:5000]) + lz4_frame(raw[5000:]),
 }
+
+
+def lz4_frame(raw: bytes) -> bytes:
+    held = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(held, "lz4") as file:
+        file.write(raw)
+    return held.getvalue().to_pybytes()
 
 
 def read(source: SourceConfig, part_bytes: int = 1 << 30) -> list[Record | Unreadable]:

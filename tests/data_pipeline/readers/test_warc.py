@@ -91,6 +91,14 @@ def test_files_broken_on_purpose(name, shared_data):
     assert [getattr(one, "kind", "page") for one in read(path.read_bytes(), path.name)] == BROKEN[name]
 
 
+@pytest.mark.parametrize("suffix", ["gz", "lz4"])
+def test_compressed_files_hold_the_same_records(suffix, shared_data):
+    folder = shared_data("warc/resiliparse/tests/data")
+    packed, plain = folder / f"warcfile.warc.{suffix}", folder / "warcfile.warc"
+    found = read(packed.read_bytes(), packed.name)
+    assert len(found) > 3 and found == read(plain.read_bytes(), plain.name)
+
+
 def test_every_shared_file_is_read_without_a_crash(shared_data):
     folder = shared_data("warc")
     found = {p.name: read(p.read_bytes(), p.name) for p in sorted(folder.rglob("*")) if p.is_file()}
