@@ -1,11 +1,22 @@
 """Counts that add up: what was read is what was kept, removed by each rule, and quarantined."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.curated import CuratedSource
+from gristmill.data_pipeline.decide import KEPT
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.ledger import Evidence, LaterStep
+from gristmill.data_pipeline.splits import SPLITS
+
+ANNOTATIONS = (".annotate", ".drop")  # rules whose spans were recorded and left where they are
 
 
 class Tally:
@@ -30,13 +41,85 @@ class Tally:
         }
 
 
-def source_counts(read: Mapping[str, int], kept: Tally, removed: Tally, quarantined: Tally) -> dict[str, Any]:
-    """The source's entry in counts.json. Raises RuntimeError if it does not add up: that would be a fault of ours."""
+def count(
+    read: CuratedSource,
+    written: CuratedSource,
+    splits: np.ndarray,
+    later: Sequence[LaterStep],
+    evidence: Evidence,
+    unreadable: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The source's entry in counts.json. splits: of each row that is written."""
+    kept, removed, quarantined = Tally(), Tally(), Tally()
+    taken_by, num_bytes, doc_ids = read.taken_by, read.bytes, read.doc_ids
+    for split in SPLITS:
+        kept.add_rows(split, splits == split, written.bytes)
+    for index, rule in enumerate(read.rules.rules):
+        removed.add_rows(rule.label, taken_by == index, num_bytes)
+    for step in later:
+        removed.add_rows(step.step, (taken_by == KEPT) & step.holds(doc_ids), num_bytes)
+    for row in unreadable:
+        quarantined.add(row["unreadable"], 1, 0)
+    totals = {"documents": len(taken_by), "bytes": int(num_bytes.sum())}
+    living = doc_ids[read.living(later)].astype(str).tolist()
+    mine = evidence.of(living)
+    pieces = sum(len(ids) - 1 for ids in mine.pieces.values())
+    counts = source_counts(totals, kept, removed, quarantined, cut_counts(mine.cuts), pieces)
+    return counts | {"changed": changed_counts(read.paths)}
+
+
+def cut_counts(cuts: pa.Table) -> dict[str, dict[str, int]]:
+    """By step: documents that lost something, spans, their bytes. Spans that were only annotated are left out."""
+    found: dict[str, dict[str, int]] = {}
+    rules = cuts.column("rule")
+    for rule in sorted(set(rules.to_pylist())):
+        if not rule.endswith(ANNOTATIONS):
+            mine = cuts.filter(pc.equal(rules, rule))
+            found[rule.split(".")[0]] = {
+                "documents": len(mine.column("doc_id").unique()),
+                "spans": len(mine),
+                "bytes": int(mine.column("bytes").to_numpy().sum()),
+            }
+    return found
+
+
+def changed_counts(annotated: Sequence[Path]) -> dict[str, int]:
+    """How many documents each repair of the text changed."""
+    found: Counter[str] = Counter()
+    for path in annotated:
+        changes = pq.read_table(path, columns=["changes"]).column("changes")
+        for entry in pc.value_counts(pc.list_flatten(changes)).to_pylist():
+            found[entry["values"]] += entry["counts"]
+    return dict(sorted(found.items()))
+
+
+def source_counts(
+    read: Mapping[str, int],
+    kept: Tally,
+    removed: Tally,
+    quarantined: Tally,
+    cut: Mapping[str, Mapping[str, int]],
+    pieces: int,
+) -> dict[str, Any]:
+    """Checked: what was read, and the pieces that splitting added, is what was kept, removed, quarantined and (of
+    the bytes) cut out of what was kept. Raises RuntimeError otherwise: that would be a fault of ours."""
     parts = [kept.total(), removed.total(), quarantined.total()]
+    came = {"documents": read["documents"] + pieces, "bytes": read["bytes"]}
+    gone = {"documents": 0, "bytes": sum(entry["bytes"] for entry in cut.values())}
     for unit in ("documents", "bytes"):
-        if read[unit] != sum(part[unit] for part in parts):
-            raise RuntimeError(f"{unit} do not add up: read {read[unit]}, kept, removed, quarantined {parts}")
-    return {"read": dict(read), "kept": kept.held, "removed": removed.held, "quarantined": quarantined.held}
+        if came[unit] != gone[unit] + sum(part[unit] for part in parts):
+            raise RuntimeError(
+                f"{unit} do not add up: read {read[unit]}, kept, removed, quarantined {parts}, cut {dict(cut)}, "
+                f"pieces {pieces}"
+            )
+    return {
+        "read": dict(read),
+        "kept": kept.held,
+        "removed": removed.held,
+        "quarantined": quarantined.held,
+        "cut": dict(cut),
+        "pieces": pieces,
+    }
 
 
 def check_not_empty(source: str, counts: Mapping[str, Any], unreadable: str = "") -> None:

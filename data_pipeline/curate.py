@@ -5,8 +5,11 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
+from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.lists.list_file import ListsConfig
 from gristmill.data_pipeline.pii import PiiConfig
@@ -23,8 +26,10 @@ class CurateConfig(Config):
 
     words: what counts as one (signals/reference.py). languages: ISO 639 codes to keep; none named keeps all.
     language_id: null leaves languages undetected, which is by far the slowest of the signals.
-    paragraph_languages: {} measures the language of every paragraph too. lists: files of bad words and of blocked
-    addresses. exact_dedup, near_dedup: null switches the step off. shard_bytes: text bytes of a file of the corpus."""
+    paragraph_languages: {} measures the language of every paragraph too. lists: files of bad words, blocked addresses.
+    exact_dedup, near_dedup: null switches the step off. span_dedup (paragraphs, lines or both), substring_dedup and
+    decontaminate rewrite texts, in this order, and are off unless they are named. shard_bytes: text bytes of one
+    file of the corpus."""
 
     normalize: NormalizeConfig = NormalizeConfig()
     words: WordRule = "unicode"
@@ -34,6 +39,9 @@ class CurateConfig(Config):
     quality: QualityConfig | None = None
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
+    span_dedup: tuple[SpanDedupConfig, ...] = ()
+    substring_dedup: SubstringDedupConfig | None = None
+    decontaminate: DecontaminateConfig | None = None
     pii: PiiConfig | None = None
     paragraph_languages: ParagraphLanguageConfig | None = None
     lists: ListsConfig = ListsConfig()
@@ -44,6 +52,19 @@ class CurateConfig(Config):
     @classmethod
     def short_forms(cls, value: object) -> object:
         return parse_choices(value)
+
+    @field_validator("span_dedup", mode="before")
+    @classmethod
+    def one_or_several(cls, value: object) -> object:
+        return [] if value is None else [value] if isinstance(value, dict | SpanDedupConfig) else value
+
+    @field_validator("span_dedup")
+    @classmethod
+    def each_unit_once(cls, value: tuple[SpanDedupConfig, ...]) -> tuple[SpanDedupConfig, ...]:
+        units = [one.unit for one in value]
+        if len(units) != len(set(units)):
+            raise ValueError(f"span_dedup names {units[0]!r} twice; give `paragraph` and `line` once each")
+        return value
 
     @model_validator(mode="after")
     def wanted_languages_are_detected(self) -> Self:

@@ -10,13 +10,16 @@ import orjson
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from gristmill.data_pipeline.curation import COUNTS_NAME, QUARANTINE_NAME
+from gristmill.data_pipeline.corpus_folder import QUARANTINE_NAME
+from gristmill.data_pipeline.counts import ANNOTATIONS
+from gristmill.data_pipeline.curation import COUNTS_NAME
 from gristmill.data_pipeline.decide import WANTED_LANGUAGE
 from gristmill.data_pipeline.document import excerpt
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.lock import LOCK_NAME, read_lock
 
-MOST_SHOWN = 10  # duplicates listed by name
+MOST_SHOWN = 10  # duplicates (cuts, benchmark texts) listed one by one
+REWRITING = ("paragraph_dedup", "line_dedup", "substring_dedup", "decontaminate")
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,24 @@ class Event:
 def why(doc_id: str, folder: Path) -> list[Event]:
     """The document's life in the corpus in `folder` (a curate stage's folder, or the work folder above it).
 
+    doc_id: of a document that was read, or of a piece of one.
+
     Raises RecipeError if `doc_id` is not 32 hex digits, InputError if there is no ledger or it does not know the id."""
     if not re.fullmatch(r"[0-9a-f]{32}", doc_id):
         raise RecipeError(f"{doc_id!r} is no document id; give its 32 hex digits, as in the column doc_id")
     corpus = corpus_folder(folder)
     row = _ledger_row(doc_id, corpus)
     rules = orjson.loads((corpus / COUNTS_NAME).read_bytes())["rules"][row["source"]]
-    events = [_read(row, corpus)]
+    events = [_piece_of(doc_id, row)] if doc_id != row["doc_id"] else []
+    events.append(_read(row, corpus))
     if row["fate"] == "quarantined":
         return events
     events.append(_filtered(row, rules, _signals(row, corpus)))
     if row["step"] != "filters":
-        events += _deduplicated(row, corpus)
+        events += [*_deduplicated(row, corpus), *_cut(row), *_contaminated(row), *_removed_by_rewriting(row)]
     if row["fate"] == "kept":
-        events.append(_kept(row, corpus))
+        for kept in row["pieces"] if doc_id == row["doc_id"] and row["pieces"] else [doc_id]:
+            events.append(_kept(kept, row, corpus))
     return events
 
 
@@ -57,15 +64,28 @@ def corpus_folder(folder: Path) -> Path:
 
 
 def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
-    rows = ds.dataset(corpus / "ledger").to_table(filter=pc.field("doc_id") == doc_id).to_pylist()
+    """The ledger's row of the document, or of the one it is a piece of."""
+    ledger = ds.dataset(corpus / "ledger")
+    rows = ledger.to_table(filter=pc.field("doc_id") == doc_id).to_pylist()
+    if not rows:
+        split = ledger.to_table(columns=["doc_id", "pieces"], filter=pc.list_value_length(pc.field("pieces")) > 0)
+        parents = [row["doc_id"] for row in split.to_pylist() if doc_id in row["pieces"]]
+        rows = ledger.to_table(filter=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
     if not rows:
         raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; every document that was read stands there")
     return rows[0]
 
 
+def _piece_of(doc_id: str, row: dict[str, Any]) -> Event:
+    pieces = row["pieces"]
+    return Event("piece", f"number {pieces.index(doc_id) + 1} of {len(pieces)} of {row['doc_id']}")
+
+
 def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
-    """The signals of a kept document; of a removed one the ledger has what it failed by."""
-    if row["fate"] != "kept":
+    """The signals of a kept document; of a removed one the ledger has what it failed by.
+
+    Of one that something was cut out of, the signals there are of the text that is left: none are shown."""
+    if row["fate"] != "kept" or row["cuts"] or row["pieces"]:
         return {}
     files = sorted((corpus / "signals" / row["split"]).glob(f"{row['source']}-*.parquet"))
     return ds.dataset(files).to_table(filter=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
@@ -123,10 +143,52 @@ def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
     return [Event("deduplication", said, tuple(lines))]
 
 
-def _kept(row: dict[str, Any], corpus: Path) -> Event:
+def _cut(row: dict[str, Any]) -> list[Event]:
+    """What was cut out of the document, by step."""
+    events = []
+    for rule in dict.fromkeys(cut["rule"] for cut in row["cuts"]):
+        cuts = [cut for cut in row["cuts"] if cut["rule"] == rule]
+        lines = [_cut_line(cut) for cut in cuts[:MOST_SHOWN]]
+        if len(cuts) > MOST_SHOWN:
+            lines.append(f"and {len(cuts) - MOST_SHOWN} more")
+        characters = sum(cut["length"] for cut in cuts)
+        outcome = "found" if rule.endswith(ANNOTATIONS) else "cut"
+        events.append(Event(rule, f"{outcome} {len(cuts)} spans, {characters} characters", tuple(lines)))
+    return events
+
+
+def _cut_line(cut: dict[str, Any]) -> str:
+    why = f"kept in {cut['kept_in']}" if cut["kept_in"] else f"{cut['benchmark']} {cut['example']}"
+    return f"characters {cut['start']} to {cut['start'] + cut['length']}, {why}: {cut['excerpt']!r}"
+
+
+def _contaminated(row: dict[str, Any]) -> list[Event]:
+    """Which benchmark texts were found in the document."""
+    found = row["contamination"]
+    if not found:
+        return []
+    lines = [
+        f"{match['benchmark']} {match['example']} ({match['field']}): {match['matched']} of {match['of']} n-grams"
+        for match in found[:MOST_SHOWN]
+    ]
+    if len(found) > MOST_SHOWN:
+        lines.append(f"and {len(found) - MOST_SHOWN} more")
+    return [Event("decontamination", f"{len(found)} benchmark texts found", tuple(lines))]
+
+
+def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
+    """A document of which too little was left, or none was wanted."""
+    if row["step"] not in REWRITING:
+        return []
+    said = f"{row['rule']}: {row['value']:.6g}, threshold {row['threshold']:.6g}"
+    return [Event(row["step"], "removed", (said,))]
+
+
+def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
     for path in sorted((corpus / "documents" / row["split"]).glob(f"{row['source']}-*.parquet")):
-        found = ds.dataset(path).to_table(columns=["text"], filter=pc.field("doc_id") == row["doc_id"]).to_pylist()
+        found = ds.dataset(path).to_table(columns=["text"], filter=pc.field("doc_id") == doc_id).to_pylist()
         if found:
             where = path.relative_to(corpus).as_posix()
-            return Event("split", row["split"], (where, excerpt(found[0]["text"], 300)))
-    raise InputError(f"{corpus}: {row['doc_id']} is in the ledger and in no shard; run gristmill verify on the folder")
+            name = () if doc_id == row["doc_id"] else (f"piece {doc_id}",)
+            return Event("split", row["split"], (*name, where, excerpt(found[0]["text"], 300)))
+    raise InputError(f"{corpus}: {doc_id} is in the ledger and in no shard; run gristmill verify on the folder")

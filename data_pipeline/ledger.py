@@ -7,12 +7,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.cuts import CUTS
 from gristmill.data_pipeline.decide import KEPT, QUARANTINED, Rules, failures, signal_values
 from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.slices import Slice, read_slice
 
+CUT = pa.struct([CUTS.field(name) for name in CUTS.names if name != "doc_id"])
+MATCH = pa.struct(
+    [
+        ("benchmark", pa.string()),
+        ("example", pa.string()),
+        ("field", pa.string()),
+        ("matched", pa.int64()),
+        ("of", pa.int64()),
+    ]
+)
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
 LEDGER_SCHEMA = pa.schema(
     [
@@ -20,14 +32,19 @@ LEDGER_SCHEMA = pa.schema(
         ("source", pa.string()),
         ("fate", pa.string()),  # kept, removed or quarantined
         ("split", pa.string()),  # of a kept document
-        ("step", pa.string()),  # read, filters, quality, exact_dedup, near_dedup, decontaminate: where its way ended
+        # where its way ended: read, filters, quality, exact_dedup, near_dedup, paragraph_dedup, line_dedup,
+        # substring_dedup, decontaminate
+        ("step", pa.string()),
         ("rule", pa.string()),  # filter.threshold, or the kind of reason why it could not be read
         ("value", pa.float64()),
         ("threshold", pa.float64()),
         ("duplicate_of", pa.string()),
         ("similarity", pa.float64()),
         ("failed", pa.list_(FAILURE)),  # every rule of the filters it fails, the one that took it first
-        ("bytes", pa.int64()),  # of its repaired text
+        ("cuts", pa.list_(CUT)),  # every span cut out of it, step by step
+        ("pieces", pa.list_(pa.string())),  # the documents that stand in its stead, where it was split
+        ("contamination", pa.list_(MATCH)),  # n-grams of benchmark texts found in it, of how many
+        ("bytes", pa.int64()),  # of its repaired text, before anything was cut out
         ("raw_digest", pa.string()),
         ("record", pa.int64()),
     ]
@@ -41,7 +58,7 @@ class LaterStep:
     """A step after the filters that took documents: their ids (S32, sorted) and, row for row, the document each was
     a duplicate of ("" where it was taken for another reason) and the value that took it: the similarity of the two.
 
-    threshold: of that value; thresholds: of each, where they differ."""
+    threshold: of that value; thresholds: of each, where they differ. rules: of each; STEP.threshold if none."""
 
     step: str
     threshold: float
@@ -49,6 +66,7 @@ class LaterStep:
     duplicate_of: np.ndarray
     similarity: np.ndarray
     thresholds: np.ndarray | None = None
+    rules: np.ndarray | None = None
 
     @classmethod
     def from_table(cls, step: str, threshold: float, table: pa.Table) -> "LaterStep":
@@ -71,10 +89,41 @@ class LaterStep:
     def of(self, doc_ids: np.ndarray) -> "LaterStep":
         """This step's rows about these documents alone."""
         mine = np.isin(self.doc_ids, doc_ids)
-        thresholds = None if self.thresholds is None else self.thresholds[mine]
         return LaterStep(
-            self.step, self.threshold, self.doc_ids[mine], self.duplicate_of[mine], self.similarity[mine], thresholds
+            self.step,
+            self.threshold,
+            self.doc_ids[mine],
+            self.duplicate_of[mine],
+            self.similarity[mine],
+            None if self.thresholds is None else self.thresholds[mine],
+            None if self.rules is None else self.rules[mine],
         )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of documents that were rewritten or hit: what was cut (CUTS), (doc_id, pieces), and the matches (MATCHES)."""
+
+    cuts: pa.Table
+    pieces: Mapping[str, tuple[str, ...]]
+    matches: pa.Table
+
+    def of(self, doc_ids: Sequence[str]) -> "Evidence":
+        """The evidence about these documents alone."""
+        wanted = pa.array(doc_ids, pa.string())
+        cuts, matches = (table.filter(pc.is_in(table.column("doc_id"), wanted)) for table in (self.cuts, self.matches))
+        return Evidence(cuts, {i: self.pieces[i] for i in doc_ids if i in self.pieces}, matches)
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """By document: its columns of the ledger."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, table, fields in (("cuts", self.cuts, CUT), ("contamination", self.matches, MATCH)):
+            for row in table.to_pylist():
+                kept = {field.name: row[field.name] for field in fields}
+                found.setdefault(row["doc_id"], {}).setdefault(name, []).append(kept)
+        for doc_id, pieces in self.pieces.items():
+            found.setdefault(doc_id, {})["pieces"] = list(pieces)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,6 +137,7 @@ class LedgerTask:
     taken_by: tuple[np.ndarray, ...]
     splits: tuple[np.ndarray, ...]
     later: tuple[LaterStep, ...]
+    evidence: Evidence
 
 
 def write_ledger(task: LedgerTask) -> None:
@@ -96,14 +146,21 @@ def write_ledger(task: LedgerTask) -> None:
         return
     with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, LEDGER_SCHEMA, compression="zstd") as file:
         held: list[dict[str, Any]] = []
+        evidence = task.evidence.rows()
         for cut, taken_by, splits in zip(task.slices, task.taken_by, task.splits, strict=True):
-            held.extend(_rows(cut, taken_by, splits, task))
+            held.extend(_rows(cut, taken_by, splits, task, evidence))
         for start in range(0, max(len(held), 1), ROW_GROUP_ROWS):
             rows = held[start : start + ROW_GROUP_ROWS]
             file.write_table(pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA), row_group_size=ROW_GROUP_ROWS)
 
 
-def _rows(cut: Slice, taken_by: np.ndarray, splits: np.ndarray, task: LedgerTask) -> list[dict[str, Any]]:
+def _rows(
+    cut: Slice,
+    taken_by: np.ndarray,
+    splits: np.ndarray,
+    task: LedgerTask,
+    evidence: Mapping[str, dict[str, Any]],
+) -> list[dict[str, Any]]:
     columns = ["doc_id", "raw_digest", "record", "unreadable", "num_bytes", *task.rules.columns]
     table = read_slice(cut, list(dict.fromkeys(columns)))
     values_RN = np.array(
@@ -121,6 +178,10 @@ def _rows(cut: Slice, taken_by: np.ndarray, splits: np.ndarray, task: LedgerTask
             "raw_digest": fact["raw_digest"],
             "record": fact["record"],
             "failed": [],
+            "cuts": [],
+            "pieces": [],
+            "contamination": [],
+            **evidence.get(fact["doc_id"], {}),
         }
         if taken_by[index] == QUARANTINED:
             row |= {"fate": "quarantined", "step": "read", "rule": fact["unreadable"]}
@@ -148,12 +209,13 @@ def _duplicates(doc_ids: np.ndarray, later: Sequence[LaterStep]) -> Mapping[str,
     for step in later:
         mine = step.of(doc_ids)
         thresholds = np.full(len(mine.doc_ids), step.threshold) if mine.thresholds is None else mine.thresholds
-        for doc, other, value, threshold in zip(
-            mine.doc_ids, mine.duplicate_of, mine.similarity, thresholds, strict=True
+        rules = np.full(len(mine.doc_ids), f"{step.step}.threshold") if mine.rules is None else mine.rules
+        for doc, other, value, threshold, rule in zip(
+            mine.doc_ids, mine.duplicate_of, mine.similarity, thresholds, rules, strict=True
         ):
             found[doc.decode()] = {
                 "step": step.step,
-                "rule": f"{step.step}.threshold",
+                "rule": str(rule),
                 "value": float(value),
                 "threshold": float(threshold),
                 "duplicate_of": other.decode() or None,

@@ -1,39 +1,95 @@
 """The texts of benchmarks, for decontamination: what is handed down to `data_pipeline`, which may not look up here."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import yaml
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
 
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.evaluation.harness import TASK_FOLDER
+from gristmill.evaluation.offline import offline
 from gristmill.evaluation.suites import SUITES
-from gristmill.evaluation.tasks.loaders import load
 
-TASK_FOLDER = Path(__file__).with_name("tasks")
+OURS = "gristmill_"
 
 
-def benchmark_texts(tasks: Sequence[str], data: Path) -> Iterator[tuple[str, str]]:
-    """(task, text) of every document: all strings of a record, one a line. Tasks by their names, with or without
-    `gristmill_`, or suites. Raises InputError if a file is absent or not the pinned one, KeyError for no such task."""
-    for name in tasks:
+class BenchmarkText(NamedTuple):
+    """One text of one record. record: its number in the task, from 0. field: which of its fields; `a.b` goes into an
+    object, and a list (choices) gives one text an entry."""
+
+    task: str
+    record: int
+    field: str
+    text: str
+
+
+def benchmark_texts(
+    tasks: Sequence[tuple[str, Sequence[str]]], data: Path | None, download: bool = False
+) -> Iterator[BenchmarkText]:
+    """Every text of every (task, fields), taken through lm-eval; no fields: all that hold text.
+
+    Tasks by their names (ours with or without `gristmill_`) or suites; with `download` also lm-eval's own, which read
+    from the data hub. All splits that a task asks questions from are read: test, or validation where there is none.
+    Raises InputError if a file is absent or not the pinned one, or a record lacks a field; RecipeError for no such
+    task."""
+    manager = TaskManager(
+        include_path=str(TASK_FOLDER), include_defaults=download, metadata={"data": None if data is None else str(data)}
+    )
+    for name, fields in tasks:
         for member in SUITES.get(name, (name,)):
-            short = member.removeprefix("gristmill_")
-            for arguments in _dataset_arguments(short):
-                for record in load(**arguments, data=str(data))["test"]:
-                    yield short, "\n".join(_strings(record))
+            yield from _texts_of_task(_known(member, manager), fields, manager, download)
 
 
-def _dataset_arguments(short: str) -> list[dict[str, Any]]:
-    path = TASK_FOLDER / f"{short}.yaml"
-    if not path.is_file():
-        raise KeyError(f"no task {short!r} in {TASK_FOLDER.name}/; there are {sorted(_names())}")
-    config = yaml.load(path.read_text("utf-8"), _Loader)
-    sets = config["task"] if isinstance(config["task"], list) else [config]
-    return [each["dataset_kwargs"] for each in sets]
+def benchmark_digest(texts: Sequence[BenchmarkText]) -> str:
+    """Of all that decides what is searched for."""
+    hasher = hashlib.sha256()
+    for text in texts:
+        hasher.update(json.dumps(text).encode() + b"\n")
+    return hasher.hexdigest()
 
 
-def _names() -> Iterator[str]:
-    return (path.stem for path in TASK_FOLDER.glob("*.yaml") if "task:" in path.read_text("utf-8"))
+def _known(name: str, manager: TaskManager) -> str:
+    for candidate in (f"{OURS}{name}", name):
+        if candidate in manager.task_index:
+            return candidate
+    known = [*(task.removeprefix(OURS) for task in manager.task_index), *SUITES]
+    near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    raise RecipeError(
+        f"curate.decontaminate: no task {name!r}; the nearest is {near!r}; name local files in `benchmarks`"
+    )
+
+
+def _texts_of_task(name: str, fields: Sequence[str], manager: TaskManager, download: bool) -> Iterator[BenchmarkText]:
+    try:
+        with offline(not download):
+            loaded = manager.load([name])["tasks"]
+            records = [(member, _records(task)) for member, task in sorted(loaded.items())]
+    except ConnectionError as error:  # the hub's "offline" and "not reachable" are both of this kind
+        raise InputError(f"{name}: its data could not be fetched ({error}); use a task over local files") from error
+    for member, rows in records:
+        short = member.removeprefix(OURS)
+        for number, record in enumerate(rows):
+            for field in fields or record:
+                for text in _strings(_value(record, field, f"task {short}, record {number}")):
+                    yield BenchmarkText(short, number, field, text)
+
+
+def _records(task: Task) -> list[dict[str, Any]]:
+    return list(task.test_docs() if task.has_test_docs() else task.validation_docs())
+
+
+def _value(record: dict[str, Any], field: str, where: str) -> Any:
+    value: Any = record
+    for key in field.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set the task's `fields`")
+        value = value[key]
+    return value
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -45,10 +101,3 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _strings(inner)
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads `!function name` as the name."""
-
-
-_Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))

@@ -15,7 +15,7 @@ from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest
 from gristmill.pipelines.chain import STAGES
 from gristmill.pipelines.commands.checkpoint import compare, data_folder, evaluate_checkpoint, export, generate, import_
-from gristmill.pipelines.commands.corpus import why
+from gristmill.pipelines.commands.corpus import signatures_app, similar_command, why
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
 from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
@@ -209,6 +209,8 @@ for _command in (why, decide, explore, generate, export, compare, layout, calibr
 app.command("import")(import_)
 
 app.add_typer(data_app, name="data")
+app.add_typer(signatures_app, name="signatures")
+app.command("similar")(similar_command)
 app.command("tokenizer-compare")(tokenizer_compare)
 
 

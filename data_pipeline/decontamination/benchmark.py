@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 import orjson
 import zstandard
-from pydantic import Field
 
-from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.decontamination.config import BenchmarkConfig
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.files import file_digest
 
+PLAIN = "text"  # the one field of a line of plain text
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 
 
@@ -30,45 +30,54 @@ class Example:
     text: str
 
 
-class BenchmarkConfig(Config):
-    """A benchmark in local files: JSON lines, or plain text with one example a line; .gz, .bz2, .zst are unpacked.
-
-    fields: those whose texts are indexed, each by itself; a list (choices) gives one text an entry, `a.b` goes into
-    an object. Files of plain text take no fields. id_field: the record's id; the record's number from 0 if not
-    given (across the files, in the order they are named)."""
-
-    name: str = Field(min_length=1)
-    paths: tuple[Path, ...] = Field(min_length=1)
-    fields: tuple[str, ...] = ()
-    id_field: str | None = None
-
-
 def read_benchmark(config: BenchmarkConfig) -> list[Example]:
     """All texts of the benchmark. Raises InputError, naming file and line, for a missing file, field or bad line."""
     found = []
-    for number, (where, line) in enumerate(_lines(config.paths)):
-        if not config.fields:
-            found.append(Example(config.name, str(number), "text", line))
-            continue
-        record = _record(line, where)
+    for number, (where, record) in enumerate(_records(config)):
         name = str(_value(record, config.id_field, where)) if config.id_field else str(number)
-        for field in config.fields:
+        for field in config.fields or (PLAIN,):
             found += [Example(config.name, name, field, text) for text in _texts(_value(record, field, where))]
     if not found:
         raise InputError(f"{config.paths[0]}: the benchmark {config.name} has no text; check its paths and fields")
     return found
 
 
-def numbered_examples(texts: Iterable[tuple[str, str]]) -> list[Example]:
-    """(benchmark, text) pairs, as evaluation hands down the records of its tasks, numbered from 0 in each benchmark.
+def benchmark_digests(config: BenchmarkConfig) -> list[str]:
+    """SHA-256 of each of the benchmark's files: what of them decides the bytes of a corpus. Raises InputError."""
+    try:
+        return [file_digest(path) for path in config.paths]
+    except OSError as error:
+        raise InputError(f"{error.filename}: the benchmark cannot be read ({error}); check its path") from error
 
-    [("a", "x"), ("b", "y"), ("a", "z")]: examples a 0, b 0, a 1."""
-    counts: Counter[str] = Counter()
-    found = []
-    for benchmark, text in texts:
-        found.append(Example(benchmark, str(counts[benchmark]), "record", text))
-        counts[benchmark] += 1
-    return found
+
+def numbered_examples(texts: Iterable[tuple[str, int, str, str]]) -> list[Example]:
+    """Of (benchmark, record, field, text), as evaluation hands down the records of its tasks."""
+    return [Example(benchmark, str(record), field, text) for benchmark, record, field, text in texts]
+
+
+def _records(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file and line, record): an object, a line of text, or several lines under their names."""
+    if config.lines:
+        yield from _records_of_lines(config)
+        return
+    for where, line in _lines(config.paths):
+        if line.strip():
+            yield where, _record(line, where) if config.fields else {PLAIN: line}
+
+
+def _records_of_lines(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in config.paths:
+        held = list(_lines([path]))
+        if len(held) % len(config.lines):
+            raise InputError(
+                f"{path}: {len(held)} lines are no whole number of records of {len(config.lines)}; set `lines` to the "
+                "lines of one record, or fetch the file again"
+            )
+        for first in range(0, len(held), len(config.lines)):
+            record: dict[str, Any] = {}
+            for name, (_, line) in zip(config.lines, held[first : first + len(config.lines)], strict=True):
+                record.setdefault(name, []).append(line)
+            yield held[first][0], record
 
 
 def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
@@ -76,8 +85,7 @@ def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
         try:
             with _opened(path) as file:
                 for number, line in enumerate(io.TextIOWrapper(file, "utf-8"), 1):
-                    if line.strip():
-                        yield f"{path}:{number}", line.rstrip("\n")
+                    yield f"{path}:{number}", line.rstrip("\n")
         except (OSError, EOFError, UnicodeDecodeError, zstandard.ZstdError) as error:
             raise InputError(f"{path}: the benchmark cannot be read ({error}); check the path and the file") from error
 

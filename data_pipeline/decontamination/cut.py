@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gristmill.data_pipeline.cuts import complement
+
 SENTENCE_ENDS = ".!?"
 
 
@@ -31,9 +33,14 @@ def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tu
     return found
 
 
-def pieces(text: str, cuts: list[tuple[int, int]], rule: CutRule) -> list[str] | None:
-    """What is left between the cuts, stripped, without pieces under rule.shortest; None: too many pieces."""
-    bounds = [0, *(place for cut in cuts for place in cut), len(text)]
-    left = [text[bounds[i] : bounds[i + 1]].strip() for i in range(0, len(bounds), 2)]
-    left = [piece for piece in left if len(piece) >= rule.shortest]
-    return None if len(left) > rule.most else left
+def pieces(text: str, cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(start, stop) of what is left between the cuts, without white space at its ends.
+
+    " ab", cut (2, 3) -> [(1, 2)]: the blank before a is nobody's."""
+    found = []
+    for start, stop in complement(cuts, len(text)):
+        piece = text[start:stop]
+        start, stop = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+        if start < stop:
+            found.append((start, stop))
+    return found

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +48,10 @@ class NearDedupConfig(Config):
     unit, ngram: a shingle is `ngram` words (or characters) of the folded text in a row (see `folding.py`).
     bands, rows: two documents of similarity s are compared with probability 1 - (1 - s**rows)**bands.
     hashes: length of a signature; bands x rows if not given. scope: one pool for all sources, or each by itself.
-    seed: of the permutations; 1 is datasketch's."""
+    seed: of the permutations; 1 is datasketch's.
+    keep_signatures: the corpus keeps the signatures of its documents (folder `signatures`), so that later ones can be
+    deduplicated against it. protected: such corpora (work folder, curate folder or signature store); they remove
+    documents and lose none. Where they lie decides nothing; what they hold does."""
 
     unit: Unit = "word"
     ngram: int = Field(default=5, ge=1)  # FineWeb's word 5-grams (datatrove, examples/fineweb.py)
@@ -60,6 +63,8 @@ class NearDedupConfig(Config):
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)  # MT-NLG 530B, near-duplicate removal
     scope: Literal["all", "source"] = "all"
     seed: int = Field(default=1, ge=0, lt=1 << 32)
+    keep_signatures: bool = False
+    protected: tuple[Path, ...] = Field(default=(), json_schema_extra={"execution": True})
 
     @model_validator(mode="after")
     def bands_divide_the_hashes(self) -> Self:
@@ -77,6 +82,11 @@ class NearDedupConfig(Config):
         """What decides the signatures."""
         hashes = self.hashes or self.bands * self.rows
         return SignatureScheme(unit=self.unit, ngram=self.ngram, hashes=hashes, seed=self.seed)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides which documents are removed, but for the corpora themselves."""
+        return self.model_dump(mode="json", exclude={"keep_signatures", "protected"})
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,7 @@ def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -
 
 def _identity(parts: Sequence[Part], sides: Sequence[Part], config: NearDedupConfig) -> dict:
     return {
-        "config": config.model_dump(),
+        "config": config.identity,
         "parts": [part_identity(part) for part in parts],
         "protected": [part_identity(part) for part in sides],
     }

@@ -1,49 +1,108 @@
-"""Parts with spans cut out of their texts: what the next step reads."""
+"""Parts with spans cut out of their texts, and the spans on record: what stands between two steps that cut."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.cuts import CUTS, complement, cut_row, in_order
 from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.dedup.part import BATCH_ROWS, Part, open_part
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.provenance.files import atomic_path
 
 REWRITTEN = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
+# Of a document with spans: the share of its bytes that they hold, and the characters left without them, white space
+# at the ends aside.
+LEFT = pa.schema([("doc_id", pa.string()), ("share", pa.float64()), ("left", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """parts: row for row those given; one without spans is the one given. cuts: a row a span (see CUTS).
+    left: a row a document that had spans (see LEFT), ordered by doc_id."""
+
+    parts: list[Part]
+    cuts: pa.Table
+    left: pa.Table
+
+
+@dataclass(frozen=True)
+class RewriteTask:
+    part: Part
+    spans: Path
+    rule: str
+    in_bytes: bool
+    is_cut: bool
+    path: Path
+
+    @property
+    def cuts(self) -> Path:
+        return self.path.with_suffix(".cuts.parquet")
+
+    @property
+    def left(self) -> Path:
+        return self.path.with_suffix(".left.parquet")
 
 
 def rewrite_parts(
-    parts: Sequence[Part], cuts: pa.Table, in_bytes: bool, engine: LocalEngine, folder: Path
-) -> list[Part]:
-    """Parts whose texts lack the cuts; row for row those given, with their sources, priorities and living rows.
+    parts: Sequence[Part],
+    spans: pa.Table,
+    rule: str,
+    in_bytes: bool,
+    engine: LocalEngine,
+    folder: Path,
+    is_cut: bool = True,
+) -> Rewritten:
+    """The parts with the spans cut out of their texts; if not is_cut, only the record of the spans.
 
-    cuts: columns doc_id, start, stop (characters, or bytes of UTF-8 if in_bytes), as `duplicate_spans` and
-    `repeated_substrings` give them; spans of a document are disjoint. Files stand in `folder`; called again with the
-    same arguments after a kill, it goes on from them."""
-    table = cuts.select(["doc_id", "start", "stop"]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
-    claim(folder, {"in_bytes": in_bytes, "parts": [part_identity(part) for part in parts], "cuts": _digest(table)})
-    cuts_file = folder / "cuts.parquet"
-    if not cuts_file.exists():
-        with atomic_path(cuts_file) as temporary:
+    spans: columns doc_id, start, stop (characters, or bytes of UTF-8 if in_bytes), kept_in, as `duplicate_spans` and
+    `repeated_substrings` give them; spans of a document are disjoint. Texts of dead rows are left out. Files stand in
+    `folder`; called again with the same arguments after a kill, it goes on from them."""
+    table = spans.select(["doc_id", "start", "stop", "kept_in"]).sort_by(
+        [("doc_id", "ascending"), ("start", "ascending")]
+    )
+    settings = {"rule": rule, "in_bytes": in_bytes, "is_cut": is_cut}
+    claim(folder, {**settings, "parts": [part_identity(part) for part in parts], "spans": _digest(table)})
+    spans_file = folder / "spans.parquet"
+    if not spans_file.exists():
+        with atomic_path(spans_file) as temporary:
             pq.write_table(table, temporary, compression="zstd")
-    paths = [folder / f"part-{number:05d}.parquet" for number in range(len(parts))]
-    tasks = [(p, cuts_file, in_bytes, path) for p, path in zip(parts, paths, strict=True) if not path.exists()]
-    engine.map(_rewrite_part, tasks, "cutting spans", [task[0].bytes for task in tasks], "B")
-    return [Part(path, p.source, p.priority, p.alive) for p, path in zip(parts, paths, strict=True)]
+    tasks = [
+        RewriteTask(part, spans_file, rule, in_bytes, is_cut, folder / f"part-{number:05d}.parquet")
+        for number, part in enumerate(parts)
+    ]
+    missing = [task for task in tasks if not task.left.exists()]
+    engine.map(_rewrite_part, missing, "cutting spans", [task.part.bytes for task in missing], "B")
+    left = pa.concat_tables([LEFT.empty_table(), *(pq.read_table(task.left, schema=LEFT) for task in tasks)])
+    return Rewritten(
+        [Part(t.path, t.part.source, t.part.priority, t.part.alive) if t.path.exists() else t.part for t in tasks],
+        in_order([pq.read_table(task.cuts, schema=CUTS) for task in tasks]),
+        left.sort_by("doc_id").combine_chunks(),
+    )
 
 
-def without(text: str, spans: Sequence[tuple[int, int]], in_bytes: bool) -> str:
-    """The text without its (start, stop) characters (or bytes). "a\\nb\\nc" without (2, 4) is "a\\nc"."""
-    whole = text.encode() if in_bytes else text
-    bounds = [0, *(place for span in sorted(spans) for place in span), len(whole)]
-    left = [whole[bounds[i] : bounds[i + 1]] for i in range(0, len(bounds), 2)]
-    return b"".join(left).decode() if in_bytes else "".join(left)  # type: ignore[arg-type]
+def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """The text without its (start, stop) characters, which are disjoint. "a\\nb\\nc" without (2, 4) is "a\\nc"."""
+    return "".join(text[start:stop] for start, stop in complement(sorted(spans), len(text)))
+
+
+def in_characters(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans of UTF-8 bytes, on character bounds, as spans of characters: "äbc", (0, 2) -> (0, 1)."""
+    raw = text.encode()
+    if len(raw) == len(text):
+        return list(spans)
+    begins = np.cumsum((np.frombuffer(raw, np.uint8) & 0xC0) != 0x80)  # characters begun up to each byte
+    before = np.concatenate([[0], begins])
+    return [(int(before[start]), int(before[stop])) for start, stop in spans]
 
 
 def _digest(table: pa.Table) -> str:
@@ -53,18 +112,61 @@ def _digest(table: pa.Table) -> str:
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
-def _rewrite_part(task: tuple[Part, Path, bool, Path]) -> None:
-    part, cuts_file, in_bytes, path = task
-    source = open_part(part.path)
-    ids = source.read(columns=["doc_id"]).column("doc_id")
-    cuts = pq.read_table(cuts_file)
-    mine = cuts.filter(pc.is_in(cuts.column("doc_id"), value_set=ids.combine_chunks())).to_pylist()
-    spans = {
-        doc_id: [(row["start"], row["stop"]) for row in rows]
-        for doc_id, rows in groupby(mine, key=itemgetter("doc_id"))
-    }
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, REWRITTEN, compression="zstd") as writer:
-        for batch in source.iter_batches(BATCH_ROWS, columns=["doc_id", "text"]):
-            doc_ids, texts = (column.to_pylist() for column in batch.columns)
-            cut = [without(t, spans[i], in_bytes) if i in spans else t for i, t in zip(doc_ids, texts, strict=True)]
-            writer.write_table(pa.table([pa.array(doc_ids), pa.array(cut, pa.string())], schema=REWRITTEN))
+def _rewrite_part(task: RewriteTask) -> None:
+    """Three files: the texts (if any changes), the cuts and, last, what is left."""
+    spans = _spans_of(task)
+    record = Record([], [])
+    if spans and task.is_cut:
+        with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, REWRITTEN, compression="zstd") as writer:
+            for doc_ids, texts in _rewritten(task, spans, record):
+                writer.write_table(pa.table([pa.array(doc_ids), pa.array(texts, pa.string())], schema=REWRITTEN))
+    elif spans:
+        for _ in _rewritten(task, spans, record):
+            pass
+    for path, rows, schema in ((task.cuts, record.cuts, CUTS), (task.left, record.left, LEFT)):
+        with atomic_path(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
+
+
+@dataclass(frozen=True)
+class Record:
+    """Rows of CUTS and of LEFT, filled document by document."""
+
+    cuts: list[dict[str, Any]]
+    left: list[dict[str, Any]]
+
+
+def _spans_of(task: RewriteTask) -> dict[str, list[dict[str, Any]]]:
+    """The spans of each document of the part that has any."""
+    ids = open_part(task.part.path).read(columns=["doc_id"]).column("doc_id")
+    spans = pq.read_table(task.spans)
+    mine = spans.filter(pc.is_in(spans.column("doc_id"), value_set=ids.combine_chunks())).to_pylist()
+    return {doc_id: list(rows) for doc_id, rows in groupby(mine, key=itemgetter("doc_id"))}
+
+
+def _rewritten(
+    task: RewriteTask, spans: dict[str, list[dict[str, Any]]], record: Record
+) -> Iterator[tuple[list[str], list[str]]]:
+    """(doc_ids, texts without their spans) of all rows, a bounded number at a time; the text of a dead row is empty."""
+    living = task.part.living()
+    start = 0
+    for batch in open_part(task.part.path).iter_batches(BATCH_ROWS, columns=["doc_id", "text"]):
+        doc_ids, texts = (column.to_pylist() for column in batch.columns)
+        alive = living[start : start + len(batch)].tolist()
+        start += len(batch)
+        cut = []
+        for doc_id, text, lives in zip(doc_ids, texts, alive, strict=True):
+            text = text if lives and text is not None else ""
+            cut.append(_cut(doc_id, text, spans[doc_id], task, record) if lives and doc_id in spans else text)
+        yield doc_ids, cut
+
+
+def _cut(doc_id: str, text: str, rows: list[dict[str, Any]], task: RewriteTask, record: Record) -> str:
+    spans = [(row["start"], row["stop"]) for row in rows]
+    spans = in_characters(text, spans) if task.in_bytes else spans
+    found = [cut_row(doc_id, task.rule, text, start, stop) for start, stop in spans]
+    record.cuts.extend({**cut, "kept_in": row["kept_in"]} for cut, row in zip(found, rows, strict=True))
+    left = without(text, spans)
+    share = sum(cut["bytes"] for cut in found) / len(text.encode())
+    record.left.append({"doc_id": doc_id, "share": share, "left": len(left.strip())})
+    return left

@@ -5,17 +5,17 @@ A folder: `store.json` (scheme and parts), and for each part N
   signatures-N.npy      uint32[documents, hashes], row for row
 With `scheme` affine32, seed and `ShingleHash`, the values are datasketch's (see `minhash.py`)."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasketch import MinHash
 from pydantic import Field, ValidationError
 
 from gristmill.data_pipeline.config import Config
@@ -25,10 +25,14 @@ from gristmill.data_pipeline.dedup.part import Part, packed_ids, utf8_of
 from gristmill.data_pipeline.dedup.shingles import ShingleHash, Unit
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import atomic_path, write_atomic
+from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
+from gristmill.data_pipeline.provenance.files import atomic_path, file_digest, write_atomic
+
+if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
+    from datasketch import MinHash
 
 STORE_FILE = "store.json"
+STORE_FOLDER = "signatures"  # of a curated corpus
 
 
 class SignatureScheme(Config):
@@ -43,11 +47,14 @@ class SignatureScheme(Config):
 
 
 class StoredPart(Config):
-    """One part of a store: where its documents came from, and how many there are."""
+    """One part of a store: where its documents came from, and how many there are.
+
+    file: the Parquet file its rows are of, seen from the store's folder; "" if no one needs to find it again."""
 
     source: str
     priority: int
     documents: int
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,24 +73,41 @@ class SignatureStore:
         """uint32[documents, hashes], mapped from disk."""
         return load_array(signatures_file(self.folder, part), mapped=True)
 
-    def minhashes(self) -> Iterator[tuple[str, MinHash]]:
-        """Every document as (doc_id, datasketch.MinHash): to fill datasketch's LSH, Forest or Redis storage."""
-        scheme = self.scheme
-        shared = MinHash(scheme.hashes, scheme.seed, scheme=scheme.scheme)
-        for part in range(len(self.parts)):
-            for doc_id, values in zip(
-                self.documents(part).column("doc_id").to_pylist(), self.signatures(part), strict=True
-            ):
-                yield (
-                    doc_id,
-                    MinHash(
-                        seed=scheme.seed,
-                        hashvalues=values,
-                        permutations=shared.permutations,
-                        scheme=scheme.scheme,
-                        hashfunc=ShingleHash(scheme.unit),
-                    ),
+    def files(self) -> list[Part]:
+        """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""
+        found = []
+        for part in self.parts:
+            path = (self.folder / part.file).resolve()
+            if not part.file or not path.is_file():
+                raise InputError(
+                    f"{self.folder}: the documents it was made from ({path.name}) are not where they were; keep them "
+                    "together, or curate that corpus again with near_dedup.keep_signatures"
                 )
+            found.append(Part(path, part.source, part.priority))
+        return found
+
+    def minhashes(self) -> "Iterator[tuple[str, MinHash]]":
+        """Every document as (doc_id, datasketch.MinHash): to fill datasketch's LSH, Forest or Redis storage."""
+        permutations = minhash_of(np.zeros(self.scheme.hashes, np.uint32), self.scheme).permutations
+        for part in range(len(self.parts)):
+            ids = self.documents(part).column("doc_id").to_pylist()
+            for doc_id, values in zip(ids, self.signatures(part), strict=True):
+                yield doc_id, minhash_of(values, self.scheme, permutations)
+
+
+def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = None) -> "MinHash":
+    """A signature as datasketch's MinHash. permutations: those of another of the scheme, which are then shared."""
+    from datasketch import MinHash
+
+    if permutations is None:
+        permutations = MinHash(scheme.hashes, scheme.seed, scheme=scheme.scheme).permutations
+    return MinHash(
+        seed=scheme.seed,
+        hashvalues=values,
+        permutations=permutations,
+        scheme=scheme.scheme,
+        hashfunc=ShingleHash(scheme.unit),
+    )
 
 
 def documents_file(folder: Path, part: int) -> Path:
@@ -94,16 +118,48 @@ def signatures_file(folder: Path, part: int) -> Path:
     return folder / f"signatures-{part:05d}.npy"
 
 
-def sign_corpus(parts: Sequence[Part], scheme: SignatureScheme, engine: LocalEngine, folder: Path) -> SignatureStore:
-    """Writes (or, after a kill, completes) the store of the parts' living documents at `folder`."""
+def sign_corpus(
+    parts: Sequence[Part], scheme: SignatureScheme, engine: LocalEngine, folder: Path, is_kept: bool = False
+) -> SignatureStore:
+    """Writes (or, after a kill, completes) the store of the parts' living documents at `folder`.
+
+    is_kept: the store is to outlive this work, so it says where its parts stand, seen from its folder."""
     tasks = [(part, scheme, folder, number) for number, part in enumerate(parts)]
     missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
     engine.map(_sign_part, missing, "signatures", [task[0].bytes for task in missing], "B")
     stored = []
     for number, part in enumerate(parts):
         rows = pq.read_metadata(documents_file(folder, number)).num_rows
-        stored.append(StoredPart(source=part.source, priority=part.priority, documents=rows))
+        file = _seen_from(folder, part.path) if is_kept else ""
+        stored.append(StoredPart(source=part.source, priority=part.priority, documents=rows, file=file))
     return _write_store(folder, scheme, tuple(stored))
+
+
+def _seen_from(folder: Path, path: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def find_store(folder: Path) -> Path:
+    """The store in this folder: itself, or `signatures` in it or its `curate`. Raises InputError if there is none."""
+    if not (found := _stores_in(folder)):
+        raise InputError(f"{folder}: no signature store; curate that corpus with near_dedup: {{keep_signatures: true}}")
+    return found[0]
+
+
+def has_store(folder: Path) -> bool:
+    return bool(_stores_in(folder))
+
+
+def _stores_in(folder: Path) -> list[Path]:
+    places = (folder, folder / STORE_FOLDER, folder / "curate" / STORE_FOLDER)
+    return [place for place in places if (place / STORE_FILE).is_file()]
+
+
+def store_digest(folder: Path) -> str:
+    """Of the store's scheme and its documents' ids, lengths and places: what of it decides who is a duplicate."""
+    store = open_store(folder)
+    files = [file_digest(documents_file(folder, part)) for part in range(len(store.parts))]
+    return fingerprint([store.scheme.model_dump(), [[part.source, part.priority] for part in store.parts], files])
 
 
 def open_store(folder: Path) -> SignatureStore:
@@ -123,7 +179,9 @@ def open_store(folder: Path) -> SignatureStore:
 def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
     """One store with the documents of all, copied to the new `folder`.
 
-    Raises InputError if their schemes differ or a document stands in two of them."""
+    Raises InputError if their schemes differ, a document stands in two of them, or `folder` holds anything."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: is not empty; name a new folder for the merged store")
     opened = [open_store(store) for store in stores]
     for store in opened[1:]:
         same_scheme(opened[0].scheme, store.scheme, store.folder)
@@ -138,7 +196,8 @@ def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
             for name in (signatures_file, documents_file):
                 with atomic_path(name(folder, len(parts))) as temporary:
                     shutil.copyfile(name(store.folder, number), temporary)
-            parts.append(part)
+            file = _seen_from(folder, store.folder / part.file) if part.file else ""
+            parts.append(StoredPart(**{**part.model_dump(), "file": file}))
     return _write_store(folder, opened[0].scheme, tuple(parts))
 
 

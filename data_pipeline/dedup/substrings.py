@@ -20,7 +20,6 @@ from pydivsufsort import divsufsort
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
-from gristmill.data_pipeline.dedup.rewrite import without
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.files import atomic_path
@@ -70,17 +69,6 @@ def repeated_substrings(
     engine.map(_search_group, tasks, "repeated substrings", unit="groups")
     tables = [pq.read_table(path, schema=REPEATS) for path in sorted(folder.glob("repeats-*.parquet"))]
     return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
-
-
-def without_repeats(text: str, spans: Sequence[tuple[int, int]], config: SubstringDedupConfig) -> str | None:
-    """The text after the policy, given its repeats in bytes; None: the document is dropped."""
-    raw = text.encode()
-    repeated = sum(stop - start for start, stop in spans)
-    if config.policy == "drop":
-        return None if raw and repeated / len(raw) > config.drop_share else text
-    if config.policy == "annotate":
-        return text
-    return without(text, spans, in_bytes=True)
 
 
 def repeats_of(group: Group, least_bytes: int) -> list[tuple[int, int, int, int]]:

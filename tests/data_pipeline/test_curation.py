@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.annotate import AnnotateTask
-from gristmill.data_pipeline.curation import COUNTS_NAME, QUARANTINE_NAME
+from gristmill.data_pipeline.corpus_folder import QUARANTINE_NAME
+from gristmill.data_pipeline.curation import COUNTS_NAME
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.explain import why
 from gristmill.data_pipeline.readers.source import SourceConfig

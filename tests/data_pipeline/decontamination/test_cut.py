@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.decontamination.cut import CutRule, cut_spans, pieces
+from gristmill.data_pipeline.cuts import complement
+from gristmill.data_pipeline.decontamination.cut import cut_spans, pieces
 from gristmill.data_pipeline.dedup.folding import fold_text, word_spans
 
 
@@ -37,8 +38,7 @@ def test_margins_and_cuts_that_meet_are_one():
     assert cut_spans(text, [(5, 8), (21, 25)], margin=8) == [(0, 37)]
 
 
-def test_short_pieces_go_and_too_many_pieces_drop_the_document():
-    text = "a" * 10 + "CUT" + "b" * 4 + "CUT" + "c" * 10
-    cuts = [(10, 13), (17, 20)]
-    assert pieces(text, cuts, CutRule(0, 5, 2)) == ["a" * 10, "c" * 10]
-    assert pieces(text, cuts, CutRule(0, 1, 2)) is None
+def test_pieces_are_what_is_left_without_white_space_at_the_ends():
+    assert pieces("One. CUT  Two. CUT ", [(5, 8), (15, 18)]) == [(0, 4), (10, 14)]
+    assert complement([(2, 9)], 11) == [(0, 2), (9, 11)]
+    assert complement([(0, 3)], 3) == []

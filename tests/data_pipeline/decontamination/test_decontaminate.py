@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 from planted import engine, padded, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.decontamination.benchmark import (
-    BenchmarkConfig,
-    Example,
-    numbered_examples,
-    read_benchmark,
-)
-from gristmill.data_pipeline.decontamination.decontaminate import DecontaminateConfig, decontaminate, piece_id
+from gristmill.data_pipeline.decontamination.benchmark import Example, numbered_examples, read_benchmark
+from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
+from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.index import build_index, search
+from gristmill.data_pipeline.decontamination.outcome import piece_id
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.errors import InputError, RecipeError
@@ -80,9 +77,14 @@ def test_split_worked_example(tmp_path: Path):
         (padded("1"), 1, kept),
     ]
     assert result.pieces.column("doc_id").to_pylist() == [piece_id(padded("1"), 0), piece_id(padded("1"), 1)]
-    assert result.hits.to_pylist() == [
-        {"doc_id": padded("1"), "fate": "split", "pieces": 2, "characters": len(text) - 2 * len(kept)}
-    ]
+    (hit,) = result.hits.to_pylist()
+    removed = len(text) - 2 * len(kept)
+    assert (hit["doc_id"], hit["fate"], hit["pieces"], hit["characters"]) == (padded("1"), "split", 2, removed)
+    cuts = result.cuts.to_pylist()
+    assert sum(cut["length"] for cut in cuts) == sum(cut["bytes"] for cut in cuts) == removed
+    first = cuts[0]
+    assert text[first["start"] : first["start"] + first["length"]].strip() == f"Well: {QUESTION.upper()}?"
+    assert (first["rule"], first["benchmark"], first["example"]) == ("decontaminate.split", "rivers", "0")
     row = result.matches.to_pylist()[0]
     assert (row["benchmark"], row["example"], row["field"], row["matched"], row["of"]) == (
         "rivers",
@@ -169,7 +171,7 @@ def test_questions_and_answers_by_themselves(tmp_path: Path):
 def test_texts_of_lm_eval_tasks_are_handed_in(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": QUESTION})
     config = DecontaminateConfig(tasks=("rivers_task",))
-    examples = numbered_examples([("rivers_task", OTHER), ("rivers_task", QUESTION)])
+    examples = numbered_examples([("rivers_task", 0, "question", OTHER), ("rivers_task", 1, "question", QUESTION)])
     result = decontaminate([part], config, engine(), tmp_path / "a", examples)
     assert result.report["rivers_task"]["touched"] == 1
     assert result.matches.to_pylist()[0]["example"] == "1"

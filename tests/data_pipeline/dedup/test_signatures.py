@@ -9,8 +9,8 @@ from planted import engine, padded, write_part
 
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.shingles import ShingleHash, shingles_of
-from gristmill.data_pipeline.dedup.signatures import SignatureScheme, merge_stores, open_store, sign_corpus
-from gristmill.data_pipeline.dedup.similar import similar, similar_in_corpus
+from gristmill.data_pipeline.dedup.signatures import SignatureScheme, find_store, merge_stores, open_store, sign_corpus
+from gristmill.data_pipeline.dedup.similar import keep_signatures, similar
 from gristmill.data_pipeline.errors import InputError
 
 TEXTS = {
@@ -51,14 +51,40 @@ def test_similar_measures_exactly(tmp_path: Path):
         similar("...", store, [part])
 
 
-def test_similar_in_a_curated_corpus(tmp_path: Path):
-    write_part(tmp_path / "documents/train/old-tales-00000.parquet", {"1": TEXTS["1"]})
-    write_part(tmp_path / "documents/test/bakery-00000.parquet", {"3": TEXTS["3"]})
-    for _ in range(2):  # the second time from the signatures of the first
-        nearest = similar_in_corpus(TEXTS["2"], tmp_path, SCHEME, engine(), tmp_path / "cache")
+def test_every_signature_or_datasketch_s_index_give_the_same(tmp_path: Path):
+    part = write_part(tmp_path / "p.parquet", TEXTS, source="tales")
+    store = sign_corpus([part], SCHEME, engine(), tmp_path / "store")
+    assert similar(TEXTS["1"], store, [part], exhaustive=True) == similar(TEXTS["1"], store, [part])
+
+
+def test_a_curated_corpus_keeps_its_signatures(tmp_path: Path):
+    corpus = tmp_path / "work/curate"
+    write_part(corpus / "documents/train/old-tales-00000.parquet", {"1": TEXTS["1"]})
+    write_part(corpus / "documents/test/bakery-00000.parquet", {"3": TEXTS["3"]})
+    keep_signatures(corpus, SCHEME, engine())
+    for folder in (corpus, tmp_path / "work", corpus / "signatures"):
+        store = open_store(find_store(folder))
+        nearest = similar(TEXTS["2"], store, store.files())
         assert [(n.doc_id, n.source, n.similarity) for n in nearest] == [(padded("1"), "old-tales", 10 / 14)]
+    (corpus / "documents/test/bakery-00000.parquet").unlink()
+    with pytest.raises(InputError, match=r"\(bakery-00000.parquet\) are not where they were"):
+        store.files()
     with pytest.raises(InputError, match="no documents"):
-        similar_in_corpus(TEXTS["2"], tmp_path / "cache", SCHEME, engine(), tmp_path / "other")
+        keep_signatures(tmp_path, SCHEME, engine())
+    with pytest.raises(InputError, match="no signature store; curate that corpus with near_dedup"):
+        find_store(tmp_path)
+
+
+def test_a_merged_store_finds_the_documents_of_both(tmp_path: Path):
+    for name, number in (("a", "1"), ("b", "2")):
+        write_part(tmp_path / name / "documents/train/tales-00000.parquet", {number: TEXTS[number]})
+        keep_signatures(tmp_path / name, SCHEME, engine())
+    merged = merge_stores([tmp_path / "a/signatures", tmp_path / "b/signatures"], tmp_path / "deep/er/merged")
+    assert [part.path for part in merged.files()] == [
+        (tmp_path / name / "documents/train/tales-00000.parquet").resolve() for name in "ab"
+    ]
+    with pytest.raises(InputError, match="is not empty; name a new folder"):
+        merge_stores([tmp_path / "a/signatures"], tmp_path / "deep/er/merged")
 
 
 def test_merged_stores_hold_both(tmp_path: Path):

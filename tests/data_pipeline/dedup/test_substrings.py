@@ -14,7 +14,6 @@ from gristmill.data_pipeline.dedup.substrings import (
     SubstringDedupConfig,
     repeated_substrings,
     repeats_of,
-    without_repeats,
 )
 from gristmill.data_pipeline.errors import InputError
 
@@ -64,17 +63,11 @@ def test_spans_end_on_whole_characters():
         assert raw[start:stop].decode() == "ä" * ((stop - start) // 2)
 
 
-def test_the_table_and_the_policies(tmp_path: Path):
+def test_the_table(tmp_path: Path):
     documents = {"1": "the cat sat on the mat, the end", "2": "and the cat sat on a hat"}
     part = write_part(tmp_path / "p.parquet", documents)
     table = repeated_substrings([part], TEN, engine(), tmp_path / "work").to_pylist()
     assert table == [{"doc_id": padded("2"), "start": 4, "stop": 19, "kept_in": padded("1")}]
-    spans = [(4, 19)]
-    assert without_repeats(documents["2"], spans, TEN) == "and a hat"
-    assert without_repeats(documents["2"], spans, TEN.model_copy(update={"policy": "drop"})) is None
-    spare = TEN.model_copy(update={"policy": "drop", "drop_share": 0.7})
-    assert without_repeats(documents["2"], spans, spare) == documents["2"]
-    assert without_repeats(documents["2"], spans, TEN.model_copy(update={"policy": "annotate"})) == documents["2"]
 
 
 @settings(max_examples=10)

@@ -1,0 +1,96 @@
+"""What the recipe says about decontamination."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.decontamination.cut import CutRule
+
+Policy = Literal["split", "drop", "annotate"]
+
+
+class BenchmarkConfig(Config):
+    """A benchmark in local files: JSON lines, or plain text with one example a line; .gz, .bz2, .zst are unpacked.
+
+    fields: those whose texts are indexed, each by itself; a list (choices) gives one text an entry, `a.b` goes into
+    an object. Files of plain text take no fields, unless `lines` names the lines of a record that has several:
+    HellaSwag's are [context, gold, ending, ending, ending, ending], of which fields [context, ending] are wanted.
+    id_field: the record's id; the record's number from 0 if not given (across the files, in the order they are
+    named). Where the files lie decides nothing; what is in them does."""
+
+    name: str = Field(min_length=1)
+    paths: tuple[Path, ...] = Field(min_length=1, json_schema_extra={"execution": True})
+    fields: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    id_field: str | None = None
+
+    @model_validator(mode="after")
+    def lines_hold_the_fields(self) -> Self:
+        strange = [field for field in self.fields if self.lines and field not in self.lines]
+        if self.lines and not self.fields:
+            raise ValueError(f"benchmark {self.name}: lines are named and fields are not; choose among {self.lines}")
+        if strange:
+            raise ValueError(f"benchmark {self.name}: no line is called {strange[0]!r}; lines are {self.lines}")
+        return self
+
+
+class TaskChoice(Config):
+    """A task (or suite) of the evaluation by name. fields: the fields of a record that are indexed, each by itself;
+    none: all that hold text."""
+
+    name: str = Field(min_length=1)
+    fields: tuple[str, ...] = ()
+
+
+class DecontaminateConfig(Config):
+    """Defaults are MT-NLG 530B's (Megatron-LM tools/openwebtext/filter_ngrams.py) unless said otherwise.
+
+    benchmarks: in local files. tasks: of the evaluation, a name or {name, fields}, whose texts the caller hands over;
+    task_data: the folder their files lie in, if it is not evaluate.data. ngram: words of a match; shortest_ngram: the
+    least words of a text that is shorter than that; shorter ones are not searched (counted).
+    common: an n-gram that stands so often in the corpus is a common phrase and does not count. common_in: so many
+    documents (GPT-3: "13-grams that matched more than 10 training documents", appendix C), or so many `places`
+    (Megatron: key_threshold 10). Documents, so that a text that repeats a question ten times does not hide itself.
+    policy: `split` cuts the match, `margin` characters to each side and on to a sentence end, and keeps pieces of at
+    least shortest_piece characters, of which there may be most_pieces; `drop` removes the document; `annotate` only
+    reports."""
+
+    benchmarks: tuple[BenchmarkConfig, ...] = ()
+    tasks: tuple[TaskChoice, ...] = ()
+    task_data: Path | None = Field(default=None, json_schema_extra={"execution": True})
+    ngram: int = Field(default=13, ge=2)
+    shortest_ngram: int = Field(default=8, ge=2)
+    common: int = Field(default=10, ge=2)
+    common_in: Literal["documents", "places"] = "documents"
+    policy: Policy = "split"
+    margin: int = Field(default=200, ge=0)
+    shortest_piece: int = Field(default=200, ge=1)
+    most_pieces: int = Field(default=10, ge=1)
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def short_forms(cls, value: object) -> object:
+        entries = value if isinstance(value, list | tuple) else [value]
+        return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
+
+    @model_validator(mode="after")
+    def n_grams_in_order(self) -> Self:
+        if self.shortest_ngram > self.ngram:
+            raise ValueError(f"shortest_ngram={self.shortest_ngram} is over ngram={self.ngram}; try {self.ngram}")
+        return self
+
+    @model_validator(mode="after")
+    def something_is_named_once(self) -> Self:
+        names = [*(benchmark.name for benchmark in self.benchmarks), *(task.name for task in self.tasks)]
+        if not names:
+            raise ValueError("no benchmarks and no tasks are named, so nothing would be searched; name some, or null")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"the benchmark {twice[0]!r} is named twice; give each its own name")
+        return self
+
+    @property
+    def cut_rule(self) -> CutRule:
+        return CutRule(self.margin, self.shortest_piece, self.most_pieces)
