@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
-from gristmill.pipelines.report.figures import histogram, stacked_bars
+from gristmill.pipelines.report.flow import flow_svg
+from gristmill.pipelines.report.histograms import histogram_block
+from gristmill.pipelines.report.steps import flow_of, rule_order
 
 CLUSTERS_SHOWN = 8
 QUARANTINED_SHOWN = 10
@@ -23,25 +24,24 @@ def curation_blocks(folder: Path) -> list[Block]:
     counts = json.loads((folder / "counts.json").read_bytes())
     ledger = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "ledger").glob("*.parquet"))])
     return [
-        *flow_blocks(counts["sources"]),
+        *flow_blocks(counts),
         *rule_blocks(counts, ledger, folder),
         *duplicate_blocks(ledger, folder),
         *quarantine_blocks(folder, raw_names(folder)),
     ]
 
 
-def flow_blocks(sources: Mapping[str, Any]) -> list[Block]:
+def flow_blocks(counts: Mapping[str, Any]) -> list[Block]:
     """read = kept + removed + quarantined, for each source and together."""
+    sources = counts["sources"]
     flows = {name: flow(entry) for name, entry in sources.items()}
     together = tuple(sum(column) for column in zip(*flows.values(), strict=True))
     rows = [(name, *(f"{value:,}" for value in values)) for name, values in {**flows, "together": together}.items()]
     fates = ("train", "validation", "test", "removed", "quarantined")
     columns = ("source", "read", *fates, "MB read")
-    amounts = {fate: [float(values[place]) for values in flows.values()] for place, fate in enumerate(fates, start=1)}
-    parts = {fate: documents for fate, documents in amounts.items() if any(documents)}
     return [
         Heading("What came in, and what became of it"),
-        Figure("flow", stacked_bars(list(flows), parts, "documents"), "Documents by source and fate"),
+        Figure("flow", flow_svg(flow_of(counts)), "Documents through the steps, from the raw files to the splits"),
         Table(columns, tuple(rows), 7, "Documents: read = kept (train, validation, test) + removed + quarantined."),
     ]
 
@@ -59,10 +59,11 @@ def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> li
     for source, entry in counts["sources"].items():
         for rule, taken in entry["removed"].items():
             took.setdefault(rule, []).append((source, taken))
+    rules = [rule for rule in rule_order(counts) if rule in took]
     rows = [
         (rule, source, f"{taken['documents']:,}", f"{taken['bytes']:,}")
-        for rule, by_source in sorted(took.items())
-        for source, taken in by_source
+        for rule in rules
+        for source, taken in took[rule]
     ]
     columns = ("rule", "source", "documents", "bytes")
     blocks: list[Block] = [
@@ -72,34 +73,10 @@ def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> li
     if not rows:
         return [blocks[0], Paragraph("No rule took a document.")]
     examples = [json.loads(line) for line in (folder / "examples.jsonl").read_text("utf-8").splitlines()]
-    for rule in sorted(took):
+    for rule in rules:
         blocks += [Heading(rule, 3), *histogram_block(rule, counts["rules"], ledger, folder)]
         blocks += [example_block(each) for each in examples if each["rule"] == rule]
     return blocks
-
-
-def histogram_block(
-    rule: str, rules: Mapping[str, list[dict[str, Any]]], ledger: pa.Table, folder: Path
-) -> list[Block]:
-    """The rule's signal over the kept documents and those that fail it, with its threshold drawn in."""
-    described = next((each for group in rules.values() for each in group if each["rule"] == rule), None)
-    if described is None:
-        return []
-    kept = [
-        pq.read_table(path, columns=[described["signal"]]).column(0).to_numpy()
-        for path in sorted((folder / "signals").rglob("*.parquet"))
-        if described["signal"] in pq.read_schema(path).names
-    ]
-    flat = pa.chunked_array(pc.list_flatten(ledger.column("failed")))
-    fails = flat.filter(pc.equal(pc.struct_field(flat, "rule"), rule))
-    values = np.concatenate([*kept, pc.struct_field(fails, "value").to_numpy()]).astype(np.float64)
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return []
-    low, high = np.quantile(values, [0.0, 0.999])
-    label = f"{described['signal']} (kept if {described['keep']} {described['threshold']:g}; {described['source']})"
-    svg = histogram(values[values <= max(high, described["threshold"])].tolist(), described["threshold"], label)
-    return [Figure(f"rule-{rule}", svg, f"{rule}: {len(values):,} values from {low:g}")]
 
 
 def example_block(example: Mapping[str, Any]) -> Excerpt:

@@ -8,6 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure as Canvas
 
 SIZE_INCHES = (8.0, 3.4)
+LOG_SPAN = 200.0
 RC: dict[Any, Any] = {
     "svg.hashsalt": "gristmill",
     "svg.fonttype": "path",
@@ -33,31 +34,38 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x_labe
         return _svg(canvas)
 
 
-def stacked_bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> bytes:
-    """A bar a label, cut into parts: what became of each source's documents."""
+def histogram(
+    kept: Sequence[float], failing: Sequence[float], threshold: float | None, x_label: str, bins: int = 60
+) -> bytes:
+    """How a signal is distributed over the kept documents and those that fail its rule, with the threshold drawn in.
+
+    Where the values span over LOG_SPAN, all of them above 0, equal ratios are equally wide."""
     with matplotlib.rc_context(RC):
-        canvas, axes = _canvas(height=0.9 + 0.45 * len(labels))
-        start = [0.0] * len(labels)
-        for index, (name, values) in enumerate(parts.items()):
-            axes.barh(labels, values, left=start, label=name, color=f"C{index % 10}", height=0.62)
-            start = [before + value for before, value in zip(start, values, strict=True)]
-        axes.invert_yaxis()
+        canvas, axes = _canvas(height=2.2)
+        edges, is_log = bin_edges([*kept, *failing], threshold, bins)
+        axes.hist([kept, failing], bins=edges, color=["C0", "C3"], alpha=0.85, stacked=True, label=["kept", "failing"])
+        if threshold is not None:
+            axes.axvline(threshold, color="black", linewidth=1.2, linestyle="--", label=f"threshold {threshold:g}")
+        if is_log:
+            axes.set_xscale("log")
         axes.set_xlabel(x_label)
+        axes.set_ylabel("documents")
+        axes.set_yscale("symlog")
         axes.legend(frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left", fontsize=8)
         return _svg(canvas)
 
 
-def histogram(values: Sequence[float], threshold: float | None, x_label: str, bins: int = 60) -> bytes:
-    """How a signal is distributed, with the rule's threshold drawn in."""
-    with matplotlib.rc_context(RC):
-        canvas, axes = _canvas(height=2.2)
-        axes.hist(values, bins=bins, color="C0", alpha=0.85)
-        if threshold is not None:
-            axes.axvline(threshold, color="C3", linewidth=1.4)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel("documents")
-        axes.set_yscale("symlog")
-        return _svg(canvas)
+def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tuple[list[float], bool]:
+    """(edges, whether they rise by a ratio). Whole numbers in a small range get a bin each."""
+    shown = [*values, *([] if threshold is None else [threshold])]
+    low, high = min(shown), max(shown)
+    if all(value == int(value) for value in shown) and high - low < bins:
+        return [low - 0.5 + step for step in range(int(high - low) + 2)], False
+    if low > 0 and high / low > LOG_SPAN:
+        return [low * (high / low) ** (step / bins) for step in range(bins)] + [high], True
+    if high == low:
+        return [low - 0.5, low + 0.5], False
+    return [low + (high - low) * step / bins for step in range(bins)] + [high], False
 
 
 def _canvas(height: float = SIZE_INCHES[1]) -> tuple[Canvas, matplotlib.axes.Axes]:

@@ -29,7 +29,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="report",
-    code_version=1,
+    code_version=2,
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),
     config=config,
     run=run,

@@ -1,0 +1,22 @@
+import pytest
+
+from gristmill.pipelines.report.figures import bin_edges, histogram
+
+
+def test_whole_numbers_get_a_bin_each():
+    assert bin_edges([0, 3], 2, bins=60) == ([-0.5, 0.5, 1.5, 2.5, 3.5], False)
+
+
+def test_a_wide_range_is_cut_by_ratios():
+    edges, is_log = bin_edges([1.5, 15_000.0], 50, bins=4)
+    assert is_log and edges == pytest.approx([1.5, 15, 150, 1500, 15_000])
+
+
+def test_the_threshold_is_always_in_the_picture():
+    assert bin_edges([0.1, 0.2], 0.9, bins=8)[0][-1] == pytest.approx(0.9)
+    assert bin_edges([0.5, 0.5], None, bins=2) == ([0.0, 1.0], False)
+
+
+def test_a_figure_has_the_same_bytes_every_time():
+    assert histogram([0.1, 0.4], [0.9], 0.5, "x") == histogram([0.1, 0.4], [0.9], 0.5, "x")
+    assert histogram([], [0.9, 0.8], None, "x")
