@@ -1,8 +1,10 @@
 """The texts of benchmarks, for decontamination: what is handed down to `data_pipeline`, which may not look up here."""
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +68,8 @@ def _known(name: str, manager: TaskManager) -> str:
 
 def _texts_of_task(name: str, fields: Sequence[str], manager: TaskManager, download: bool) -> Iterator[BenchmarkText]:
     try:
-        with offline(not download):
+        printed = io.StringIO()  # lm-eval tells of options that it was not given
+        with offline(not download), redirect_stderr(printed), redirect_stdout(printed):
             loaded = manager.load([name])["tasks"]
             records = [(member, _records(task)) for member, task in sorted(loaded.items())]
     except ConnectionError as error:  # the hub's "offline" and "not reachable" are both of this kind
