@@ -13,6 +13,7 @@ from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.flow import flow_svg
 from gristmill.pipelines.report.histograms import histogram_block
+from gristmill.pipelines.report.rewriting import contamination_blocks, cut_blocks
 from gristmill.pipelines.report.steps import flow_of, rule_order
 
 CLUSTERS_SHOWN = 8
@@ -27,6 +28,8 @@ def curation_blocks(folder: Path) -> list[Block]:
         *flow_blocks(counts),
         *rule_blocks(counts, ledger, folder),
         *duplicate_blocks(ledger, folder),
+        *cut_blocks(counts["sources"]),
+        *contamination_blocks(folder),
         *quarantine_blocks(folder, raw_names(folder)),
     ]
 

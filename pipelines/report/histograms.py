@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.explain import REWRITING
 from gristmill.pipelines.report.blocks import Block, Figure
 from gristmill.pipelines.report.figures import histogram
 
@@ -36,7 +37,7 @@ def later_histogram(step: str, ledger: pa.Table, folder: Path) -> list[Block]:
     taken = ledger.filter(pc.equal(ledger.column("step"), step))
     values = finite(taken.column("value").to_numpy())
     thresholds = np.unique(taken.column("threshold").to_numpy())
-    if len(np.unique(values)) < 2:  # exact copies: each has similarity 1
+    if step in REWRITING or len(np.unique(values)) < 2:  # exact copies: each has similarity 1
         return []
     threshold = float(thresholds[0]) if len(thresholds) == 1 else None
     if step == "quality":
