@@ -207,3 +207,40 @@ def test_bad_input(tmp_path: Path):
         read_benchmark(BenchmarkConfig(name="b", paths=(path,), fields=("query",)))
     with pytest.raises(InputError, match=r"none\.jsonl: the benchmark cannot be read"):
         read_benchmark(BenchmarkConfig(name="b", paths=(tmp_path / "none.jsonl",), fields=("query",)))
+
+
+HELLASWAG = ("context", "gold", "ending", "ending", "ending", "ending")
+
+
+def test_records_of_several_lines(tmp_path: Path):
+    path = tmp_path / "b.txt"
+    path.write_text("A man sits.\n2\none\ntwo\nthree\nfour\nHe stands.\n\nfive\nsix\nseven\neight\n")
+    config = BenchmarkConfig(name="b", paths=(path,), lines=HELLASWAG, fields=("context", "ending"))
+    found = [(example.example, example.field, example.text) for example in read_benchmark(config)]
+    assert found[:5] == [
+        ("0", "context", "A man sits."),
+        *(("0", "ending", t) for t in ("one", "two", "three", "four")),
+    ]
+    assert len(found) == 10 and found[5] == ("1", "context", "He stands.")
+    path.write_text("A man sits.\n2\none\n")
+    with pytest.raises(InputError, match=r"b\.txt: 3 lines are no whole number of records of 6"):
+        read_benchmark(config)
+    with pytest.raises(ValidationError, match="no line is called 'endings'"):
+        BenchmarkConfig(name="b", paths=(path,), lines=HELLASWAG, fields=("endings",))
+    with pytest.raises(ValidationError, match="lines are named and fields are not"):
+        BenchmarkConfig(name="b", paths=(path,), lines=HELLASWAG)
+
+
+def test_hellaswag_as_it_is_shipped(shared_data):
+    path = shared_data("benchmarks/hellaswag_val.txt.bz2")
+    config = BenchmarkConfig(name="hellaswag", paths=(path,), lines=HELLASWAG, fields=("context", "ending"))
+    found = read_benchmark(config)
+    assert len(found) == 5 * 10042 and len({example.example for example in found}) == 10042
+
+
+def test_common_in_documents_or_in_places(tmp_path: Path):
+    """A document that repeats a question ten times: Megatron's count hides it, GPT-3's does not."""
+    part = write_part(tmp_path / "p.parquet", {"1": f"{PROSE}{QUESTION}. " * 10})
+    for counted, hits in (("documents", 1), ("places", 0)):
+        config = config_of(tmp_path, [QUESTION], common_in=counted, policy="annotate")
+        assert len(decontaminate([part], config, engine(), tmp_path / counted).hits) == hits
