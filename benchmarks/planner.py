@@ -1,8 +1,8 @@
 """The planner's forecasts beside published runs and beside what this machine measures; and how long a search takes.
 
-Published: the five rows the three constants are fitted to, and rows they never saw. Measured: forward and backward of
-small models, and steps of layouts on two processes of the engine, on this machine, against the forecast from a profile
-that `gristmill calibrate`'s own functions measure in the same run.
+Published: the five rows the three constants are fitted to, tables they never saw, and what the paper of 2021 says of
+its figures. Measured: forward and backward of small models, and steps of layouts on two processes of the engine, on
+this machine, against the forecast from a profile that `gristmill calibrate`'s own functions measure in the same run.
 `ratio` of a forecast is forecast over published (or measured): 1 is a perfect forecast."""
 
 import statistics
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import Figure, arguments, cpu_seconds, print_figures
+from measure import Figure, arguments, cpu_seconds, print_figures, wall_seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -24,16 +24,19 @@ from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.calibrate import errors
+from gristmill.training.planner.claims import claims
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.job import Job
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.models import named_shape
-from gristmill.training.planner.published import CALIBRATION, HELD_OUT
+from gristmill.training.planner.published import CALIBRATION
+from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.search import search
 from gristmill.training.planner.shape import shape_of
 from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.step_time import StepModel
+from gristmill.training.planner.tables import HELD_OUT
 from gristmill.training.run import choose_passes
 
 MODELS = {
@@ -118,14 +121,22 @@ def published_figures() -> list[Figure]:
     """Mean error of each table, in percent; the rows are printed."""
     table = Table("run", "published TFLOP/s", "forecast", "error", title="forecast beside published")
     figures = []
-    for name, rows in {"calibration": CALIBRATION, **HELD_OUT}.items():
+    fitted = {"calibration": CALIBRATION, "power of the H100": (LLM_C_ROW,)}
+    for name, rows in (fitted | HELD_OUT).items():
         found = errors(rows, FITTED)
+        table.add_row(f"[bold]{name}")
         for row, error in zip(rows, found, strict=True):
             table.add_row(row.name, f"{row.tflops:.0f}", f"{row.tflops * (1 + error):.0f}", f"{error:+.1%}")
         table.add_section()
         mean = 100 * statistics.fmean(abs(error) for error in found)
         figures.append(Figure(f"forecast_error_{_slug(name)}", mean, "% mean"))
     Console(width=120).print(table)
+    said = Table("claim", "published", "forecast", title="what the paper of 2021 says of its figures 12 to 18")
+    made = claims()
+    for claim in made:
+        said.add_row(claim.name, claim.published, claim.forecast + ("" if claim.holds else " (against it)"))
+    Console(width=120).print(said)
+    figures.append(Figure("claims_foretold", 100 * sum(claim.holds for claim in made) / len(made), "%"))
     return figures
 
 
@@ -174,9 +185,9 @@ def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
 
 
 def search_figure() -> Figure:
-    """3072 GPUs, a trillion parameters: at most 2 seconds were asked for."""
+    """3072 GPUs, a trillion parameters: at most 2 seconds of wall clock were asked for."""
     job = Job(named_shape("gpt-1t"), load_hardware("a100-80g"), 3072, 3072)
-    return Figure("search_3072_gpus_1t", statistics.median(cpu_seconds(lambda: search(job)) for _ in range(3)), "s")
+    return Figure("search_3072_gpus_1t", statistics.median(wall_seconds(lambda: search(job)) for _ in range(3)), "s")
 
 
 def _slug(name: str) -> str:

@@ -25,17 +25,21 @@ def layout(
         str | None, typer.Option(metavar="FILE|NAME", help="A model file, or gpt-1t, llama3-8b ...")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="How many; for a recipe, what its layout takes.")] = None,
-    hardware: Annotated[str, typer.Option(help="a100-80g, h100, h200, or a profile's file.")] = "h100",
+    hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile's file.")] = "h100",
     batch_tokens: Size = None,
     tokens: Size = None,
     context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None,
     vocab: Annotated[int | None, typer.Option(min=1)] = None,
-    software: Annotated[str, typer.Option(help="gristmill, megatron-2021 or megatron-core.")] = "gristmill",
+    software: Annotated[
+        str, typer.Option(help="gristmill, gristmill-eager, megatron-core, torchtitan ...")
+    ] = "gristmill",
     tensor: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
     pipeline: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
     replicate: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
     shard: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
-    context_axis: Annotated[int, typer.Option(min=1, help="Ranks that share a sequence.")] = 1,
+    context_axis: Annotated[
+        int | None, typer.Option(min=1, help="Fix the ranks that share a sequence (forecast only where not built).")
+    ] = None,
     virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the stages a pipeline rank holds.")] = None,
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Fix the samples of a micro-batch.")] = None,
     schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, interleaved, zbv or dualpipev.")] = None,

@@ -1,7 +1,7 @@
 """Measures a machine and writes its hardware profile: matmuls, copies, and collectives where several processes run.
 
 `gristmill calibrate`, or `torchrun --nproc-per-node 8 -m gristmill.training.measure PROFILE.yaml` for a node's wires.
-node. The planner itself needs no torch; this is its only instrument.
+The planner itself needs no torch; this is its only instrument.
 """
 
 import os
@@ -65,13 +65,17 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
     points = measure_matmuls(device, reporter, repeats)
     copy = measure_copy(device, repeats)
     fitted = fit_device(points, copy, device, base)
-    wire = measure_all_reduce(device, repeats) if dist.is_initialized() and dist.get_world_size() > 1 else None
     processes = dist.get_world_size() if dist.is_initialized() else 1
+    wire, wires = None, "not measured: one process; set it, or run under torchrun"
+    if processes > 1:
+        reduced, sent = measure_all_reduce(device, repeats), measure_sends(device, repeats)
+        wire = fit_link(reduced, "nvlink" if device.type == "cuda" else "memory", log2(processes))
+        wires = f"measured all-reduce of {processes} ranks: {_curve(reduced)}; sends: {_curve(sent)}"
     name = _device_name(device)
     sources = {
         "matmul": f"measured on {name}: " + ", ".join(f"{p.rows}x{p.depth}x{p.columns} {p.tflops:.2f}" for p in points),
         "memory": f"measured copy of {copy / 1e9:.1f} GB/s (read and write counted)",
-        "node_link": "measured all-reduce" if wire else "not measured: one process; set it, or run under torchrun",
+        "node_link": wires,
         "network": f"from {base.name}" if base else "not measured; set it before you plan several nodes",
     }
     memory_link = Link(kind="memory", gb_per_second=copy / 2e9, latency_microseconds=50.0)
@@ -109,19 +113,60 @@ def measure_copy(device: torch.device, repeats: int) -> float:
     return 2 * size / _median(lambda: target.copy_(source), device, repeats)
 
 
-def measure_all_reduce(device: torch.device, repeats: int) -> Link:
-    """Of the default process group: a small one gives the latency, a large one the bandwidth of the ring."""
+class Sent(NamedTuple):
+    """A message of so many bytes, the bytes that each rank's wire carried for it, and the median of its seconds."""
+
+    num_bytes: int
+    wire_bytes: float
+    seconds: float
+
+
+def measure_all_reduce(device: torch.device, repeats: int) -> list[Sent]:
+    """The curve of the default process group, from 4 kB to 256 MB (16 MB on a CPU), by powers of eight."""
     ranks = dist.get_world_size()
-    small, large = (torch.zeros(n, device=device) for n in (256, 2**26 if device.type == "cuda" else 2**22))
-    latency = _median(lambda: dist.all_reduce(small), device, repeats, alone=False)
-    seconds = _median(lambda: dist.all_reduce(large), device, repeats, alone=False)
-    volume = 2 * (ranks - 1) / ranks * large.numel() * 4
-    kind: Any = "nvlink" if device.type == "cuda" else "memory"
-    return Link(
-        kind=kind,
-        gb_per_second=volume / max(seconds - latency, 1e-9) / 1e9,
-        latency_microseconds=latency * 1e6 / max(1.0, log2(ranks)),
-    )
+    largest = 2**28 if device.type == "cuda" else 2**24
+    curve, size = [], 2**12
+    while size <= largest:
+        numbers = torch.zeros(size // 4, device=device)
+        seconds = _median(lambda numbers=numbers: dist.all_reduce(numbers), device, repeats, alone=False)  # type: ignore[misc]
+        curve.append(Sent(size, 2 * (ranks - 1) / ranks * size, seconds))
+        size *= 8
+    return curve
+
+
+def measure_sends(device: torch.device, repeats: int) -> list[Sent]:
+    """From rank 0 to rank 1 and back, halved: what a pipeline's stages do. The other ranks wait."""
+    curve = []
+    for size in (2**12, 2**16, 2**20, 2**24):
+        numbers = torch.zeros(size // 4, device=device)
+        seconds = _median(lambda numbers=numbers: _there_and_back(numbers), device, repeats, alone=False)  # type: ignore[misc]
+        curve.append(Sent(size, size, seconds / 2))
+    return curve
+
+
+def _there_and_back(numbers: torch.Tensor) -> None:
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.send(numbers, 1)
+        dist.recv(numbers, 1)
+    elif rank == 1:
+        dist.recv(numbers, 0)
+        dist.send(numbers, 0)
+
+
+def fit_link(curve: Sequence[Sent], kind: Any, hops: float) -> Link:
+    """Latency and bandwidth that come nearest to the curve: least squares of seconds / measured - 1, so that small
+    messages count as much as large ones. hops: latencies that one collective pays."""
+    rows = torch.tensor([[1 / sent.seconds, sent.wire_bytes / sent.seconds] for sent in curve], dtype=torch.float64)
+    fitted = torch.linalg.lstsq(rows, torch.ones(len(curve), 1, dtype=torch.float64)).solution[:, 0]
+    latency, per_byte = max(0.0, float(fitted[0])), float(fitted[1])
+    if per_byte <= 0:  # noise: the largest message alone
+        per_byte = curve[-1].seconds / curve[-1].wire_bytes
+    return Link(kind=kind, gb_per_second=1 / per_byte / 1e9, latency_microseconds=latency * 1e6 / max(1.0, hops))
+
+
+def _curve(curve: Sequence[Sent]) -> str:
+    return ", ".join(f"{sent.num_bytes} B {sent.seconds * 1e6:.0f} us" for sent in curve)
 
 
 def fit_device(points: Sequence[Measured], copy: float, device: torch.device, base: Hardware | None) -> Device:
@@ -167,6 +212,8 @@ def calibrate(path: Path, base: str | None, reporter: Reporter, repeats: int = 1
     """Measures this machine and writes the profile. Under torchrun every process takes part and the first writes."""
     if path.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"{path}: a hardware profile is a .yaml file")
+    if not path.parent.is_dir():
+        raise RecipeError(f"{path.parent}: no such folder; make it, or write the profile elsewhere")
     device = _own_device()
     started = _start_processes(device)
     try:
@@ -237,8 +284,10 @@ def _device_name(device: torch.device) -> str:
 
 
 def _machine(device: Device) -> Hardware:
+    """As in a short measurement, from which a power limit takes nothing yet."""
     link = Link(kind="memory", gb_per_second=1.0)
-    return Hardware(name="measured", device=device, node_gpus=1, node_link=link, network=link)
+    rested = device.model_copy(update={"sustained": 1.0})
+    return Hardware(name="measured", device=rested, node_gpus=1, node_link=link, network=link)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def layer_bytes(
     block: Block, layout: Layout, context: int, software: Software, numbers: Numbers, dropout: bool, norm: str
 ) -> Kept:
     """Of one layer under the layout's recomputation."""
-    if software.name != "gristmill":
+    if software.activations == "literature":
         return _megatron_layer(block, layout, context, software)
     mixer = _mixer(block, layout, context, numbers, dropout, norm)
     channel = _channel(block, layout, context, numbers, dropout, norm)
@@ -79,7 +79,7 @@ def layer_bytes(
 def ends_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> tuple[float, float]:
     """(embedding, head) of one micro-batch, without the logits of the chunk at work."""
     tokens = layout.micro_batch * shape.context // layout.context
-    if software.name != "gristmill":
+    if software.activations == "literature":
         first, last = korthikanti_ends(tokens, shape.width, 0, layout.tensor, layout.sequence_parallel)
         return (first if software.dropout else 0.0), last
     residual = tokens // (layout.tensor if layout.sequence_parallel else 1)
@@ -94,7 +94,7 @@ def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numb
     """Of the logits at work. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
     tokens = layout.micro_batch * shape.context // layout.context
     count = tokens * -(-shape.vocab // layout.tensor)
-    if software.name != "gristmill":
+    if software.activations == "literature":
         return 4 * count if software.loss == "whole" else 2 * count
     return min(count, 2**27 if numbers.cuda else 2**21) * (2 * numbers.exact + 2 * numbers.compute)
 
@@ -102,7 +102,7 @@ def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numb
 def boundary_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> float:
     """What a stage keeps of one micro-batch beside its layers until the backward pass: its output, and its input where
     no layer keeps that itself to start again from. Megatron frees its outputs once they are sent."""
-    if software.name != "gristmill":
+    if software.activations == "literature":
         return 0.0
     tokens = layout.micro_batch * shape.context // layout.context
     share = layout.tensor if layout.sequence_parallel else 1

@@ -73,7 +73,7 @@ def block_passes(
 ) -> Passes:
     """Of one micro-batch."""
     w = widths(block, layout, context)
-    linear_forward, linear_backward = _linears(block, w, rates)
+    linear_forward, linear_backward = _linears(block, w, rates, software)
     core_forward, core_backward = _attention(block, layout, w, context, software, rates)
     light, heavy = _elementwise(block, w, software)
     comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, software, tensor_wire, linear_forward)
@@ -118,7 +118,7 @@ def head_passes(shape: Shape, layout: Layout, context: int, software: Software, 
     )
 
 
-def _linears(block: Block, w: Widths, rates: Rates) -> tuple[float, float]:
+def _linears(block: Block, w: Widths, rates: Rates, software: Software) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.hidden * (2 if block.gated else 1)
     shapes = (
@@ -127,9 +127,10 @@ def _linears(block: Block, w: Widths, rates: Rates) -> tuple[float, float]:
         (block.width, inner),
         (w.hidden, block.width),
     )
-    forward = sum(rates.linear(w.tokens, depth, columns) for depth, columns in shapes)
-    inputs = sum(rates.linear(w.tokens, columns, depth) for depth, columns in shapes)
-    weights = sum(rates.linear(columns, w.tokens, depth) for depth, columns in shapes)
+    cast = software.float8_cast_bytes
+    forward = sum(rates.linear(w.tokens, depth, columns, cast) for depth, columns in shapes)
+    inputs = sum(rates.linear(w.tokens, columns, depth, cast) for depth, columns in shapes)
+    weights = sum(rates.linear(columns, w.tokens, depth, cast) for depth, columns in shapes)
     return forward, inputs + weights
 
 
@@ -149,7 +150,9 @@ def _attention(
         # Heads of 64 reach nine tenths of what heads of 128 do (FlashAttention-2, figures 4 and 5).
         width_share = block.head_dim / (block.head_dim + 16) * 9 / 8
         # The backward pass does 5 products for the forward's 2.
-        return rates.flash(flops / width_share), rates.flash(2.5 * flops / width_share, backward=True)
+        second = software.flash == "second"
+        forward = rates.flash(flops / width_share, second=second)
+        return forward, rates.flash(2.5 * flops / width_share, backward=True, second=second)
     pairs = batch * w.heads
     scores = rates.matmul(rows, block.head_dim, context, pairs)
     values = rates.matmul(rows, context, block.head_dim, pairs)

@@ -1,4 +1,5 @@
-"""Fits the three constants to published runs. Physics does the rest: nothing else is fitted anywhere.
+"""Fits the three constants to five published runs, and the H100's power limit to one. Physics does the rest: nothing
+else is fitted anywhere.
 
 python -m gristmill.training.planner.calibrate
 """
@@ -8,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from gristmill.training.planner.flops import recomputed_flops, step_flops
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.published import CALIBRATION, Row
-from gristmill.training.planner.rates import Rates, Sustained
+from gristmill.training.planner.published_h100 import LLM_C_ROW
+from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.software import PROGRAMS
 from gristmill.training.planner.step_time import StepModel
 
@@ -50,6 +52,19 @@ def fit(rows: Sequence[Row] = CALIBRATION) -> Sustained:
     return Sustained(matmul=round(best[0], 3), memory=round(best[1], 3), network=round(best[2], 3))
 
 
+def fit_sustained(row: Row) -> float:
+    """What the row says of its GPU's `sustained`, all else as in its profile: where the forecast meets it, by bisection
+    to three decimals."""
+    hardware = load_hardware(row.hardware)
+    low, high = 0.5, 1.2
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        device = hardware.device.model_copy(update={"sustained": middle})
+        slower = forecast_row(row, FITTED, hardware.model_copy(update={"device": device})) < row.tflops
+        low, high = (middle, high) if slower else (low, middle)
+    return round(low, 3)
+
+
 def pattern_search(
     loss: Callable[[Sequence[float]], float], start: Sequence[float], step: float, least: float, low: float, high: float
 ) -> list[float]:
@@ -73,6 +88,7 @@ def main() -> None:
     print(constants)
     for row, error in zip(CALIBRATION, errors(CALIBRATION, constants), strict=True):
         print(f"{row.name:8s} published {row.tflops:5.0f}  forecast {row.tflops * (1 + error):6.1f}  {error:+.1%}")
+    print(f"H100, sustained: {fit_sustained(LLM_C_ROW)}")
     print(f"mean error {sum(abs(e) for e in errors(CALIBRATION, constants)) / len(CALIBRATION):.2%}")
 
 

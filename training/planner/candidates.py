@@ -5,52 +5,76 @@ from collections.abc import Callable, Iterator, Sequence
 from gristmill.training.config import STAGES_PER_RANK, Schedule, divisors
 from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import tensor_objection
+from gristmill.training.planner.legality import context_objection, tensor_objection
 from gristmill.training.planner.software import Software
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MOST_STAGES_A_RANK = 8
+CONTEXT_SIZES = (1, 2, 4, 8, 16)
 
 
 def open_layouts(job: Job, fail: Callable[[str, str], None]) -> Iterator[Layout]:
     """Every combination of the open choices, recomputation left to what fits."""
-    shape, pins, software = job.shape, job.pins, job.software
-    node = job.hardware.node_gpus
+    shape, pins = job.shape, job.pins
     for tensor in _choices(pins.tensor, _tensor_sizes(job)):
         sequence_parallel = _sequence_parallel(job, tensor)
         reason = tensor_objection(shape, tensor, sequence_parallel)
         if reason is not None:
             fail(reason, f"tensor {tensor}")
             continue
-        if job.gpus % (tensor * pins.context):
-            fail(f"tensor x context does not divide {job.gpus} GPUs", f"tensor {tensor} x context {pins.context}")
+        for context in _contexts(job, tensor, fail):
+            yield from _behind_tensor(
+                job, Layout(tensor=tensor, context=context, sequence_parallel=sequence_parallel), fail
+            )
+
+
+def _contexts(job: Job, tensor: int, fail: Callable[[str, str], None]) -> Iterator[int]:
+    """Sizes of the context axis that the GPUs divide into and the engine runs, or the one that is asked for."""
+    for context in _choices(job.pins.context, CONTEXT_SIZES):
+        if job.gpus % (tensor * context):
+            if context == 1 or job.pins.context:
+                example = f"tensor {tensor} x context {context}"
+                fail(f"tensor x context does not divide {job.gpus} GPUs", example)
             continue
-        rest = job.gpus // (tensor * pins.context)
-        for pipeline in _choices(pins.pipeline, [p for p in divisors(rest) if p <= len(shape.blocks)]):
-            if rest % pipeline:
-                continue
-            data = rest // pipeline
-            if job.samples % data:
-                example = f"tensor {tensor} x pipeline {pipeline} x data {data}"
-                fail(f"{job.samples} samples do not split over the data ranks", example)
-                continue
-            for shard in _shards(data, tensor * pins.context, node, pins, software):
-                for schedule, virtual in _schedules(pipeline, len(shape.blocks), pins, software):
-                    for micro_batch in _choices(pins.micro_batch, _micro_batches(job.samples // data, pins)):
-                        for reshard in (False, True) if pipeline == 1 else (False,):
-                            yield Layout(
-                                tensor=tensor,
-                                pipeline=pipeline,
-                                replicate=data // shard,
-                                shard=shard,
-                                context=pins.context,
-                                virtual=virtual,
-                                micro_batch=micro_batch,
-                                schedule=schedule,
-                                recompute=pins.recompute or "none",
-                                sequence_parallel=sequence_parallel,
-                                reshard=reshard,
-                            )
+        reason = None if job.pins.context else context_objection(job.shape, context)
+        if reason is None:
+            yield context
+        else:
+            fail(reason, f"tensor {tensor} x context {context}")
+
+
+def _behind_tensor(job: Job, base: Layout, fail: Callable[[str, str], None]) -> Iterator[Layout]:
+    """base: with its tensor and context axes; the rest of the GPUs are dealt to pipeline and data."""
+    shape, pins, software = job.shape, job.pins, job.software
+    inner = base.tensor * base.context
+    rest = job.gpus // inner
+    for pipeline in _choices(pins.pipeline, [p for p in divisors(rest) if p <= len(shape.blocks)]):
+        if rest % pipeline:
+            continue
+        data = rest // pipeline
+        if job.samples % data:
+            example = f"tensor {base.tensor} x pipeline {pipeline} x data {data}"
+            fail(f"{job.samples} samples do not split over the data ranks", example)
+            continue
+        schedules = _schedules(pipeline, len(shape.blocks), pins, software)
+        micro_batches = _choices(pins.micro_batch, _micro_batches(job.samples // data, pins))
+        for shard in _shards(data, inner, job.hardware.node_gpus, pins, software):
+            for schedule, virtual in schedules:
+                for micro_batch in micro_batches:
+                    for reshard in (False, True) if pipeline == 1 else (False,):
+                        yield Layout(
+                            tensor=base.tensor,
+                            pipeline=pipeline,
+                            replicate=data // shard,
+                            shard=shard,
+                            context=base.context,
+                            virtual=virtual,
+                            micro_batch=micro_batch,
+                            schedule=schedule,
+                            recompute=pins.recompute or "none",
+                            sequence_parallel=base.sequence_parallel,
+                            reshard=reshard,
+                        )
 
 
 def _choices(pinned: int | None, open_choices: Sequence[int]) -> Sequence[int]:

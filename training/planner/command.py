@@ -13,7 +13,7 @@ from gristmill.training.planner.explain import compare
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import objection
+from gristmill.training.planner.legality import context_objection, objection
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
 from gristmill.training.planner.search import Forecast, Plan, Planner, nothing_fits, search
 from gristmill.training.planner.shape import Shape, shape_of
@@ -71,10 +71,11 @@ def plan_recipe(
     pins: Pins = Pins(),  # noqa: B008 (frozen)
 ) -> Plan:
     """Every layout of a recipe's training on so many GPUs."""
-    job = make_job(
-        shape_of(model, vocab), gpus, hardware, train.batch_tokens, train.tokens, pins=pins, float8=train.float8
+    software = "gristmill" if train.compile else "gristmill-eager"
+    shape = shape_of(model, vocab)
+    return search(
+        make_job(shape, gpus, hardware, train.batch_tokens, train.tokens, software, pins, float8=train.float8)
     )
-    return search(job)
 
 
 def resolve_layout(
@@ -123,7 +124,12 @@ def write_plot(job: Job, path: Path, counts: Sequence[int] = ()) -> None:
 
 
 def recipe_text(plan: Plan) -> str:
-    """The best layout as the lines that go into a recipe."""
+    """The best layout as the lines that go into a recipe, or why no recipe takes it."""
     best = plan.best
+    reason = context_objection(plan.job.shape, best.layout.context)
+    if reason is not None:
+        return f"forecast only: {reason}"
+    if plan.job.offload:
+        return "forecast only: the engine does not keep the optimizer's state on the host"
     fields = best.layout.config(best.cuts).model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump({"train": {"layout": fields}}, sort_keys=False)

@@ -40,6 +40,12 @@ class Device(Config):
     matmul_tflops: float = Field(gt=0, description="dense 16-bit peak: the denominator of MFU")
     matmul_efficiency: float = Field(0.85, gt=0, le=1, description="share that the best shape reaches")
     float8_tflops: float | None = Field(None, gt=0, description="dense 8-bit peak")
+    sustained: float = Field(
+        1.0,
+        gt=0,
+        le=1.5,
+        description="of the best matmul rate, what its power limit leaves in long runs, against an A100",
+    )
     multiprocessors: int = Field(gt=0, description="units over which the tiles of a matmul are dealt")
     tile_penalty: float = Field(
         8.0, ge=0, description="elements; a tile of a x b runs at 1 / (1 + penalty (1/a + 1/b))"
@@ -47,6 +53,10 @@ class Device(Config):
     depth_penalty: float = Field(128.0, ge=0, description="elements of K that filling and draining one tile costs")
     flash_forward: float = Field(0.6, gt=0, le=1, description="share of peak of fused attention, forward")
     flash_backward: float = Field(0.5, gt=0, le=1, description="share of peak of fused attention, backward")
+    flash2_forward: float | None = Field(
+        None, gt=0, le=1, description="the same of FlashAttention-2, where it is slower"
+    )
+    flash2_backward: float | None = Field(None, gt=0, le=1)
     kernel_microseconds: float = Field(4.0, ge=0, description="least time of one kernel")
 
 

@@ -12,13 +12,15 @@ from gristmill.training.planner.software import GRISTMILL, Software
 
 @dataclass(frozen=True)
 class Pins:
-    """Choices that are made already; None leaves one open. wide: try the settings that seldom win, too."""
+    """Choices that are made already; None leaves one open. wide: try the settings that seldom win, too.
+
+    context: while the engine has no context axis, sizes above 1 are forecast only where they are named here."""
 
     tensor: int | None = None
     pipeline: int | None = None
     replicate: int | None = None
     shard: int | None = None
-    context: int = 1
+    context: int | None = None
     virtual: int | None = None
     micro_batch: int | None = None
     schedule: Schedule | None = None

@@ -2,10 +2,23 @@
 
 from math import ceil
 
-from gristmill.training.config import ModelConfig
+from pydantic import ValidationError
+
+from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.schedule import least_microbatches, microbatches_fit
 from gristmill.training.planner.shape import Shape
+
+
+def context_objection(shape: Shape, context: int) -> str | None:
+    """Why a search leaves so many context ranks out unless they are asked for; None if it takes them."""
+    if shape.context % context:
+        return f"context {context} does not divide {shape.context} tokens"
+    try:
+        LayoutConfig(context=context)
+    except ValidationError:
+        return "the engine does not run the context axis yet; --context-axis N forecasts it all the same"
+    return None
 
 
 def tensor_objection(shape: Shape, tensor: int, sequence_parallel: bool) -> str | None:

@@ -1,6 +1,7 @@
-"""Published runs the planner is held against. Each row says where it comes from.
+"""Published runs of Megatron-LM on A100s that the planner is held against. Each row says where it comes from.
 
-The layouts of table 1, its micro-batches and stages included, are those of Megatron-LM's examples/sc21/run_table_1.sh.
+The layouts of table 1, its micro-batches and stages included, are those of Megatron-LM's examples/sc21/run_table_1.sh;
+those of table 2 follow run_figure_12.sh (175 billion) and the 530 billion of table 1.
 """
 
 from dataclasses import dataclass
@@ -95,20 +96,43 @@ SELECTIVE_2022 = (
     _selective("1T", (128, 25600, 160), 64, 1, 512, 1, 0.563),
 )
 
-# 2.80 s for 1,048,576 tokens: 482 TFLOP/s by 6 N and full attention; fused kernels and loss as in ours, state cut in 8.
-LLM_C = Row(
-    "llm.c 1558M, 8 x H100",
-    gpt(48, 1600, 25, context=1024, vocab=50304),
-    Layout(shard=8, micro_batch=16),
-    1024,
-    482.0,
-    "llm.c, scripts/run_gpt2_1558M.sh, header",
-    "h100",
-    "gristmill",
-    False,
+
+def _table_2(shape: Shape, pipeline: int, virtual: int, gpus: int, samples: int, tflops: float) -> Row:
+    layout = Layout(
+        tensor=8,
+        pipeline=pipeline,
+        replicate=gpus // (8 * pipeline),
+        virtual=virtual,
+        schedule="interleaved",
+        recompute="full",
+    )
+    return Row(f"{gpus} GPUs, {pipeline} stages", shape, layout, samples, tflops, TABLE_2)
+
+
+TABLE_2 = "arXiv 2104.04473, table 2, PTD parallelism: the same batch on ever more GPUs"
+_175B, _530B = gpt(96, 12288, 96), gpt(105, 20480, 128)
+STRONG_SCALING = (
+    _table_2(_175B, 12, 4, 384, 1536, 153.0),
+    _table_2(_175B, 12, 4, 768, 1536, 149.0),
+    _table_2(_175B, 12, 4, 1536, 1536, 141.0),
+    _table_2(_530B, 35, 3, 560, 2240, 171.0),
+    _table_2(_530B, 35, 3, 1120, 2240, 167.0),
+    _table_2(_530B, 35, 3, 2240, 2240, 159.0),
 )
-HELD_OUT = {
+
+
+def _mt_nlg(gpus: int, tflops: float) -> Row:
+    """Its figures count no recomputation: 60.1 s for 1920 x 2048 tokens on 2240 GPUs are 126 TFLOP/s only so."""
+    layout = Layout(tensor=8, pipeline=35, replicate=gpus // 280, recompute="full")
+    source = "arXiv 2201.11990, section 2.4 (DeepSpeed with Megatron-LM, plain 1F1B)"
+    return Row(f"530B, {gpus} GPUs", _530B, layout, 1920, tflops, source, recompute_counted=False)
+
+
+MT_NLG = (_mt_nlg(2240, 126.0), _mt_nlg(2800, 121.0), _mt_nlg(3360, 113.0))
+
+MEGATRON = {
     "table 1 of 2021, the other rows": REST_OF_TABLE_1,
+    "table 2 of 2021, strong scaling": STRONG_SCALING,
     "sequence parallelism and selective recomputation, 2022": SELECTIVE_2022,
-    "one H100 node": (LLM_C,),
+    "MT-NLG, 2022": MT_NLG,
 }

@@ -42,10 +42,11 @@ class Rates:
     def __init__(self, hardware: Hardware, sustained: Sustained, float8: bool = False) -> None:
         device = hardware.device
         self.hardware, self.sustained, self.float8 = hardware, sustained, float8
+        self.lasting = sustained.matmul * device.sustained
         self.peak = device.matmul_tflops * 1e12
         best_tile = min(1 / rows + 1 / columns for rows, columns in TILES)
         best = (1 + device.tile_penalty * best_tile) * (1 + device.depth_penalty / MEASURED_DEPTH)
-        self.matmul_rate = self.peak * min(1.0, device.matmul_efficiency * best) * sustained.matmul
+        self.matmul_rate = self.peak * min(1.0, device.matmul_efficiency * best) * self.lasting
         self.memory_rate = device.memory_tb_per_second * 1e12 * device.memory_efficiency * sustained.memory
         self.least = device.kernel_microseconds * 1e-6
         self.tile_costs = [(a, b, 1 + device.tile_penalty * (1 / a + 1 / b)) for a, b in TILES]
@@ -61,13 +62,14 @@ class Rates:
             self._timed[key] = max(compute, traffic) + self.least
         return self._timed[key]
 
-    def linear(self, rows: int, depth: int, columns: int) -> float:
-        """As matmul; in 8 bits where asked for and the GPU has it (casts and scales cost a copy of the input)."""
-        seconds = self.matmul(rows, depth, columns)
-        if not self.float8 or not self.hardware.device.float8_tflops:
+    def linear(self, rows: int, depth: int, columns: int, cast_bytes: float = 3) -> float:
+        """As matmul; in 8 bits where asked for and the GPU has it. cast_bytes: traffic of bringing one input number
+        into 8 bits, scales included. At a power limit, half the energy a product is twice the products."""
+        seconds, device = self.matmul(rows, depth, columns), self.hardware.device
+        if not self.float8 or not device.float8_tflops:
             return seconds
-        gain = self.hardware.device.float8_tflops / self.hardware.device.matmul_tflops
-        return seconds / gain + self.memory(3 * rows * depth)
+        gain = device.float8_tflops / device.matmul_tflops
+        return seconds / gain + self.memory(cast_bytes * rows * depth)
 
     def _tiles(self, rows: int, depth: int, columns: int, batch: int) -> float:
         """FLOPs that the machine is busy for, whole waves of whole tiles counted, with the best tile and split."""
@@ -82,11 +84,14 @@ class Rates:
         """Seconds of element-wise work that reads and writes so many bytes."""
         return num_bytes / self.memory_rate
 
-    def flash(self, flops: float, backward: bool = False) -> float:
-        """Seconds of fused attention: its own share of the peak, and the same loss under load as a matmul."""
+    def flash(self, flops: float, backward: bool = False, second: bool = False) -> float:
+        """Seconds of fused attention: its own share of the peak, and the same loss under load as a matmul. second:
+        with FlashAttention-2, which on newer GPUs is not the fastest there is."""
         device = self.hardware.device
         share = device.flash_backward if backward else device.flash_forward
-        return flops / (self.peak * share * self.sustained.matmul) + self.least if flops else 0.0
+        if second:
+            share = (device.flash2_backward if backward else device.flash2_forward) or share
+        return flops / (self.peak * share * self.lasting) + self.least if flops else 0.0
 
     def link(self, link: Link) -> tuple[float, float]:
         """(bytes a second, seconds of latency) of a wire during training."""

@@ -1,7 +1,7 @@
 """How a training program does the work: which kernels, which precision lives where, what is hidden behind what.
 
-Four programs are described: ours; Megatron-LM of 2021, to whose table the constants are fitted; its state of 2022; and
-Megatron-Core of 2024 and later, for the newer tables.
+Described are ours, compiled and eager; Megatron-LM of 2021, to whose table the constants are fitted, of 2022, and
+Megatron-Core of 2024 and later; and the programs of the newer tables.
 """
 
 from typing import Literal
@@ -16,7 +16,14 @@ class Software(Config):
     """Bytes are for one parameter; `hidden` shares say how much of a transfer can stand behind compute."""
 
     name: str
+    activations: Literal["engine", "literature"] = Field(
+        "engine", description="counted from what our engine's autograd saves, or by the published formulas"
+    )
     attention: Literal["flash", "unfused"] = "flash"
+    flash: Literal["best", "second"] = Field(
+        "best", description="second: FlashAttention-2 also where a newer kernel is faster"
+    )
+    float8_cast_bytes: float = Field(3, ge=0, description="traffic of casting one number into 8 bits")
     kernels: Literal["fused", "eager"] = Field(
         "fused", description="fused: norms, activations, residuals in one pass each"
     )
@@ -39,6 +46,9 @@ class Software(Config):
     selective: Literal["mixer", "core"] = Field(
         "mixer", description="what recompute: attention runs again: the whole mixer, or scores to values only"
     )
+    products_again: float = Field(
+        0.0, ge=0, le=1, description="of the matrix products, what recompute: operators runs again"
+    )
     scatter_gather: bool = Field(True, description="each tensor rank sends its slice between stages")
     dropout: bool = False
     layers: Literal["even", "balanced"] = Field("even", description="stages of equal layers, or of equal cost")
@@ -50,19 +60,24 @@ class Software(Config):
 
 
 # Our engine keeps a layer's gathered input, so nothing is gathered again; FSDP2 fetches a layer ahead; AdamW is fused.
+# torch's own attention is FlashAttention-2.
 GRISTMILL = Software(
     name="gristmill",
+    flash="second",
     regather_in_backward=False,
     scatter_gather=False,
     layers="balanced",
     schedules=("1f1b", "interleaved", "zbv"),
 )
+# Without train.compile each norm, activation and residual is a pass of its own.
+GRISTMILL_EAGER = Software.model_validate(GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager"})
 
 # fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU
 # and bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").
 # optimizer_bytes: unscale and copy 2+4, norm 4, clip 4+4, Adam 16+12, cast 4+2. accumulate: 2+2 read, 2 written.
 MEGATRON_2021 = Software(
     name="megatron-2021",
+    activations="literature",
     attention="unfused",
     selective="core",
     recomputes=("none", "full"),
@@ -87,9 +102,11 @@ MEGATRON_2022 = Software.model_validate(
 
 # bf16, distributed optimizer with overlapped reduce-scatter and all-gather, gradients summed in fp32 inside the matmul,
 # whole fp32 logits (its fused loss is off unless asked for), tensor collectives split into chunks behind the matmuls,
-# sends overlapped in the interleaved schedule.
+# sends overlapped in the interleaved schedule; casts into 8 bits fused into the norm or activation before them.
 MEGATRON_CORE = Software(
     name="megatron-core",
+    activations="literature",
+    float8_cast_bytes=0,
     loss="whole",
     data_parallel="optimizer_shard",
     selective="core",
@@ -101,4 +118,37 @@ MEGATRON_CORE = Software(
     data_hidden_in_pipeline=0.7,
 )
 
-PROGRAMS = {program.name: program for program in (GRISTMILL, MEGATRON_2021, MEGATRON_2022, MEGATRON_CORE)}
+# torch's FSDP as Llama and GPT recipes of 2023 use it: eager kernels, FlashAttention-2 or its Triton forerunner, whole
+# fp32 logits, AdamW that updates in several passes (clip 4+4, moments 16+12, weight 4+4).
+TORCH_FSDP = Software.model_validate(
+    GRISTMILL_EAGER.model_dump() | {"name": "torch-fsdp", "loss": "whole", "layers": "even", "optimizer_bytes": 44}
+)
+# FSDP2 with layers compiled; its recomputation by operator keeps every second product (torchtitan,
+# distributed/activation_checkpoint.py), which runs the others again.
+TORCHTITAN = Software.model_validate(
+    GRISTMILL.model_dump() | {"name": "torchtitan", "loss": "whole", "layers": "even", "products_again": 0.5}
+)
+TORCHTITAN_EAGER = Software.model_validate(
+    TORCHTITAN.model_dump() | {"name": "torchtitan-eager", "kernels": "eager", "optimizer_bytes": 44}
+)
+# CUDA written for one model: everything fused, cuDNN's attention, optimizer state cut over the ranks (its flag -z 1),
+# gradients reduced in 16 bits.
+LLM_C = Software.model_validate(
+    GRISTMILL.model_dump()
+    | {"name": "llm.c", "flash": "best", "data_parallel": "optimizer_shard", "gradient_bytes": 2, "reduce_bytes": 2}
+)
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        GRISTMILL,
+        GRISTMILL_EAGER,
+        MEGATRON_2021,
+        MEGATRON_2022,
+        MEGATRON_CORE,
+        TORCH_FSDP,
+        TORCHTITAN,
+        TORCHTITAN_EAGER,
+        LLM_C,
+    )
+}

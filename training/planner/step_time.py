@@ -189,7 +189,8 @@ class StepModel:
             elif layout.recompute == "attention":
                 again = again.plus(one.selective, count)
             elif layout.recompute == "operators":
-                again = again.plus(Parts(memory=one.full.memory, tensor=one.full.tensor), count)
+                products = self.software.products_again * one.full.matmul
+                again = again.plus(Parts(matmul=products, memory=one.full.memory, tensor=one.full.tensor), count)
         for present, end in ((held.embeds, first), (held.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)

@@ -1,11 +1,15 @@
 import pytest
+import torch
+import torch.distributed as dist
 import yaml
 
 from gristmill.data_pipeline.errors import RecipeError
+from gristmill.training.config import LayoutConfig
+from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import PROFILES, Hardware, parse_hardware
 from gristmill.training.planner.job import Job, Pins
-from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.models import named_shape
 from gristmill.training.planner.placement import data_groups, naive_wires, place
 from gristmill.training.planner.rates import FITTED, Rates
@@ -85,3 +89,16 @@ def test_a_search_over_clusters_says_what_crosses():
 def test_more_gpus_than_there_are():
     with pytest.raises(RecipeError, match="have 32 in all"):
         search(Job(named_shape("gpt-3.6b"), two_clusters(), 64, 64))
+
+
+def test_the_mesh_is_built_from_the_placement(fake_process):
+    """Each process finds itself, by its rank in the launcher's order, in the data group that was planned for it."""
+    config = LayoutConfig(tensor=4, pipeline=2, data=4)
+    placement = place(from_config(config, 1), Rates(two_clusters(((0, 2), (1, 3))), FITTED))
+    planned = {tuple(group) for group in data_groups(from_config(config, 1), placement.rank_order)}
+    for rank in (0, 5, 9, 31):
+        with fake_process(32, rank):
+            mesh = build_mesh(config, 8, torch.device("cpu"), placement.rank_order)
+            group = tuple(dist.get_process_group_ranks(mesh.data.group))
+            assert rank in group and group in planned
+            assert len({other // 8 for other in dist.get_process_group_ranks(mesh.tensor.group)}) == 1

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gristmill.data_pipeline.errors import RecipeError
+from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, resolve_layout
@@ -10,7 +11,7 @@ from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.job import Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import objection
+from gristmill.training.planner.legality import context_objection, objection
 from gristmill.training.planner.models import load_shape, named_shape
 from gristmill.training.planner.report import to_json
 from gristmill.training.planner.search import Planner, nothing_fits, search, smallest_count
@@ -228,3 +229,36 @@ def test_all_hardware_profiles_plan():
         plan = search(Job(named_shape("llama3-8b"), load_hardware(name), 8, 32))
         assert 0.3 < plan.best.mfu < 0.8
     assert divisors(6) == [1, 2, 3, 6]
+
+
+def test_the_context_axis_is_named_while_the_engine_lacks_it_and_forecast_when_asked():
+    shape = named_shape("llama3-8b")
+    open_plan = search(make_job(shape, 16, "h100", 64 * 8192))
+    asked = search(make_job(shape, 16, "h100", 64 * 8192, pins=Pins(context=2)))
+    assert {one.layout.context for one in asked.ranked} == {2}
+    assert asked.best.time.context > 0
+    if context_objection(shape, 2):
+        assert {one.layout.context for one in open_plan.ranked} == {1}
+        assert any("does not run the context axis yet" in failure.reason for failure in open_plan.failures)
+        assert recipe_text(asked).startswith("forecast only")
+    assert recipe_text(open_plan).startswith("train:")
+
+
+def test_an_eager_recipe_is_planned_as_eager():
+    recipe = load_recipe("gpt2_124m")
+    plans = [
+        plan_recipe(recipe.model, 50304, recipe.train.model_copy(update={"compile": compiled}), 8)
+        for compiled in (True, False)
+    ]
+    assert [plan.job.software.name for plan in plans] == ["gristmill", "gristmill-eager"]
+    assert plans[1].best.tokens_per_second < plans[0].best.tokens_per_second
+
+
+def test_dualpipev_is_searched_when_asked_for_and_never_beats_zbv():
+    shape = named_shape("gpt-7.5b")
+    plans = {
+        name: search(make_job(shape, 16, "h100", 256 * 2048, pins=Pins(pipeline=4, schedule=name)))
+        for name in ("zbv", "dualpipev")
+    }
+    assert plans["dualpipev"].best.layout.schedule == "dualpipev"
+    assert plans["zbv"].best.tokens_per_second >= plans["dualpipev"].best.tokens_per_second
