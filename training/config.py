@@ -279,7 +279,7 @@ class TrainConfig(Config):
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), json_schema_extra=EXECUTION)
     watch: WatchConfig = Field(WatchConfig(), json_schema_extra=EXECUTION)
 
-    @field_validator("layout", mode="before")
+    @field_validator("layout", mode="before", json_schema_input_type=LayoutConfig | Literal["auto"])
     @classmethod
     def left_to_the_planner(cls, value: Any) -> Any:
         return {"auto": True} if value == "auto" else value

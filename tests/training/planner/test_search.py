@@ -262,3 +262,9 @@ def test_dualpipev_is_searched_when_asked_for_and_never_beats_zbv():
     }
     assert plans["dualpipev"].best.layout.schedule == "dualpipev"
     assert plans["zbv"].best.tokens_per_second >= plans["dualpipev"].best.tokens_per_second
+
+
+def test_an_editor_knows_that_a_layout_may_be_left_to_the_planner():
+    schema = TrainConfig.model_json_schema()["properties"]["layout"]
+    assert {"const": "auto", "type": "string"} in schema["anyOf"]
+    assert TrainConfig(tokens=1024, batch_tokens=1024, layout="auto").layout.auto
