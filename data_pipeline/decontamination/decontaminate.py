@@ -1,11 +1,13 @@
 """Decontamination: benchmark texts are found in documents by n-grams, and cut out, dropped or annotated."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,7 +30,6 @@ from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.dedup.part import Part, utf8_of
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.provenance.files import atomic_path
 
 
@@ -94,7 +95,8 @@ def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) 
 def _identity(parts: Sequence[Part], config: DecontaminateConfig, examples: Sequence[Example]) -> dict[str, Any]:
     texts = [[example.benchmark, example.example, example.field, example.text] for example in examples]
     settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data"})
-    return {"config": settings, "texts": fingerprint(texts), "parts": [part_identity(part) for part in parts]}
+    digest = hashlib.sha256(orjson.dumps(texts)).hexdigest()
+    return {"config": settings, "texts": digest, "parts": [part_identity(part) for part in parts]}
 
 
 def _save_index(index: NgramIndex, folder: Path) -> None:

@@ -51,7 +51,9 @@ def build_index(examples: Sequence[Example], longest: int, shortest: int) -> Ngr
     new = np.ones(len(keys), bool)
     new[1:] = (keys[1:] != keys[:-1]) | (prefixes[1:] != prefixes[:-1]) | (lengths[1:] != lengths[:-1])
     ngram_of = np.cumsum(new) - 1
-    pairs = np.unique(np.stack([ngram_of, texts], axis=1), axis=0)
+    first_of_text = new.copy()  # sorted by n-gram and text, so that a repeat inside a text follows its first
+    first_of_text[1:] |= texts[1:] != texts[:-1]
+    ngram_of, texts = ngram_of[first_of_text], texts[first_of_text]
     distinct, first = np.unique(prefixes[new], return_index=True)
     return NgramIndex(
         longest=longest,
@@ -62,9 +64,9 @@ def build_index(examples: Sequence[Example], longest: int, shortest: int) -> Ngr
         first=np.append(first, new.sum()),
         filter=_filter(distinct),
         table=_table(distinct),
-        text_first=np.searchsorted(pairs[:, 0], np.arange(new.sum() + 1)),
-        text_of=pairs[:, 1],
-        ngrams_of=np.bincount(pairs[:, 1], minlength=len(examples)),
+        text_first=np.searchsorted(ngram_of, np.arange(new.sum() + 1)),
+        text_of=texts,
+        ngrams_of=np.bincount(texts, minlength=len(examples)),
     )
 
 
