@@ -1,0 +1,48 @@
+"""Every recipe that is shipped: its parameters, FLOPs and ranks as the planner counts them are the engine's own."""
+
+from math import prod
+
+import pytest
+
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.training.flops import count_parameters, flops_per_token
+from gristmill.training.parallel.layout import micro_batch_size
+from gristmill.training.planner import flops
+from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.parameters import parameter_count, sharded_count
+from gristmill.training.planner.rates import FITTED, Rates
+from gristmill.training.planner.shape import shape_of
+from gristmill.training.planner.software import GRISTMILL
+from gristmill.training.planner.step_time import StepModel
+
+RECIPES = ("demo", "gpt2_124m", "llama_1b", "megatron_8.3b", "ptdp_1t", "mt_nlg_530b")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parameters_and_flops_are_the_engines(name):
+    recipe = load_recipe(name)
+    model, vocab = recipe.model, recipe.tokenizer.vocab_size
+    shape = shape_of(model, vocab)
+    assert parameter_count(shape) == count_parameters(model, vocab)
+    assert flops.flops_per_token(shape) == flops_per_token(model, vocab)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_the_first_a_middle_and_the_last_rank_keep(name, hardware, engine_shapes):
+    recipe = load_recipe(name)
+    model, layout, vocab = recipe.model, recipe.train.layout, recipe.tokenizer.vocab_size
+    shape, planned = shape_of(model, vocab), from_config(layout, micro_batch_size(model, recipe.train))
+    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).held(planned)
+    memory = MemoryModel(shape, GRISTMILL)
+    for place in sorted({0, layout.pipeline // 2, layout.pipeline - 1}):
+        rank = place * layout.world_size // layout.pipeline
+        shapes = engine_shapes(model, vocab, layout, rank)
+        copied = prod(shapes.pop("", (0,)))
+        real = sum(prod(each) for each in shapes.values())
+        assert sharded_count(memory.weights(held[place]), layout.tensor, 0, model.num_kv_heads, layout.shard, 0) == real
+        forecast = memory.rank(
+            planned, held[place], place, planned.microbatches(recipe.train.batch_tokens // model.context)
+        )
+        assert forecast.parameters == forecast.gradients == 4 * (real + copied)
+        assert forecast.optimizer == 8 * real
