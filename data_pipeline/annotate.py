@@ -32,7 +32,7 @@ from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.table import measure
 from gristmill.data_pipeline.text import NormalizeConfig, normalize
 
-ANNOTATE_VERSION = 2  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 3  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
 LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
@@ -154,7 +154,8 @@ def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[p
         added += measured.columns
         added += [pa.array([one.counts[name] for one in edited], pa.int64()) for name in EDIT_COUNTS[edit.preset]]
         words_before, words_after = measured.column("num_words").to_numpy(), after.column("num_words").to_numpy()
-        added.append(pa.array(1.0 - words_after / np.maximum(words_before, 1)))
+        # not 1 - after / before: that is above 0.05 for one word of twenty
+        added.append(pa.array((words_before - words_after) / np.maximum(words_before, 1)))
         measured = after
     return texts, [*measured.columns, *added]
 
