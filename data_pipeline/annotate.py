@@ -26,10 +26,11 @@ from gristmill.data_pipeline.readers.fields import metadata_json
 from gristmill.data_pipeline.readers.read import FilePart, file_parts, read_part
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.text import NormalizeConfig, normalize
 
 ANNOTATE_VERSION = 3  # raised whenever the code changes what an annotated file holds
@@ -143,21 +144,20 @@ def _annotated(
 
 def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[pa.Array]]:
     """The texts after all edits, and the columns of their signals: the last text's, then what each edit added."""
-    measured = measure(texts, config.words)
+    buffer = TextBuffer.of(texts)
+    measured = measure_buffer(buffer, config.words)
     added: list[pa.Array] = []
     for edit in config.edits:
         options = edit.line_options()
         assert options is not None
-        edited = EDITS[edit.preset](texts, options)
-        texts = [one.text for one in edited]
-        after = measure(texts, config.words)
-        added += measured.columns
-        added += [pa.array([one.counts[name] for one in edited], pa.int64()) for name in EDIT_COUNTS[edit.preset]]
+        buffer, counts = EDITS[edit.preset](buffer, options)
+        after = measure_buffer(buffer, config.words)
+        added += [*measured.columns, *map(pa.array, np.ascontiguousarray(counts.T))]
         words_before, words_after = measured.column("num_words").to_numpy(), after.column("num_words").to_numpy()
         # not 1 - after / before: that is above 0.05 for one word of twenty
         added.append(pa.array((words_before - words_after) / np.maximum(words_before, 1)))
         measured = after
-    return texts, [*measured.columns, *added]
+    return buffer.texts() if config.edits else texts, [*measured.columns, *added]
 
 
 def _description(record: Record | Unreadable) -> dict:

@@ -1,112 +1,178 @@
 """C4's line rules on many texts in one compiled pass; filters/lines.py says in plain Python what they are.
 
-Texts that hold what the kernel does not judge (a phrase, a citation, a line end other than a newline) are few; they
-are named, and the plain rules take them."""
+Texts in which characters beyond ASCII could matter (line ends other than newlines, the Kelvin sign, which is a k in
+lower case, a citation with other digits) are few; they are named, and the plain rules take them."""
 
 import numba
-import numpy as np
 
-from gristmill.data_pipeline.intrinsics import load64
-from gristmill.data_pipeline.signals.bits import (
-    CASE,
-    HIGH,
-    ZERO,
-    between,
-    bytes_below,
-    decode,
-    equal,
-    every,
-    find_newline,
-    first_marked,
+from gristmill.data_pipeline.filters.kept_lines import (
+    close_text,
+    copy_bytes,
+    has_words,
+    holds_bytes,
+    phrase,
+    stands,
 )
-from gristmill.data_pipeline.signals.characters import SPACE
-from gristmill.data_pipeline.signals.lines import skip_space, strip_end
+from gristmill.data_pipeline.intrinsics import bytes_within, letters_within, pointer
+from gristmill.data_pipeline.signals.bits import (
+    BLOCK,
+    NEWLINE,
+    ZERO,
+    below,
+    decode,
+    find_newline,
+    first_bit,
+    skip_space,
+    strip_end,
+    without_first,
+)
+from gristmill.data_pipeline.signals.characters import DIGIT, SPACE
 
 # Places in the counts, as in filters/lines.py's C4_COUNTS.
-LINES, LONG_WORD, NO_TERMINAL, FEW_WORDS, CURLY = 0, 1, 2, 3, 7
+LINES, LONG_WORD, NO_TERMINAL, FEW_WORDS, REMOVED_JAVASCRIPT, REMOVED_POLICY, LOREM_IPSUM, CURLY = range(8)
 NUM_COUNTS = 8
+# What a line holds.
+HAS_LOREM, HAS_JAVASCRIPT, HAS_BRACKET, HAS_POLICY = 1, 2, 4, 8
+NOT_JUDGED = -1
 
-
-def _phrase(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8)
-
-
-JAVASCRIPT, COOKIE, PRIVACY = _phrase("javascript"), _phrase("cookie"), _phrase("privacy policy")
-TERMS, LOREM = _phrase("terms of use"), _phrase("lorem ipsum")
+JAVASCRIPT, LOREM = phrase("javascript"), phrase("lorem ipsum")
+COOKIE_POLICY, COOKIES, PRIVACY, TERMS = (
+    phrase("cookie policy"),
+    phrase("cookies"),
+    phrase("privacy policy"),
+    phrase("terms of use"),
+)
+USE, USES, USE_OF = phrase("use "), phrase("uses "), phrase("use of ")
+EDIT, NEEDED = phrase("edit]"), phrase("citation needed]")
 
 
 @numba.njit(cache=True, nogil=True)
-def edit_texts(text, offsets, flags, max_word, terminal, min_words, out, ends, counts, unjudged):
-    """Fills out with the edited texts (kept lines, each with a newline), text k in ends[k] : ends[k + 1], and counts.
+def edit_texts(
+    text_array,
+    offsets,
+    flag_array,
+    max_word,
+    citations,
+    terminal,
+    min_words,
+    javascript,
+    policy,
+    out,
+    ends,
+    counts,
+    left,
+):
+    """Fills out with the edited texts as a TextBuffer's text with the offsets `ends`, and counts.
 
-    max_word, min_words: -1 for no such rule. unjudged[k]: the text is left to the plain rules."""
-    at_out = 0
+    max_word, min_words: -1 for no such rule; citations, terminal, javascript, policy: whether the rule is asked.
+    left[k]: the text is left to the plain rules; out holds nothing of it."""
+    text, flags, kept = pointer(text_array, 0), pointer(flag_array, 0), pointer(out, 0)
     ends[0] = 0
     for k in range(len(offsets) - 1):
         start, end = offsets[k], offsets[k + 1] - 1
-        unjudged[k] = _needs_plain(text, start, end)
-        if not unjudged[k]:
-            at_out = _edit(text, start, end, flags, max_word, terminal, min_words, out, at_out, counts[k])
-        ends[k + 1] = at_out
+        at_out = ends[k]
+        left[k] = _needs_plain(text, start, end)
+        if not left[k]:
+            row = pointer(counts, k * NUM_COUNTS)
+            stop = _edit(
+                text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, kept, at_out, row
+            )
+            left[k] = stop == NOT_JUDGED
+            at_out = at_out if left[k] else stop
+        ends[k + 1] = close_text(kept, ends[k], at_out, flags)
 
 
 @numba.njit(cache=True, nogil=True)
-def _edit(text, start, end, flags, max_word, terminal, min_words, out, at_out, counts):
+def _edit(text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, out, at_out, counts):
+    """Where the kept lines end in out, or NOT_JUDGED."""
     at = start
     while at < end:
         stop = find_newline(text, at, end)
         counts[LINES] += 1
-        first = skip_space(text, at, stop, flags)
-        last = strip_end(text, first, stop, flags)
+        first = skip_space(text, at, stop, flags, SPACE)
+        last = strip_end(text, first, stop, flags, SPACE)
         at = stop + 1
         if max_word >= 0 and last - first > max_word and _has_longer_word(text, first, last, flags, max_word):
             counts[LONG_WORD] += 1
-        elif terminal and not _is_terminated(text, first, last):
+            continue
+        # a citation at the end hides the mark before it, and dots behind one may be an ellipsis when it is gone
+        if terminal and not _is_terminated(text, first, last, citations):
             counts[NO_TERMINAL] += 1
-        elif min_words > 0 and not _has_words(text, first, last, flags, min_words):
-            counts[FEW_WORDS] += 1
+            continue
+        if citations and holds_bytes(text, first, last, 0x5B, 1):
+            end_out = _without_citations(text, first, last, flags, out, at_out)
+            if end_out == NOT_JUDGED:
+                return NOT_JUDGED
         else:
-            for i in range(first, last):
-                out[at_out] = text[i]
-                at_out += 1
-            counts[CURLY] += _has_bracket(text, first, last)
-            out[at_out] = 0x0A
-            at_out += 1
+            end_out = copy_bytes(text, first, last, out, at_out)
+        if terminal and not _is_terminated(out, at_out, end_out, False):
+            counts[NO_TERMINAL] += 1
+            continue
+        if min_words > 0 and not has_words(text, first, last, flags, min_words):
+            counts[FEW_WORDS] += 1
+            continue
+        found = _phrases(out, at_out, end_out)
+        counts[LOREM_IPSUM] += found & HAS_LOREM != 0
+        if javascript and found & HAS_JAVASCRIPT:
+            counts[REMOVED_JAVASCRIPT] += 1
+            continue
+        counts[CURLY] += found & HAS_BRACKET != 0
+        if policy and found & HAS_POLICY:
+            counts[REMOVED_POLICY] += 1
+            continue
+        out[end_out] = NEWLINE
+        at_out = end_out + 1
     return at_out
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _is_terminated(text, first, last):
-    """. ? ! " ' but not ..."""
+def _is_terminated(text, first, last, citations):
+    """. ? ! " ' but not ...; with citations also what may be one of these once citations are gone."""
     if first == last:
         return False
     byte = text[last - 1]
     if byte == 0x2E:
-        return not (last - first >= 3 and text[last - 2] == 0x2E and text[last - 3] == 0x2E)
-    return byte == 0x3F or byte == 0x21 or byte == 0x22 or byte == 0x27
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _has_bracket(text, first, last):
-    for at in range(first, last, 8):
-        if equal(load64(text, at), every(0x7B)) & bytes_below(min(last - at, 8)) != ZERO:
-            return True
-    return False
+        return citations or not (last - first >= 3 and text[last - 2] == 0x2E and text[last - 3] == 0x2E)
+    return byte == 0x3F or byte == 0x21 or byte == 0x22 or byte == 0x27 or (citations and byte == 0x5D)
 
 
 @numba.njit(cache=True, nogil=True)
-def _has_words(text, first, last, flags, wanted):
-    words, inside, at = 0, False, first
+def _without_citations(text, first, last, flags, out, at_out):
+    """Copies the line but for its citations ([12], [], [edit], [citation needed]); NOT_JUDGED for other digits."""
+    at = first
     while at < last:
-        code, size = decode(text, at)
-        space = flags[code] & SPACE != 0
-        if not space and not inside:
-            words += 1
-            if words >= wanted:
-                return True
-        inside = not space
-        at += size
-    return False
+        byte = text[at]
+        if byte == 0x5B:
+            stop = at + 1
+            while stop < last and 0x30 <= text[stop] <= 0x39:
+                stop += 1
+            if stop < last and text[stop] == 0x5D:
+                at = stop + 1
+                continue
+            if stop < last and text[stop] >= 0x80:
+                code, _ = decode(text, stop)
+                if flags[code] & DIGIT:
+                    return NOT_JUDGED
+            if _is(text, last, at + 1, EDIT):
+                at += 1 + len(EDIT)
+                continue
+            if _is(text, last, at + 1, NEEDED):
+                at += 1 + len(NEEDED)
+                continue
+        out[at_out] = byte
+        at_out += 1
+        at += 1
+    return at_out
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _is(text, end, first, wanted):
+    if first + len(wanted) > end:
+        return False
+    for i in range(len(wanted)):  # noqa: SIM110 - numba has no all()
+        if text[first + i] != wanted[i]:
+            return False
+    return True
 
 
 @numba.njit(cache=True, nogil=True)
@@ -122,60 +188,63 @@ def _has_longer_word(text, first, last, flags, most):
 
 
 @numba.njit(cache=True, nogil=True)
-def _needs_plain(text, start, end):
-    """Whether the text holds a phrase of the rules, a citation, or a line end other than a newline.
-
-    Each phrase is looked for at its rarest letter: j, k (cookie), v (privacy), f (of use), p (ipsum)."""
-    for at in range(start, end, 8):
-        group = load64(text, at)
-        inside = bytes_below(min(end - at, 8))
-        odd = (between(group, 0x0B, 0x0E) | between(group, 0x1C, 0x1F)) & inside
-        if odd != ZERO:
-            return True
-        folded = group | CASE
-        marks = equal(folded, every(0x6A)) | equal(folded, every(0x6B)) | equal(folded, every(0x76))
-        marks |= equal(folded, every(0x66)) | equal(folded, every(0x70)) | equal(group, every(0x5B))
-        marks = (marks | (group & HIGH)) & inside
+def _phrases(text, first, last):
+    """Which phrases the line holds (HAS_...). Each is looked for at three letters that seldom stand together: jav,
+    ook (cookie), vac (privacy), "f u" (of use), ips (ipsum)."""
+    found = 0
+    for base in range(first, last, BLOCK):
+        after_a = _letter(text, base + 1, 0x61)
+        marks = _letter(text, base, 0x6A) & after_a & _letter(text, base + 2, 0x76)
+        marks |= _letter(text, base, 0x76) & after_a & _letter(text, base + 2, 0x63)
+        marks |= _letter(text, base, 0x6F) & _letter(text, base + 1, 0x6F) & _letter(text, base + 2, 0x6B)
+        marks |= _letter(text, base, 0x66) & bytes_within(text, base + 1, 0x20, 1) & _letter(text, base + 2, 0x75)
+        marks |= _letter(text, base, 0x69) & _letter(text, base + 1, 0x70) & _letter(text, base + 2, 0x73)
+        inside = below(last - base)
+        if bytes_within(text, base, 0x7B, 1) & inside != ZERO:
+            found |= HAS_BRACKET
+        marks &= inside
         while marks != ZERO:
-            place = at + first_marked(marks)
-            marks &= marks - np.uint64(1)
-            if _is_special(text, start, end, place):
-                return True
-    return False
-
-
-@numba.njit(cache=True, nogil=True)
-def _is_special(text, start, end, place):
-    byte = text[place]
-    if byte >= 0x80:  # U+0085, U+2028, U+2029 end lines; the Kelvin sign is a k in lower case
-        if byte == 0xC2:
-            return text[place + 1] == 0x85
-        if byte == 0xE2:
-            second, third = text[place + 1], text[place + 2]
-            return (second == 0x80 and (third == 0xA8 or third == 0xA9)) or (second == 0x84 and third == 0xAA)
-        return False
-    if byte == 0x5B:  # [ before a digit, "]", edit] or citation needed]
-        after = text[place + 1]
-        return 0x30 <= after <= 0x39 or after == 0x5D or after == 0x65 or after == 0x63 or after >= 0x80
-    letter = byte | 0x20
-    if letter == 0x6A:
-        return _stands(text, start, end, place, JAVASCRIPT)
-    if letter == 0x6B:
-        return _stands(text, start, end, place - 3, COOKIE)
-    if letter == 0x76:
-        return _stands(text, start, end, place - 3, PRIVACY)
-    if letter == 0x66:
-        return _stands(text, start, end, place - 7, TERMS)
-    return _stands(text, start, end, place - 7, LOREM)
+            found |= _phrase_at(text, first, last, base + first_bit(marks))
+            marks = without_first(marks)
+    return found
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _stands(text, start, end, first, phrase):
-    """Whether the phrase stands there, upper case or lower."""
-    if first < start or first + len(phrase) > end:
-        return False
-    for i in range(len(phrase)):
-        byte = text[first + i]
-        if byte != phrase[i] and (byte | 0x20 != phrase[i] or not 0x41 <= byte <= 0x5A):
-            return False
-    return True
+def _letter(text, base, small):
+    return letters_within(text, base, small, 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def _phrase_at(text, first, last, place):
+    """Which phrase's three letters stand at `place`, if it is one."""
+    small = text[place] | 0x20
+    if small == 0x6A:
+        return HAS_JAVASCRIPT if stands(text, first, last, place, JAVASCRIPT) else 0
+    if small == 0x69:
+        return HAS_LOREM if stands(text, first, last, place - 6, LOREM) else 0
+    if small == 0x76:
+        return HAS_POLICY if stands(text, first, last, place - 3, PRIVACY) else 0
+    if small == 0x66:
+        return HAS_POLICY if stands(text, first, last, place - 7, TERMS) else 0
+    cookie = place - 1
+    if stands(text, first, last, cookie, COOKIE_POLICY):
+        return HAS_POLICY
+    if not stands(text, first, last, cookie, COOKIES):
+        return 0
+    used = stands(text, first, last, cookie - 4, USE) or stands(text, first, last, cookie - 5, USES)
+    return HAS_POLICY if used or stands(text, first, last, cookie - 7, USE_OF) else 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _needs_plain(text, start, end):
+    """Whether the text holds a line end other than a newline, or a Kelvin sign."""
+    for base in range(start, end, BLOCK):
+        odd = bytes_within(text, base, 0x0B, 3) | bytes_within(text, base, 0x1C, 3)
+        odd |= bytes_within(text, base, 0xC2, 1) & bytes_within(text, base + 1, 0x85, 1)
+        wide = bytes_within(text, base, 0xE2, 1)
+        if wide != ZERO:
+            odd |= wide & bytes_within(text, base + 1, 0x80, 1) & bytes_within(text, base + 2, 0xA8, 2)
+            odd |= wide & bytes_within(text, base + 1, 0x84, 1) & bytes_within(text, base + 2, 0xAA, 1)
+        if odd & below(end - base) != ZERO:
+            return True
+    return False

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.data_pipeline.filters.c4_kernel import edit_texts
-from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.filters import c4_kernel, refinedweb_kernel
+from gristmill.data_pipeline.signals.buffer import PADDING, TextBuffer, joined
 from gristmill.data_pipeline.signals.characters import character_table
 
 Options = Mapping[str, float | None]
@@ -43,8 +43,7 @@ _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "u
 _POLICY_MARKS = ("terms of", "polic", "cookies")  # one of these stands in each of the phrases above
 
 # DCLM baselines/mappers/modifiers.py, counter_line_modifier: what pages write under a post.
-_COUNTED = "likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
-_COUNTER = re.compile(rf"\W*\d[\d,.]*[kmb]?\s+(?:{_COUNTED})\W*")
+_COUNTER = re.compile(rf"\W*\d[\d,.]*[kmb]?\s+(?:{refinedweb_kernel.COUNTED.decode()})\W*")
 # The same place, substring_line_modifier, as set in dclm_baseline_refinedweb.yaml ("..." there are three wildcards).
 _BOILERPLATE = (
     re.compile(r"\s?items in cart", re.IGNORECASE),
@@ -124,38 +123,73 @@ def edit_refinedweb(text: str, options: Options) -> Edited:
     return Edited("\n".join(kept).strip(), counts)
 
 
-def edit_c4_texts(texts: Sequence[str], options: Options) -> list[Edited]:
-    """edit_c4 of every text, compiled but for the few texts that hold a phrase or a citation."""
-    text, offsets = joined([one.encode() for one in texts])
-    out, ends = np.empty(len(text) + len(texts), np.uint8), np.empty(len(texts) + 1, np.int64)
-    counts, unjudged = np.zeros((len(texts), len(C4_COUNTS)), np.int64), np.zeros(len(texts), np.bool_)
+def edit_c4_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
+    """(edited texts, int64[N, len(C4_COUNTS)]): edit_c4 of every text, compiled but for the few the kernel leaves."""
     longest, fewest = options["line_max_word_length"], options["line_min_words"]
-    edit_texts(
-        text,
-        offsets,
-        character_table(),
-        -1 if longest is None else math.floor(longest),
-        options["line_terminal_punctuation"] is not None,
-        -1 if fewest is None else math.ceil(fewest),
-        out,
-        ends,
-        counts,
-        unjudged,
+    asked = {name: value is not None for name, value in options.items()}
+    return _compiled(
+        c4_kernel.edit_texts,
+        (
+            -1 if longest is None else math.floor(longest),
+            asked["line_citations"],
+            asked["line_terminal_punctuation"],
+            -1 if fewest is None else math.ceil(fewest),
+            asked["line_javascript"],
+            asked["line_policy"],
+        ),
+        edit_c4,
+        texts,
+        options,
+        C4_COUNTS,
     )
-    raw = out.tobytes()
-    return [
-        edit_c4(one, options)
-        if unjudged[k]
-        else Edited(raw[ends[k] : ends[k + 1]].decode().strip(), dict(zip(C4_COUNTS, counts[k].tolist(), strict=True)))
-        for k, one in enumerate(texts)
-    ]
 
 
-def edit_refinedweb_texts(texts: Sequence[str], options: Options) -> list[Edited]:
-    return [edit_refinedweb(text, options) for text in texts]
+def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
+    """(edited texts, int64[N, len(REFINEDWEB_COUNTS)]): edit_refinedweb of every text, compiled in the same way."""
+    upper, digits, fewest = (options[name] for name in ("line_uppercase_ratio", "line_digit_ratio", "line_min_words"))
+    most = options["line_boilerplate_words"]
+    return _compiled(
+        refinedweb_kernel.edit_texts,
+        (
+            -1.0 if upper is None else float(upper),
+            -1.0 if digits is None else float(digits),
+            options["line_counters"] is not None,
+            -1 if fewest is None else math.ceil(fewest),
+            -1 if most is None else math.floor(most),
+        ),
+        edit_refinedweb,
+        texts,
+        options,
+        REFINEDWEB_COUNTS,
+    )
 
 
-EDITS: dict[str, Callable[[Sequence[str], Options], list[Edited]]] = {
+def _compiled(
+    kernel: Callable[..., None],
+    settings: tuple[float, ...],
+    plain: Callable[[str, Options], Edited],
+    texts: TextBuffer,
+    options: Options,
+    names: Sequence[str],
+) -> tuple[TextBuffer, np.ndarray]:
+    """The kernel's edit of every text; the plain one's where the kernel leaves a text."""
+    count = len(texts)
+    out, ends = np.empty(len(texts.text) + count + PADDING, np.uint8), np.empty(count + 1, np.int64)
+    counts, left = np.zeros((count, len(names)), np.int64), np.zeros(count, np.bool_)
+    kernel(texts.text, texts.offsets, character_table(), *settings, out, ends, counts, left)
+    edited = TextBuffer(out[: ends[-1] + PADDING], ends)
+    if not left.any():
+        return edited, counts
+    pieces = []
+    for k in range(count):
+        if left[k]:
+            one = plain(texts.raw(k).decode(), options)
+            counts[k] = [one.counts[name] for name in names]
+        pieces.append(one.text.encode() if left[k] else edited.raw(k))
+    return TextBuffer(*joined(pieces)), counts
+
+
+EDITS: dict[str, Callable[[TextBuffer, Options], tuple[TextBuffer, np.ndarray]]] = {
     "c4": edit_c4_texts,
     "refinedweb_lines": edit_refinedweb_texts,
 }
@@ -169,7 +203,7 @@ def _has_policy(lowered: str) -> bool:
 def _refused(line: str, options: Options) -> str | None:
     """The count under which the line goes; None if it stays."""
     upper, digits = options["line_uppercase_ratio"], options["line_digit_ratio"]
-    if upper is not None and not line.islower() and sum(map(str.isupper, line)) / len(line) > upper:
+    if upper is not None and sum(map(str.isupper, line)) / len(line) > upper:
         return "removed_uppercase"
     if digits is not None and line[0].isdigit() and sum(map(str.isdigit, line)) / len(line) > digits:
         return "removed_digits"

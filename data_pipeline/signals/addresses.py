@@ -1,38 +1,30 @@
 """URLs, e-mail and IPv4 addresses in UTF-8 bytes, counted by their plainest marks."""
 
 import numba
-import numpy as np
 
-from gristmill.data_pipeline.intrinsics import load64
-from gristmill.data_pipeline.signals.bits import ZERO, equal, every, first_marked
+from gristmill.data_pipeline.intrinsics import bytes_within
+from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, first_bit, without_first
 
 
 @numba.njit(cache=True, nogil=True)
 def count_addresses(text, start, end):
-    """(URLs, e-mail addresses, IPv4 addresses) of text[start:end]. Eight more bytes may be read."""
+    """(URLs, e-mail addresses, IPv4 addresses) of text[start:end]. Reads up to a block behind it."""
     urls, emails, addresses = 0, 0, 0
     url_end, email_end, address_end = start, start, start
-    at = start
-    while at < end:
-        group = load64(text, at)
-        marks = equal(group, every(0x3A)) | equal(group, every(0x40)) | equal(group, every(0x2E))
+    for base in range(start, end, BLOCK):
+        colon = bytes_within(text, base, 0x3A, 1) & bytes_within(text, base + 1, 0x2F, 1)
+        dot = bytes_within(text, base, 0x2E, 1) & bytes_within(text, base + 1, 0x30, 10)
+        marks = (colon | dot | bytes_within(text, base, 0x40, 1)) & below(end - base)
         while marks != ZERO:
-            place = at + first_marked(marks)
-            marks &= marks - np.uint64(1)
-            if place >= end:
-                break
+            place = base + first_bit(marks)
+            marks = without_first(marks)
             byte = text[place]
             if byte == 0x3A:
                 if _is_url(text, url_end, place, end):
                     urls += 1
                     url_end = place + 4
             elif byte == 0x40:
-                if (
-                    place - 1 >= email_end
-                    and place + 1 < end
-                    and _is_mail(text[place - 1])
-                    and _is_alnum(text[place + 1])
-                ):
+                if _is_email(text, email_end, place, end):
                     emails += 1
                     email_end = place + 2
             elif place > address_end:
@@ -40,8 +32,15 @@ def count_addresses(text, start, end):
                 if stop:
                     addresses += 1
                     address_end = stop
-        at += 8
     return urls, emails, addresses
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_email(text, free, at_sign, end):
+    """Whether a character of an e-mail name stands before the @, at `free` or later, and a letter or digit behind."""
+    if at_sign - 1 < free or at_sign + 1 >= end:
+        return False
+    return _is_mail(text[at_sign - 1]) and _is_alnum(text[at_sign + 1])
 
 
 @numba.njit(cache=True, nogil=True)

@@ -1,94 +1,45 @@
-"""Eight bytes at a time: what a group of UTF-8 bytes says about words and lines, in a few instructions.
+"""Sixty-four bytes at a time: what a block of UTF-8 bytes says, in masks of a bit a byte; and small readers of bytes.
 
-A group is a little-endian uint64 of eight bytes; a mark is a group in which the high bit of a byte says yes."""
+Blocks may reach behind a text, so buffer.PADDING bytes must follow the last one."""
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
-from gristmill.data_pipeline.intrinsics import load64, trailing_zeros
+from gristmill.data_pipeline.intrinsics import bytes_within, folded_product, load64, ones, trailing_zeros
 
-HIGH = np.uint64(0x8080808080808080)
-LOW = np.uint64(0x0101010101010101)
-SEVEN = np.uint64(0x7F7F7F7F7F7F7F7F)
+BLOCK = 64
+ZERO, ONE = np.uint64(0), np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-CASE = np.uint64(0x2020202020202020)
-NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
-ZERO = np.uint64(0)
-# Added to a byte below 0x80, each sets the high bit if the byte is at least ...
-FROM_EXCLAMATION = np.uint64(0x5F5F5F5F5F5F5F5F)  # 0x21, the first that is neither space nor control
-FROM_A = np.uint64(0x1F1F1F1F1F1F1F1F)
-BEYOND_Z = np.uint64(0x0505050505050505)
-# Odd constants of MurmurHash3's 64-bit finalizer (Appleby, public domain).
-FACTOR = np.uint64(0xFF51AFD7ED558CCD)
-LAST_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
-HALF = np.uint64(32)
-
-
-@intrinsic
-def ones(typing_context, value):
-    """How many bits of a uint64 are set."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
+TOP = np.uint64(63)
+NEWLINE = 0x0A
+# Fractional digits of the golden ratio and of pi; the first byte of the second is one that no UTF-8 text holds, so
+# that no group of text makes a factor of 0.
+LENGTH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+GROUP_MIX = np.uint64(0x243F6A8885A308FF)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def every(byte):
-    """A group of eight times this byte."""
-    return np.uint64(byte) * LOW
+def below(count):
+    """The mask of the first `count` bytes: 0 and less give none, 64 and more all."""
+    if count >= BLOCK:
+        return ALL
+    return (ONE << np.uint64(count)) - ONE if count > 0 else ZERO
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def equal(group, eights):
-    """Marks of the bytes that are as in `eights`, a group of bytes below 0x80."""
-    return ~(((group & SEVEN) ^ eights) + SEVEN) & ~group & HIGH
+def first_bit(mask):
+    """The place of the lowest bit; 64 for none."""
+    return np.int64(trailing_zeros(mask))
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def between(group, low, beyond):
-    """Marks of the bytes from `low` up to and without `beyond`, both below 0x80."""
-    seven = group & SEVEN
-    return (seven + every(0x80 - low)) & ~(seven + every(0x80 - beyond)) & ~group & HIGH
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def letters(group):
-    """Marks of A-Z and a-z."""
-    folded = (group & SEVEN) | CASE
-    return (folded + FROM_A) & ~(folded + BEYOND_Z) & ~group & HIGH
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def digits(group):
-    """Marks of 0-9."""
-    return between(group, 0x30, 0x3A)
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def underscores(group):
-    """Marks of "_"."""
-    return equal(group, every(0x5F))
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def space_or_special(group):
-    """Marks of bytes up to 0x20 and from 0x80 on: where a run of plain ASCII ends."""
-    return (~((group & SEVEN) + FROM_EXCLAMATION) | group) & HIGH
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def first_marked(marks):
-    """The place, 0 to 7, of the first marked byte; 8 for none."""
-    return np.int64(trailing_zeros(marks) >> np.uint64(3))
+def without_first(mask):
+    return mask & (mask - ONE)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def bytes_below(count):
-    """A group in which the first `count` bytes are ones: 0 to 8."""
+    """A group of eight bytes in which the first `count` are ones: 0 to 8."""
     return ALL >> np.uint64(64 - 8 * count) if count else ZERO
 
 
@@ -97,29 +48,35 @@ def find_newline(text, start, end):
     """The place of the first newline in text[start:end]; end if there is none."""
     at = start
     while at < end:
-        differs = load64(text, at) ^ NEWLINES
-        marks = (differs - LOW) & ~differs & HIGH  # exact up to the first: borrows only run upwards
+        marks = bytes_within(text, at, NEWLINE, 1)
         if marks != ZERO:
-            return min(at + first_marked(marks), end)
-        at += 8
+            return min(at + first_bit(marks), end)
+        at += BLOCK
     return end
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
+def count_chars(text, start, end):
+    """Characters in text[start:end]: bytes that do not continue one."""
+    chars = ZERO
+    for at in range(start, end, BLOCK):
+        chars += ones(~bytes_within(text, at, 0x80, 0x40) & below(end - at))
+    return np.int64(chars)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
 def hash_bytes(text, start, end):
-    """A 64-bit hash of text[start:end], whichever way its ends were found. Reads up to eight bytes past `end`."""
+    """A 64-bit hash of text[start:end], whichever way its ends were found. Reads up to sixteen bytes past `end`."""
     left = end - start
-    value = np.uint64(left) * LAST_FACTOR
-    while left >= 8:
-        value = (value ^ load64(text, start)) * FACTOR
-        value ^= value >> HALF
-        start += 8
-        left -= 8
+    value = np.uint64(left) * LENGTH_FACTOR
+    while left > 8:
+        second = load64(text, start + 8) & bytes_below(min(left - 8, 8))
+        value = folded_product(load64(text, start) ^ GROUP_MIX, second ^ value)
+        start += 16
+        left -= 16
     if left > 0:
-        value = (value ^ (load64(text, start) & bytes_below(left))) * FACTOR
-        value ^= value >> HALF
-    value *= LAST_FACTOR
-    return value ^ (value >> HALF)
+        value = folded_product((load64(text, start) & bytes_below(left)) ^ GROUP_MIX, value)
+    return value
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -143,3 +100,32 @@ def character_start(text, at):
     while text[at] & 0xC0 == 0x80:
         at -= 1
     return at
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def skip_space(text, start, end, flags, space):
+    """Where the first character without the flag `space` begins; end if there is none."""
+    while start < end:
+        byte = text[start]
+        if 0x20 < byte < 0x80:
+            return start
+        code, size = decode(text, start)
+        if not flags[code] & space:
+            return start
+        start += size
+    return end
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def strip_end(text, start, end, flags, space):
+    """Behind the last character without the flag `space`; start if there is none."""
+    while end > start:
+        byte = text[end - 1]
+        if 0x20 < byte < 0x80:
+            return end
+        at = character_start(text, end - 1)
+        code, _ = decode(text, at)
+        if not flags[code] & space:
+            return end
+        end = at
+    return start

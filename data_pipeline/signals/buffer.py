@@ -1,13 +1,39 @@
 """Texts as one buffer of bytes, as the kernels want them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-PADDING = 16  # bytes that may be read behind the last text
+PADDING = 96  # bytes that may be read behind the last text: a block, and what is looked up behind its last byte
+
+
+@dataclass(frozen=True)
+class TextBuffer:
+    """N texts. text: uint8, each text followed by a newline, then PADDING bytes. offsets: int64[N + 1]; text k stands
+    at offsets[k] : offsets[k + 1] - 1."""
+
+    text: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Self:
+        return cls(*joined([text.encode() for text in texts]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def raw(self, k: int) -> bytes:
+        return self.text[self.offsets[k] : self.offsets[k + 1] - 1].tobytes()
+
+    def texts(self) -> list[str]:
+        raw, ends = self.text.tobytes(), self.offsets.tolist()
+        return [raw[ends[k] : ends[k + 1] - 1].decode() for k in range(len(self))]
 
 
 def joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8 buffer, int64 offsets[N + 1]): each text followed by a newline, then padding, as the kernels want it."""
-    offsets = np.cumsum([0, *(len(text) + 1 for text in texts)], dtype=np.int64)
+    """(text, offsets) of a TextBuffer."""
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=offsets[1:])
     return np.frombuffer(b"\n".join([*texts, b"\0" * PADDING]), np.uint8), offsets

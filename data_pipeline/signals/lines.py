@@ -3,7 +3,22 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.signals.bits import character_start, decode, find_newline, hash_bytes
+from gristmill.data_pipeline.intrinsics import bytes_within
+from gristmill.data_pipeline.signals.bits import (
+    BLOCK,
+    NEWLINE,
+    ONE,
+    ZERO,
+    below,
+    character_start,
+    count_chars,
+    decode,
+    first_bit,
+    hash_bytes,
+    skip_space,
+    strip_end,
+    without_first,
+)
 from gristmill.data_pipeline.signals.characters import LINE_END, SPACE, TERMINAL
 from gristmill.data_pipeline.signals.reference import SHORT_LINE_CHARS
 from gristmill.data_pipeline.signals.tables import first_place, table_bits
@@ -17,45 +32,55 @@ NUM_LINE_COUNTS = 13
 
 
 @numba.njit(cache=True, nogil=True)
-def scan_lines(text, start, end, flags, ascii_only, odd_ends, num_newlines, keys, places, stamp, counts):
-    """Fills counts (see LINES ...). odd_ends: the text holds line ends other than newlines. Uses stamp + 1, + 2."""
-    counts[:] = 0
+def scan_lines(text, start, end, flags, ascii_only, odd_ends, num_newlines, keys, entries, stamp, counts):
+    """Fills counts (see LINES ...). odd_ends: the text holds line ends other than newlines. Uses stamp + 1, + 2.
+
+    keys: uint64[num_newlines + 2], work space; entries: see tables.first_place."""
+    for i in range(NUM_LINE_COUNTS):
+        counts[i] = 0
     bits = table_bits(num_newlines + 2)
     at = start
-    while at <= end:
-        stop = find_newline(text, at, end)
-        if stop > at:
-            _line(text, at, stop, flags, ascii_only, keys, places, bits, stamp + 1, counts)
-        if not odd_ends and (stop > at or stop < end):
-            counts[LINES] += 1
-        at = stop + 1
+    for base in range(start, end + 1, BLOCK):
+        stops = bytes_within(text, base, NEWLINE, 1) & below(end - base)
+        if end - base < BLOCK:  # the text's end ends a line too
+            stops |= ONE << np.uint64(end - base)
+        while stops != ZERO:
+            stop = base + first_bit(stops)
+            stops = without_first(stops)
+            if stop > at:
+                _line(text, at, stop, flags, ascii_only, keys, entries, bits, stamp + 1, counts)
+            at = stop + 1
+    if not odd_ends:
+        counts[LINES] = num_newlines + (end > start and text[end - 1] != NEWLINE)
     if end > start:  # what stands before the first newline and after the last, if it is empty
-        head, tail = text[start] == 0x0A, text[end - 1] == 0x0A
+        head, tail = text[start] == NEWLINE, text[end - 1] == NEWLINE
         counts[PIECES] += np.int64(head) + np.int64(tail)
         counts[DUP_PIECES] += np.int64(head and tail)
     if odd_ends:
         _odd_lines(text, start, end, flags, counts)
-    _scan_paragraphs(text, start, end, flags, ascii_only, keys, places, bits, stamp + 2, counts)
+    _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp + 2, counts)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _line(text, start, end, flags, ascii_only, keys, places, bits, stamp, counts):
+def _line(text, start, end, flags, ascii_only, keys, entries, bits, stamp, counts):
     """One line that is not empty, between newlines."""
     num_chars = end - start if ascii_only else count_chars(text, start, end)
-    repeated = first_place(keys, places, bits, stamp, hash_bytes(text, start, end), start & 0xFFFFFFFF) != (
-        start & 0xFFFFFFFF
-    )
-    counts[PIECES] += 1
+    line = counts[PIECES]
+    keys[line] = hash_bytes(text, start, end)
+    repeated = first_place(entries, bits, stamp, keys, line) != line
+    counts[PIECES] = line + 1
     counts[DUP_PIECES] += repeated
     counts[DUP_PIECE_CHARS] += num_chars * repeated
-    first = skip_space(text, start, end, flags)
+    first = skip_space(text, start, end, flags, SPACE)
     if first == end:
         return
     counts[FULL_LINES] += 1
     counts[SHORT_LINES] += num_chars <= SHORT_LINE_CHARS
     counts[DUP_LINE_CHARS] += num_chars * repeated
-    code, _ = decode(text, character_start(text, end - 1))
-    counts[TERMINAL_LINES] += flags[code] & TERMINAL != 0
+    last = np.int64(text[end - 1])
+    if last >= 0x80:
+        last, _ = decode(text, character_start(text, end - 1))
+    counts[TERMINAL_LINES] += flags[last] & TERMINAL != 0
     counts[BULLETS] += starts_with_bullet(text, first)
     counts[ELLIPSES] += ends_with_ellipsis(text, first, end, flags)
 
@@ -73,69 +98,48 @@ def _odd_lines(text, start, end, flags, counts):
                 break
             stop += size
         counts[LINES] += 1
-        first = skip_space(text, at, stop, flags)
+        first = skip_space(text, at, stop, flags, SPACE)
         if first < stop:
             counts[BULLETS] += starts_with_bullet(text, first)
             counts[ELLIPSES] += ends_with_ellipsis(text, first, stop, flags)
-        if code == 0x0D and stop + 1 < end and text[stop + 1] == 0x0A:
+        if code == 0x0D and stop + 1 < end and text[stop + 1] == NEWLINE:
             size = 2
         at = stop + size if stop < end else end
 
 
 @numba.njit(cache=True, nogil=True)
-def _scan_paragraphs(text, start, end, flags, ascii_only, keys, places, bits, stamp, counts):
+def _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp, counts):
     """Between runs of two and more newlines, in the text without white space at its ends."""
-    start = skip_space(text, start, end, flags)
-    end = strip_end(text, start, end, flags)
+    start = skip_space(text, start, end, flags, SPACE)
+    end = strip_end(text, start, end, flags, SPACE)
     if start == end:
         return
-    first = at = start
-    while first < end:
-        stop = find_newline(text, at, end)
-        behind = stop
-        while behind < end and text[behind] == 0x0A:
-            behind += 1
-        if stop < end and behind - stop < 2:
-            at = behind
-            continue
-        place = first & 0xFFFFFFFF
-        repeated = first_place(keys, places, bits, stamp, hash_bytes(text, first, stop), place) != place
-        counts[PARAGRAPHS] += 1
-        if repeated:
-            counts[DUP_PARAGRAPHS] += 1
-            counts[DUP_PARAGRAPH_CHARS] += count_chars(text, first, stop)
-        first = at = behind
+    first = start
+    for base in range(start, end, BLOCK):
+        stops = bytes_within(text, base, NEWLINE, 1) & bytes_within(text, base + 1, NEWLINE, 1) & below(end - base)
+        while stops != ZERO:
+            stop = base + first_bit(stops)
+            stops = without_first(stops)
+            if stop < first:  # in the run of newlines before this paragraph
+                continue
+            _paragraph(text, first, stop, keys, entries, bits, stamp, counts)
+            first = stop + 2
+            while text[first] == NEWLINE:
+                first += 1
+    if counts[PARAGRAPHS]:
+        _paragraph(text, first, end, keys, entries, bits, stamp, counts)
+    else:
+        counts[PARAGRAPHS] = 1
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def count_chars(text, start, end):
-    chars = 0
-    for i in range(start, end):
-        chars += text[i] & 0xC0 != 0x80
-    return chars
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def skip_space(text, start, end, flags):
-    """Where the first character that is no white space begins; end if there is none."""
-    while start < end:
-        code, size = decode(text, start)
-        if not flags[code] & SPACE:
-            return start
-        start += size
-    return end
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def strip_end(text, start, end, flags):
-    """Behind the last character that is no white space; start if there is none."""
-    while end > start:
-        at = character_start(text, end - 1)
-        code, _ = decode(text, at)
-        if not flags[code] & SPACE:
-            return end
-        end = at
-    return start
+def _paragraph(text, start, end, keys, entries, bits, stamp, counts):
+    paragraph = counts[PARAGRAPHS]
+    keys[paragraph] = hash_bytes(text, start, end)
+    counts[PARAGRAPHS] = paragraph + 1
+    if first_place(entries, bits, stamp, keys, paragraph) != paragraph:
+        counts[DUP_PARAGRAPHS] += 1
+        counts[DUP_PARAGRAPH_CHARS] += count_chars(text, start, end)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -147,7 +151,7 @@ def starts_with_bullet(text, at):
 @numba.njit(cache=True, nogil=True, inline="always")
 def ends_with_ellipsis(text, start, end, flags):
     """... or U+2026, white space behind it put aside."""
-    end = strip_end(text, start, end, flags)
+    end = strip_end(text, start, end, flags, SPACE)
     if end - start < 3:
         return False
     if text[end - 1] == 0x2E:

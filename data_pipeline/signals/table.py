@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.characters import character_table
 from gristmill.data_pipeline.signals.kernel import measure_texts
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
@@ -14,7 +14,11 @@ from gristmill.data_pipeline.signals.reference import WordRule
 
 def measure(texts: Sequence[str], word_rule: WordRule) -> pa.RecordBatch:
     """One row a text, one column a signal."""
-    buffer, offsets = joined([text.encode() for text in texts])
-    counts, ratios = measure_texts(buffer, offsets, character_table(), word_rule == "unicode")
+    return measure_buffer(TextBuffer.of(texts), word_rule)
+
+
+def measure_buffer(buffer: TextBuffer, word_rule: WordRule) -> pa.RecordBatch:
+    """measure, of texts that lie in a buffer already."""
+    counts, ratios = measure_texts(buffer.text, buffer.offsets, character_table(), word_rule == "unicode")
     columns = [*np.ascontiguousarray(counts.T), *np.ascontiguousarray(ratios.T)]
     return pa.record_batch([pa.array(column) for column in columns], schema=pa.schema(SIGNAL_FIELDS))

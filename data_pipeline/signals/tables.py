@@ -1,9 +1,17 @@
-"""A hash table of places, emptied by a stamp: which of many equal things stood first, and how many there are."""
+"""A hash table of places, emptied by a stamp: which of many equal things stood first."""
 
 import numba
 import numpy as np
 
+from gristmill.data_pipeline.intrinsics import folded_product
+
+# Folded, because a plain product would send pairs of neighbours to neighbouring slots: the low half of this factor is
+# 0.497 of 2**32, and sequences of words have keys that are such pairs.
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
+LAST_STAMP = 0xFFFF  # a table must be filled with zeros before stamps begin anew
+_TAG = np.uint64(0xFFFF)
+_TAG_SHIFT, _STAMP_SHIFT, _LABEL_SHIFT = np.uint64(16), np.uint64(48), np.uint64(32)
+_PLACE = np.uint64(0xFFFFFFFF)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -16,18 +24,24 @@ def table_bits(items):
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def first_place(keys, places, bits, stamp, key, place):
-    """The place that `key` was first given under this stamp; `place` itself if it was not given before.
+def first_place(entries, bits, stamp, keys, place):
+    """The first place of this key under this stamp; `place` itself if its key, keys[place], was not there before.
 
-    keys uint64[2**bits or more], places int64 the same: stamp << 32 | place. Another stamp is an empty table."""
-    slot = np.int64((key * SPREAD) >> np.uint64(64 - bits))
+    entries: uint64[2**bits or more], each stamp << 48 | tag << 32 | place. The tag is 16 bits of the key: the key
+    itself is only read where they are equal. Another stamp is an empty table. Stamps from 1 to LAST_STAMP, places below
+    2**32."""
+    key = keys[place]
+    spread = folded_product(key, SPREAD)
+    slot = np.int64(spread >> np.uint64(64 - bits))
+    label = np.uint64(stamp) << _TAG_SHIFT | (spread >> _TAG_SHIFT) & _TAG
     mask = (1 << bits) - 1
     while True:
-        entry = places[slot]
-        if entry >> 32 != stamp:
-            keys[slot] = key
-            places[slot] = stamp << 32 | place
+        entry = entries[slot]
+        if entry >> _LABEL_SHIFT == label:
+            first = np.int64(entry & _PLACE)
+            if keys[first] == key:
+                return first
+        elif entry >> _STAMP_SHIFT != np.uint64(stamp):
+            entries[slot] = label << _LABEL_SHIFT | np.uint64(place)
             return place
-        if keys[slot] == key:
-            return entry & 0xFFFFFFFF
         slot = (slot + 1) & mask

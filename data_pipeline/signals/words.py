@@ -1,35 +1,42 @@
-"""Words in one pass over UTF-8 bytes: their hashes and lengths, and what Gopher counts about them."""
+"""Characters, words and sentences in one pass over UTF-8 bytes, 64 at a time: counts, and every word's hash and length.
+
+A block of 64 bytes becomes a few masks: which bytes are space, letters, digits and so on. ASCII's come from vector
+instructions; what lies beyond is decoded and put into the same masks, so that all that follows knows no scripts."""
 
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import load64
+from gristmill.data_pipeline.intrinsics import bytes_within, letters_within, ones
 from gristmill.data_pipeline.signals.bits import (
-    HIGH,
+    ALL,
+    BLOCK,
+    ONE,
+    TOP,
     ZERO,
+    below,
     bytes_below,
     character_start,
     decode,
-    digits,
-    first_marked,
+    first_bit,
     hash_bytes,
-    letters,
-    space_or_special,
-    underscores,
+    load64,
+    without_first,
 )
 from gristmill.data_pipeline.signals.characters import (
     ALPHA,
+    DIGIT,
     IDEOGRAPH,
     JOINER,
     LINE_END,
     PUNCTUATION,
     SPACE,
     TERMINAL,
+    UPPER,
     WORD,
 )
 from gristmill.data_pipeline.signals.reference import STOP_WORDS
 
-# Gopher's stop words as groups, each in the slot its product with the factor points to: no two share one.
+# Gopher's stop words as groups of bytes, each in the slot its product with the factor points to: no two share one.
 STOP_SHIFT = np.uint64(60)
 
 
@@ -47,208 +54,189 @@ def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
 
 STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
 
-# Places in the counts that scan_words fills.
-WORDS, PLAIN, PLAIN_CHARS, ALPHA_WORDS, STOPS, SENTENCES = range(6)
-NUM_WORD_COUNTS = 6
+# Places in the counts that scan_words fills. STOPS is a bit a slot; ODD_ENDS are line ends other than newlines.
+CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
+WORDS, PLAIN, PLAIN_CHARS, ALPHA_WORDS, STOPS, SENTENCES = range(7, 13)
+NUM_COUNTS = 13
+
+# What stands beyond ASCII in a block, as masks (see _beyond_ascii).
+FOUND_SPACE, FOUND_WORD, FOUND_RUN, FOUND_ALPHA, FOUND_PLAIN, FOUND_WORDED, FOUND_END = range(7)
+SPILLED_SPACE, SPILLED_WORD = 7, 8
+NUM_FOUND = 9
 
 
 @numba.njit(cache=True, nogil=True)
-def scan_words(text, start, end, flags, unicode_words, hashes, lengths, counts):
-    """Fills counts (see WORDS ...) and hashes, lengths of every word in text[start:end]; STOPS is a bit a slot.
+def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, counts):
+    """Fills counts (see CHARS ...) and hashes, lengths of every word in text[start:end].
 
-    flags: the character table. text[end] is white space, and eight more bytes may be read. Needs room for end - start
-    words."""
-    counts[:] = 0
-    at = start
+    flags: the character table. found: uint64[NUM_FOUND], work space. Needs room for end - start words."""
+    for i in range(NUM_COUNTS):
+        counts[i] = 0
+    found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
+    in_token = in_run = in_word = ZERO  # of the byte before the block, in the lowest bit
+    open_token, first, chars, alpha, plain = False, start, ZERO, False, False  # of the word begun before the block
     has_word = False  # a letter, digit or ideograph since the last sentence's end
-    while at < end:
-        code, size = decode(text, at)
-        flag = flags[code]
-        if flag & SPACE:
-            if flag & LINE_END and has_word:
-                counts[SENTENCES] += 1
-                has_word = False
-            at += size
-            continue
-        first = at
-        at, ascii_only = _chunk_end(text, at, end, flags)
-        if ascii_only and unicode_words:
-            words = _ascii_words(text, first, at, hashes, lengths, counts)
-        elif ascii_only:
-            words = _ascii_chunk(text, first, at, hashes, lengths, counts)
-        elif unicode_words:
-            words = _unicode_words(text, first, at, flags, hashes, lengths, counts)
+    behind_dots = start
+    for base in range(start, end + 1, BLOCK):
+        inside = below(end - base)
+        letter = letters_within(text, base, 0x61, 26) & inside
+        digit = bytes_within(text, base, 0x30, 10) & inside
+        space = bytes_within(text, base, 0x09, 5) | bytes_within(text, base, 0x1C, 5) | ~inside
+        newline = bytes_within(text, base, 0x0A, 1) & inside
+        odd_end = (bytes_within(text, base, 0x0B, 3) | bytes_within(text, base, 0x1C, 3)) & inside
+        lead = ~bytes_within(text, base, 0x80, 0x40) & inside
+        dot = bytes_within(text, base, 0x2E, 1)
+        dots = dot & bytes_within(text, base + 1, 0x2E, 1) & bytes_within(text, base + 2, 0x2E, 1) & inside
+        if dots != ZERO:
+            behind_dots, ellipses = _count_ellipses(text, base, dots, behind_dots)
+            counts[ELLIPSIS] += ellipses
+        counts[CHARS] += np.int64(ones(lead))
+        counts[NEWLINES] += np.int64(ones(newline))
+        counts[HASHES] += np.int64(ones(bytes_within(text, base, 0x23, 1) & inside))
+        counts[UPPERS] += np.int64(ones(bytes_within(text, base, 0x41, 26) & inside))
+        counts[DIGITS] += np.int64(ones(digit))
+        counts[ODD_ENDS] += np.int64(ones(odd_end))
+
+        worded = letter | digit | bytes_within(text, base, 0x5F, 1) & inside
+        word = worded | found[SPILLED_WORD]
+        run, alphas, plains, line_end = ZERO, letter, letter | digit, newline | odd_end | ~inside
+        space |= found[SPILLED_SPACE]
+        beyond = bytes_within(text, base, 0xC0, 0x40) & inside
+        if beyond != ZERO:
+            _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts)
+            space |= found[FOUND_SPACE]
+            word |= found[FOUND_WORD]
+            run = found[FOUND_RUN]
+            alphas |= found[FOUND_ALPHA]
+            plains |= found[FOUND_PLAIN]
+            worded |= found[FOUND_WORDED]
+            line_end |= found[FOUND_END]
         else:
-            words = _unicode_chunk(text, first, at, flags, hashes, lengths, counts)
-        has_word = has_word or words
-        if has_word and _ends_sentence(text, first, at, flags):
-            counts[SENTENCES] += 1
-            has_word = False
-    if has_word:
-        counts[SENTENCES] += 1
+            found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
+
+        events = space & ~(space << ONE) & ~(word << ONE | in_word) | line_end
+        has_word = _end_sentences(text, start, base, events, line_end, worded, has_word, flags, counts)
+        in_word_before, in_word = in_word, word >> TOP
+        if unicode_words:
+            joiner = bytes_within(text, base, 0x2E, 2) | bytes_within(text, base, 0x27, 1)
+            joiner |= bytes_within(text, base, 0x3A, 1) | bytes_within(text, base, 0x40, 1)
+            joiner &= (word << ONE | in_word_before) & inside
+            if joiner >> TOP and base + BLOCK < end:
+                code, _ = decode(text, base + BLOCK)
+                run |= joiner & (word >> ONE | np.uint64(flags[code] & WORD != 0) << TOP)
+            else:
+                run |= joiner & (word >> ONE)
+            run |= word
+            starts = run & ~(run << ONE | in_run) | ~run & ~space & lead
+            in_run = run >> TOP
+        else:
+            starts = ~space & ~(~space << ONE | in_token)
+        stops = (starts | space) & (~space << ONE | in_token)
+        in_token = ~space >> TOP
+
+        low = ZERO
+        if not open_token and starts != ZERO:
+            low = np.uint64(first_bit(starts))
+            starts = without_first(starts)
+            first, open_token = base + np.int64(low), True
+        while stops != ZERO:
+            stop = np.uint64(first_bit(stops))
+            stops = without_first(stops)
+            within = (ALL << low) & ((ONE << stop) - ONE)
+            chars += ones(lead & within)
+            alpha = alpha or (alphas & within) != ZERO
+            plain = plain or (plains & within) != ZERO
+            _note(text, first, base + np.int64(stop), chars, alpha, plain, hashes, lengths, counts)
+            chars, alpha, plain = ZERO, False, False
+            open_token = starts != ZERO
+            low = np.uint64(first_bit(starts)) & TOP
+            first = base + np.int64(low)
+            starts = without_first(starts)
+        if open_token:
+            within = ALL << low
+            chars += ones(lead & within)
+            alpha = alpha or (alphas & within) != ZERO
+            plain = plain or (plains & within) != ZERO
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _chunk_end(text, at, end, flags):
-    """(where the white space after `at` begins, whether all before it is ASCII)."""
-    ascii_only = True
-    while True:
-        marks = space_or_special(load64(text, at))
-        if marks == ZERO:
-            at += 8
-            continue
-        at += first_marked(marks)
-        if at >= end:
-            return end, ascii_only
-        code, size = decode(text, at)
-        if flags[code] & SPACE:
-            return at, ascii_only
-        ascii_only = ascii_only and size == 1
-        at += size
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _add(text, start, end, num_chars, hashes, lengths, counts):
-    """Notes one word; a stop word's bit is set without a branch."""
+def _note(text, first, stop, chars, alpha, plain, hashes, lengths, counts):
+    """One word; a stop word's bit is set without a branch."""
     place = counts[WORDS]
-    hashes[place] = hash_bytes(text, start, end)
-    lengths[place] = num_chars
+    hashes[place] = hash_bytes(text, first, stop)
+    lengths[place] = chars
     counts[WORDS] = place + 1
-    size = end - start
-    group = load64(text, start) & bytes_below(min(size, 8))
+    counts[ALPHA_WORDS] += alpha
+    counts[PLAIN] += plain
+    counts[PLAIN_CHARS] += np.int64(chars) if plain else 0
+    size = stop - first
+    group = load64(text, first) & bytes_below(min(size, 8))
     slot = np.int64((group * STOP_FACTOR) >> STOP_SHIFT)
     counts[STOPS] |= np.int64((STOP_SLOTS[slot] == group) & (STOP_SIZES[slot] == size)) << slot
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _ascii_chunk(text, start, end, hashes, lengths, counts):
-    """The chunk as one word. Returns whether it holds a letter, digit or underscore."""
-    alpha = plain = word = ZERO
-    for at in range(start, end, 8):
-        group = load64(text, at)
-        inside = bytes_below(min(end - at, 8))
-        alpha |= letters(group) & inside
-        plain |= digits(group) & inside
-        word |= underscores(group) & inside
-    plain |= alpha
-    _add(text, start, end, end - start, hashes, lengths, counts)
-    counts[ALPHA_WORDS] += alpha != ZERO
-    if plain != ZERO:  # all other ASCII is punctuation
-        counts[PLAIN] += 1
-        counts[PLAIN_CHARS] += end - start
-    return (plain | word) != ZERO
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _ascii_words(text, start, end, hashes, lengths, counts):
-    """The chunk cut into words and punctuation. Returns whether it holds a letter, digit or underscore."""
-    found = False
-    at = start
-    while at < end:
-        first = at
-        alpha = plain = ZERO
-        while True:
-            group = load64(text, at)
-            letter, digit = letters(group), digits(group)
-            size = first_marked(~(letter | digit | underscores(group)) & HIGH)
-            inside = bytes_below(size)
-            alpha |= letter & inside
-            plain |= (letter | digit) & inside
-            at += size
-            if size == 8:
-                continue
-            if size == 0 and at == first:
-                break
-            joined = at + 1 < end and _is_joiner(text[at]) and _is_word_byte(text[at + 1])
-            if not joined:
-                break
-            at += 1
-        if at == first:
-            at += 1
-            _add(text, first, at, 1, hashes, lengths, counts)
-            continue
-        found = True
-        _add(text, first, at, at - first, hashes, lengths, counts)
-        counts[ALPHA_WORDS] += alpha != ZERO
-        if plain != ZERO:
-            counts[PLAIN] += 1
-            counts[PLAIN_CHARS] += at - first
-    return found
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _is_joiner(byte):
-    """' . / : @"""
-    return byte == 0x27 or byte == 0x2E or byte == 0x2F or byte == 0x3A or byte == 0x40
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _is_word_byte(byte):
-    return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
-
-
 @numba.njit(cache=True, nogil=True)
-def _unicode_chunk(text, start, end, flags, hashes, lengths, counts):
-    """As _ascii_chunk, for any characters."""
-    num_chars, any_flags, all_flags = 0, 0, 0xFFFF
-    at = start
-    while at < end:
+def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
+    """Decodes the characters that begin at `beyond`, fills found and adds what they count.
+
+    Space and word cover all bytes of a character, and what reaches into the next block is SPILLED; the others mark the
+    first byte. RUN: a joiner (’) between two word characters. WORDED: word characters and ideographs."""
+    for i in range(NUM_FOUND):
+        found[i] = ZERO
+    while beyond != ZERO:
+        place = np.uint64(first_bit(beyond))
+        beyond = without_first(beyond)
+        at = base + np.int64(place)
         code, size = decode(text, at)
         flag = np.int64(flags[code])
-        any_flags |= flag
-        all_flags &= flag
-        num_chars += 1
-        at += size
-    _note(text, start, end, num_chars, any_flags, all_flags, hashes, lengths, counts)
-    return any_flags & (WORD | IDEOGRAPH) != 0
-
-
-@numba.njit(cache=True, nogil=True)
-def _unicode_words(text, start, end, flags, hashes, lengths, counts):
-    """As _ascii_words, for any characters."""
-    found = False
-    at = start
-    while at < end:
-        first = at
-        code, size = decode(text, at)
-        flag = np.int64(flags[code])
-        any_flags = all_flags = flag
-        num_chars = 1
-        at += size
-        if flag & (WORD | IDEOGRAPH):
-            found = True
+        whole = (ONE << np.uint64(size)) - ONE
+        here, one = whole << place, ONE << place
+        spilled = whole >> (np.uint64(BLOCK) - place) if place != ZERO else ZERO
         if flag & WORD:
-            while at < end:
-                code, size = decode(text, at)
-                flag = np.int64(flags[code])
-                if not flag & WORD:
-                    if not flag & JOINER or at + size >= end:
-                        break
-                    after, _ = decode(text, at + size)
-                    if not flags[after] & WORD:
-                        break
-                any_flags |= flag
-                all_flags &= flag
-                num_chars += 1
-                at += size
-        _note(text, first, at, num_chars, any_flags, all_flags, hashes, lengths, counts)
-    return found
-
-
-@numba.njit(cache=True, nogil=True)
-def _note(text, start, end, num_chars, any_flags, all_flags, hashes, lengths, counts):
-    _add(text, start, end, num_chars, hashes, lengths, counts)
-    counts[ALPHA_WORDS] += any_flags & ALPHA != 0
-    if not all_flags & PUNCTUATION:
-        counts[PLAIN] += 1
-        counts[PLAIN_CHARS] += num_chars
+            word |= here
+            found[FOUND_WORD] |= here
+            found[SPILLED_WORD] |= spilled
+        elif flag & SPACE:
+            found[FOUND_SPACE] |= here
+            found[SPILLED_SPACE] |= spilled
+        elif flag & JOINER:
+            before = word >> (place - ONE) if place != ZERO else in_word
+            after, _ = decode(text, at + size)
+            if before & ONE and at + size < end and flags[after] & WORD:
+                found[FOUND_RUN] |= here
+                found[SPILLED_WORD] |= spilled
+        found[FOUND_ALPHA] |= one if flag & ALPHA else ZERO
+        found[FOUND_PLAIN] |= ZERO if flag & PUNCTUATION else one
+        found[FOUND_WORDED] |= one if flag & (WORD | IDEOGRAPH) else ZERO
+        found[FOUND_END] |= one if flag & LINE_END else ZERO
+        counts[UPPERS] += flag & UPPER != 0
+        counts[DIGITS] += flag & DIGIT != 0
+        counts[ODD_ENDS] += flag & LINE_END != 0
+        counts[ELLIPSIS] += code == 0x2026
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
+def _end_sentences(text, start, base, events, line_end, worded, has_word, flags, counts):
+    """Counts the sentences that end in the block: at a line's end, or at white space behind a terminal.
+
+    events: line ends, and white space behind what is no word character. Returns whether a word stands behind the last
+    one that ended."""
+    rest = ALL
+    while events != ZERO:
+        place = np.uint64(first_bit(events))
+        events = without_first(events)
+        before = (ONE << place) - ONE
+        if not (has_word or (worded & rest & before) != ZERO):
+            continue
+        if line_end >> place & ONE or _ends_sentence(text, start, base + np.int64(place), flags):
+            counts[SENTENCES] += 1
+            has_word, rest = False, ~before
+    return has_word or (worded & rest) != ZERO
+
+
+@numba.njit(cache=True, nogil=True)
 def _ends_sentence(text, start, end, flags):
-    """Whether the chunk ends in a terminal, closing quotes and brackets put aside."""
-    if _is_word_byte(text[end - 1]):
-        return False
+    """Whether text[start:end] ends in a terminal, closing quotes and brackets put aside."""
     at = end
     while at > start:
         at = character_start(text, at - 1)
@@ -273,3 +261,21 @@ def _closes(code):
         or code == 0x201D
         or code == 0xBB
     )
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_ellipses(text, base, dots, behind):
+    """(where the last run of dots ends, how many threes of dots the runs hold) of those at `behind` or later.
+
+    dots: where three stand. Text ends before what is no dot."""
+    ellipses = 0
+    while dots != ZERO:
+        at = base + first_bit(dots)
+        dots = without_first(dots)
+        if at < behind:
+            continue
+        behind = at
+        while text[behind] == 0x2E:
+            behind += 1
+        ellipses += (behind - at) // 3
+    return behind, ellipses

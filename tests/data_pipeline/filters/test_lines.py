@@ -2,7 +2,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.filters.choice import FilterChoice
-from gristmill.data_pipeline.filters.lines import edit_c4, edit_c4_texts, edit_refinedweb
+from gristmill.data_pipeline.filters.lines import (
+    C4_COUNTS,
+    REFINEDWEB_COUNTS,
+    edit_c4,
+    edit_c4_texts,
+    edit_refinedweb,
+    edit_refinedweb_texts,
+)
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 
 C4 = FilterChoice(preset="c4").line_options()
 REFINEDWEB = FilterChoice(preset="refinedweb_lines").line_options()
@@ -81,7 +89,37 @@ CHANGED = st.sampled_from(
 )
 
 
-@given(texts=st.lists(st.one_of(MIXED, st.text(st.characters(exclude_categories=["Cs"]))), max_size=6), changed=CHANGED)
+ANY = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def assert_same(kernel, plain, names, texts, options):
+    edited, counts = kernel(TextBuffer.of(texts), options)
+    wanted = [plain(text, options) for text in texts]
+    assert edited.texts() == [one.text for one in wanted]
+    assert counts.tolist() == [[one.counts[name] for name in names] for one in wanted]
+    assert edited.text[edited.offsets[-1] - 1 :].tolist()[:1] == [10]  # a buffer again: each text ends in a newline
+
+
+@given(texts=st.lists(st.one_of(MIXED, ANY), min_size=1, max_size=6), changed=CHANGED)
 def test_the_compiled_c4_is_the_plain_one(texts, changed):
-    options = C4 | changed
-    assert edit_c4_texts(texts, options) == [edit_c4(text, options) for text in texts]
+    assert_same(edit_c4_texts, edit_c4, C4_COUNTS, texts, C4 | changed)
+
+
+WEB_PIECES = (
+    "the |mill |\n|\n\n|Likes|12 likes\n|\n3,141 Views.|\n12k followers!\n|bookmar\u212as|5 |7|SHOUT|É|é|Read more...|"
+    "sign-in|Sign-\u0131n|items in cart|ITEMS |in |cart|\u0663|\u00bd|_|\xa0|\u2028|中|\U0001f600|\u0301|.|,| |\t|s|k"
+)
+WEB = st.lists(st.sampled_from(WEB_PIECES.split("|")), max_size=40).map("".join)
+WEB_CHANGED = st.sampled_from(
+    [
+        {},
+        {"line_boilerplate_words": None},
+        {"line_counters": None, "line_min_words": None},
+        {"line_uppercase_ratio": None, "line_digit_ratio": 0.3},
+    ]
+)
+
+
+@given(texts=st.lists(st.one_of(WEB, ANY), min_size=1, max_size=6), changed=WEB_CHANGED)
+def test_the_compiled_refinedweb_is_the_plain_one(texts, changed):
+    assert_same(edit_refinedweb_texts, edit_refinedweb, REFINEDWEB_COUNTS, texts, REFINEDWEB | changed)

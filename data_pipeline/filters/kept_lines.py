@@ -1,0 +1,73 @@
+"""What the compiled line rules share: lines that stay, written one behind the other, and phrases looked for in them."""
+
+import numba
+import numpy as np
+
+from gristmill.data_pipeline.intrinsics import bytes_within, store64
+from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, below, decode, load64, skip_space, strip_end
+from gristmill.data_pipeline.signals.characters import SPACE
+
+
+def phrase(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def copy_bytes(text, first, last, out, at_out):
+    """Copies text[first:last] to at_out and returns where it ends there. Up to seven bytes more are overwritten."""
+    for at in range(0, last - first, 8):
+        store64(out, at_out + at, load64(text, first + at))
+    return at_out + last - first
+
+
+@numba.njit(cache=True, nogil=True)
+def close_text(out, start, end, flags):
+    """Strips the text that was written at out[start:end], ends it with a newline and returns where the next begins."""
+    first = skip_space(out, start, end, flags, SPACE)
+    last = strip_end(out, first, end, flags, SPACE)
+    if first > start:
+        for at in range(last - first):
+            out[start + at] = out[first + at]
+    out[start + last - first] = NEWLINE
+    return start + last - first + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def has_words(text, first, last, flags, wanted):
+    """Whether text[first:last] has that many words between white space."""
+    words, inside, at = 0, False, first
+    while at < last:
+        byte = text[at]
+        if 0x20 < byte < 0x80:
+            space, size = False, 1
+        else:
+            code, size = decode(text, at)
+            space = flags[code] & SPACE != 0
+        if not space and not inside:
+            words += 1
+            if words >= wanted:
+                return True
+        inside = not space
+        at += size
+    return words >= wanted
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def holds_bytes(text, first, last, low, count):
+    """Whether text[first:last] holds a byte from `low` to low + count - 1."""
+    found = ZERO
+    for base in range(first, last, BLOCK):
+        found |= bytes_within(text, base, low, count) & below(last - base)
+    return found != ZERO
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def stands(text, start, end, first, wanted):
+    """Whether the phrase (in lower case) stands at `first`, in upper case or lower, within text[start:end]."""
+    if first < start or first + len(wanted) > end:
+        return False
+    for i in range(len(wanted)):
+        byte = text[first + i]
+        if byte != wanted[i] and (byte | 0x20 != wanted[i] or not 0x41 <= byte <= 0x5A):
+            return False
+    return True

@@ -1,0 +1,206 @@
+"""RefinedWeb's line rules on many texts in one compiled pass; filters/lines.py says in plain Python what they are.
+
+Texts with boilerplate to cut out of lines, and those in which characters beyond ASCII could matter to a phrase, are
+few; they are named, and the plain rules take them."""
+
+import numba
+import numpy as np
+
+from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, stands
+from gristmill.data_pipeline.intrinsics import bytes_within, letters_within, ones, pointer
+from gristmill.data_pipeline.signals.bits import (
+    BLOCK,
+    NEWLINE,
+    ZERO,
+    below,
+    character_start,
+    count_chars,
+    decode,
+    find_newline,
+    first_bit,
+    without_first,
+)
+from gristmill.data_pipeline.signals.characters import ALPHA, DIGIT, SPACE, UPPER, WORD
+
+# Places in the counts, as in filters/lines.py's REFINEDWEB_COUNTS.
+LINES, UPPERCASE, DIGITS, COUNTER, FEW_WORDS, BOILERPLATE = range(6)
+NUM_COUNTS = 6
+KEPT, NOT_JUDGED = 0, -1
+
+COUNTED = b"likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
+_WORDS = np.frombuffer(COUNTED + b"|", np.uint8)
+# In the phrases of the rules, and such that no character beyond ASCII stands for one of their letters.
+CART, MORE, SIGN = phrase("n cart"), phrase("read more"), phrase("gn-")
+
+
+@numba.njit(cache=True, nogil=True)
+def edit_texts(
+    text_array, offsets, flag_array, upper, digits, counters, min_words, boilerplate, out, ends, counts, left
+):
+    """Fills out with the edited texts as a TextBuffer's text with the offsets `ends`, and counts.
+
+    upper, digits, min_words, boilerplate (most words of such a line): -1 for no such rule; counters: whether the rule
+    is asked. left[k]: the text is left to the plain rules; out holds nothing of it."""
+    text, flags, kept = pointer(text_array, 0), pointer(flag_array, 0), pointer(out, 0)
+    ends[0] = 0
+    for k in range(len(offsets) - 1):
+        start, end = offsets[k], offsets[k + 1] - 1
+        row = pointer(counts, k * NUM_COUNTS)
+        stop = NOT_JUDGED
+        if not _holds_kelvin(text, start, end):
+            stop = _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, kept, ends[k], row)
+        left[k] = stop == NOT_JUDGED
+        ends[k + 1] = close_text(kept, ends[k], ends[k] if left[k] else stop, flags)
+
+
+@numba.njit(cache=True, nogil=True)
+def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, out, at_out, counts):
+    """Where the kept lines end in out, or NOT_JUDGED."""
+    at = start
+    while at <= end:
+        stop = find_newline(text, at, end)
+        counts[LINES] += 1
+        refused = _refused(text, at, stop, flags, upper, digits, counters, min_words) if stop > at else KEPT
+        if refused == KEPT and boilerplate >= 0 and _holds_boilerplate(text, at, stop):
+            refused = KEPT if has_words(text, at, stop, flags, boilerplate + 1) else NOT_JUDGED
+        if refused == NOT_JUDGED:
+            return NOT_JUDGED
+        if refused == KEPT:
+            at_out = copy_bytes(text, at, stop, out, at_out)
+            out[at_out] = NEWLINE
+            at_out += 1
+        else:
+            counts[refused] += 1
+        at = stop + 1
+    return at_out
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _refused(text, start, end, flags, upper, digits, counters, min_words):
+    """The count under which the line goes; KEPT if it stays."""
+    if upper >= 0 and _share(text, start, end, flags, 0x41, 26, UPPER) > upper:
+        return UPPERCASE
+    if digits >= 0:
+        code, _ = decode(text, start)
+        if flags[code] & DIGIT and _share(text, start, end, flags, 0x30, 10, DIGIT) > digits:
+            return DIGITS
+    if counters:
+        stop = _counted_word(text, start, end, flags)
+        if stop == NOT_JUDGED:
+            return NOT_JUDGED
+        if stop > start and _counts_before(text, start, stop, flags):
+            return COUNTER
+    if min_words >= 0 and not has_words(text, start, end, flags, min_words):
+        return FEW_WORDS
+    return KEPT
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _share(text, start, end, flags, low, count, flag):
+    """Share of the characters that have the flag; low, count: the bytes that have it in ASCII."""
+    found = ZERO
+    for base in range(start, end, BLOCK):
+        inside = below(end - base)
+        found += ones(bytes_within(text, base, low, count) & inside)
+        beyond = bytes_within(text, base, 0xC0, 0x40) & inside
+        while beyond != ZERO:
+            code, _ = decode(text, base + first_bit(beyond))
+            beyond = without_first(beyond)
+            found += np.uint64(flags[code] & flag != 0)
+    return np.int64(found) / count_chars(text, start, end)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _counted_word(text, start, end, flags):
+    """Where the counted word (likes, shares ...) begins that the line ends in, what is no word character put aside;
+    `start` if there is none, NOT_JUDGED if characters beyond ASCII could decide."""
+    last = end
+    while last > start and not _is_word_byte(text[last - 1]):
+        last = character_start(text, last - 1)
+        if text[last] >= 0x80:
+            code, _ = decode(text, last)
+            if flags[code] & (ALPHA | DIGIT):
+                return start
+            if flags[code] & WORD:  # a mark, or a number that is no digit: re's word characters are fewer than ours
+                return NOT_JUDGED
+    if last == start or text[last - 1] | 0x20 != 0x73:  # each of them ends in s
+        return start
+    word = 0
+    for i in range(len(_WORDS)):
+        if _WORDS[i] == 0x7C:
+            first = last - (i - word)
+            if first > start and _is_word(text, first, word, i):
+                return NOT_JUDGED if holds_bytes(text, start, end, 0x80, 0x80) else first
+            word = i + 1
+    return start
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_word(text, first, word, stop):
+    for i in range(stop - word):  # noqa: SIM110 - numba has no all()
+        if text[first + i] | 0x20 != _WORDS[word + i]:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _counts_before(text, start, stop, flags):
+    """Whether text[start:stop], ASCII, is a number and white space: 12, 3,141 or 12k."""
+    at = stop
+    while at > start and flags[text[at - 1]] & SPACE:
+        at -= 1
+    if at == stop:
+        return False
+    if at > start and (text[at - 1] | 0x20 == 0x6B or text[at - 1] | 0x20 == 0x6D or text[at - 1] | 0x20 == 0x62):
+        at -= 1
+    first = start
+    while first < at and not _is_word_byte(text[first]):
+        first += 1
+    if first == at or not 0x30 <= text[first] <= 0x39:
+        return False
+    for i in range(first, at):  # noqa: SIM110 - numba has no all()
+        if not (0x30 <= text[i] <= 0x39 or text[i] == 0x2C or text[i] == 0x2E):
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _is_word_byte(byte):
+    return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
+
+
+@numba.njit(cache=True, nogil=True)
+def _holds_kelvin(text, start, end):
+    """Whether a Kelvin sign stands there, which is a k in lower case."""
+    for base in range(start, end, BLOCK):
+        wide = bytes_within(text, base, 0xE2, 1) & below(end - base)
+        if wide & bytes_within(text, base + 1, 0x84, 1) & bytes_within(text, base + 2, 0xAA, 1) != ZERO:
+            return True
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _holds_boilerplate(text, start, end):
+    """Whether the line may hold a phrase that the rules cut out: it is looked for by the letters that no character
+    beyond ASCII stands for."""
+    for base in range(start, end, BLOCK):
+        space = bytes_within(text, base + 1, 0x20, 1)
+        marks = _letter(text, base, 0x6E) & space & _letter(text, base + 2, 0x63)
+        marks |= _letter(text, base, 0x64) & space & _letter(text, base + 2, 0x6D)
+        marks |= _letter(text, base, 0x67) & _letter(text, base + 1, 0x6E) & bytes_within(text, base + 2, 0x2D, 1)
+        marks &= below(end - base)
+        while marks != ZERO:
+            place = base + first_bit(marks)
+            marks = without_first(marks)
+            if stands(text, start, end, place, CART):
+                return True
+            if place - start <= 4 and stands(text, start, end, place, SIGN):
+                return True
+            if stands(text, start, end, place - 3, MORE) and count_chars(text, place - 3 + len(MORE), end) == 3:
+                return True
+    return False
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _letter(text, base, small):
+    return letters_within(text, base, small, 1)
