@@ -69,14 +69,10 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
 ) -> None:
     """Go on from a prompt; the text appears as it is drawn."""
-    from gristmill.evaluation.generate import generate as continue_prompts
-    from gristmill.evaluation.load import load_subject
-    from gristmill.training.processes import Place, own_device
+    from gristmill.evaluation.commands import generate_text
 
     if not prompt:
         raise RecipeError("--prompt is empty; give some text to go on from")
-    subject = load_subject(checkpoint, tokenizer, EvaluateConfig(), own_device(Place()))
-    ids = [subject.codec.end_of_document, *subject.codec.encode(prompt)]
     sampling = validate_config(
         SamplingConfig,
         {
@@ -87,16 +83,16 @@ def generate(
             "seed": seed,
         },
     )
-    sys.stdout.write(prompt)
-    continue_prompts(
-        subject.backbone, subject.codec, [ids], tokens, sampling, stop or [], stream=lambda _, text: _show(text)
-    )
-    sys.stdout.write("\n")
+    begun = False
 
+    def show(_: int, text: str) -> None:
+        nonlocal begun
+        sys.stdout.write(text if begun else prompt + text)
+        sys.stdout.flush()
+        begun = True
 
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    generate_text(checkpoint, [prompt], tokens, sampling, tokenizer, stop or [], stream=show)
+    sys.stdout.write("\n" if begun else f"{prompt}\n")
 
 
 def export(

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.training.checkpoint import ModelCard, save, step_folder
-from gristmill.training.config import ModelConfig
-from gristmill.training.model.initial import fill
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.model.initial import cut_like, fill
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.forked import ForkedPool
-from gristmill.training.parallel.mesh import single_process
+from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.parallel.parts import build_parts
+from gristmill.training.parallel.precision import PRECISIONS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # B rows, T tokens, S tokens before them and they, D width, H heads, K head width, V vocabulary
@@ -147,6 +149,32 @@ def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torc
     return model.eval()
 
 
+def save_on_mesh(root: Path, config: ModelConfig, vocab_size: int, layout: LayoutConfig, step: int) -> None:
+    """What each process of a layout does: its part of `random_model`'s values, saved with the others'."""
+    mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
+    parts = build_parts(config, vocab_size, layout, mesh, PRECISIONS["fp32"], seed=0)
+    drawn = {name: value.detach() for name, value in random_model(config, vocab_size).named_parameters()}
+    with torch.no_grad():
+        for name, parameter in parts.parameters.items():
+            parameter.copy_(cut_like(drawn[name], parameter))
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
+    save(root, step, tensors, ModelCard.of(config, vocab_size, 256), {}, mesh)
+
+
+@pytest.fixture
+def checkpoint_of_layout(tmp_path: Path, eight_processes: ForkedPool) -> Callable[..., Path]:
+    """The same, saved by the processes of a layout: checkpoint_of_layout("gpt2", tensor=2, data=2, pipeline=2)."""
+
+    def make(family: str, vocab_size: int = 257, step: int = 3, **axes: int) -> Path:
+        config = ModelConfig(**({"layers": 4, "width": 32, "heads": 4, "context": 96} | SHAPES[family]))
+        layout = LayoutConfig(**axes)
+        root = tmp_path / "checkpoints"
+        eight_processes.run(layout.world_size, save_on_mesh, root, config, vocab_size, layout, step)
+        return step_folder(root, step)
+
+    return make
+
+
 @pytest.fixture
 def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Saves a random model of a family: random_checkpoint("llama", layers=2) -> its step folder."""
@@ -176,3 +204,15 @@ def tokenizer_folder(tmp_path: Path) -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+@pytest.fixture
+def broken_checkpoint(tmp_path: Path) -> Path:
+    """A whole checkpoint of a training that diverged: one weight is not a number."""
+    config = ModelConfig(layers=1, width=16, heads=2, context=96)
+    model = random_model(config, 257)
+    with torch.no_grad():
+        model.final_norm.weight[0] = float("nan")
+    tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
+    save(tmp_path / "broken", 1, tensors, ModelCard.of(config, 257, 256), {}, single_process())
+    return step_folder(tmp_path / "broken", 1)

@@ -6,7 +6,7 @@ from gristmill.data_pipeline.provenance.manifest import write_manifest
 from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.export import export_checkpoint, import_checkpoint
-from gristmill.evaluation.huggingface import write_huggingface
+from gristmill.evaluation.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.load import load_subject
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import load_model
@@ -24,6 +24,25 @@ def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokeniz
     tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
     assert torch.equal(before.backbone.model(tokens), after.backbone.model(tokens))
     assert before.codec.fingerprint == after.codec.fingerprint
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_a_checkpoint_of_eight_processes_leaves_and_comes_back(
+    tmp_path, checkpoint_of_layout, tokenizer_folder, family
+):
+    """Saved on 2 data x 2 tensor x 2 pipeline ranks, the vocabulary cut unevenly; through transformers and in again."""
+    checkpoint = checkpoint_of_layout(family, data=2, tensor=2, pipeline=2)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ours, _ = load_model(checkpoint)
+    tokens = torch.randint(0, 257, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = theirs(tokens).logits
+        assert torch.allclose(ours(tokens), expected, atol=1e-5)
+        theirs.save_pretrained(tmp_path / "theirs")
+        copy_tokenizer(tokenizer_folder, tmp_path / "theirs")
+        imported, _ = load_model(import_checkpoint(tmp_path / "theirs", tmp_path / "in"))
+        assert torch.allclose(imported(tokens), expected, atol=1e-5)
 
 
 def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
