@@ -17,8 +17,10 @@ from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
 # B batch, T tokens, N tokens of a chunk, D width, V vocabulary; Vt = this tensor rank's share of it
 
-CHUNK_LOGITS = 2**21  # logits of one chunk on CPU: 8 MB of float32, near the last-level cache
+CHUNK_LOGITS = 2**24  # of one chunk on CPU: 64 MB of float32; fewer rows slow its matmuls (64 rows: by a third)
 CHUNK_LOGITS_GPU = 2**27  # 512 MB: large enough to fill the device, small beside its memory
+TILE_LOGITS = 2**18  # on CPU what is done element by element goes in pieces of 1 MB, which stay in the cache
+HALF_UNIT = 1024.0  # see _chunk_loss
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,12 @@ class Scoring:
 
     def logits(self, hidden_D: Tensor, head_VtD: Tensor) -> Tensor:
         """[..., D] -> this rank's [..., Vt], in float32 or better."""
-        raw = exact(hidden_D @ head_VtD.T) * self.scale
-        return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
+        return self.shaped(exact(hidden_D @ head_VtD.T))
+
+    def shaped(self, raw: Tensor) -> Tensor:
+        """Logits of what the matmul gave; rising, so that the highest stays the highest."""
+        scaled = raw if self.scale == 1 else raw * self.scale
+        return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
 
 
 def losses(scoring: Scoring, hidden_BTD: Tensor, head_VtD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> Tensor:
@@ -49,56 +55,90 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_BTD: Tensor, head_VtD: Tensor, targets_BT: Tensor, weights_BT: Tensor, scoring: Scoring
     ) -> Tensor:
-        wanted = any(ctx.needs_input_grad[:2])
+        wanted, stored = any(ctx.needs_input_grad[:2]), head_VtD.dtype
         hidden, targets, weights = hidden_BTD.flatten(0, 1), targets_BT.flatten(), weights_BT.flatten()
-        hidden_gradient = torch.empty_like(hidden) if wanted else None
-        head_gradient = torch.zeros_like(head_VtD, dtype=exact_dtype(head_VtD)) if wanted else None
-        terms_N2 = []
-        for chunk in _chunks(len(targets), head_VtD):
-            terms, logits_gradient = _chunk_loss(scoring, hidden[chunk], head_VtD, targets[chunk], weights[chunk])
+        head_VtD = head_VtD.to(hidden.dtype)
+        hidden_gradient, head_gradient = torch.empty_like(hidden), None
+        chunks, terms_N2 = _chunks(len(targets), head_VtD), []
+        memory = hidden.new_empty(max(chunk.stop - chunk.start for chunk in chunks), len(head_VtD))
+        for chunk in chunks:
+            raw_NVt = torch.mm(hidden[chunk], head_VtD.T, out=memory[: chunk.stop - chunk.start])
+            terms, slope_N1 = _chunk_loss(scoring, raw_NVt, targets[chunk], weights[chunk], wanted)
             terms_N2.append(terms)
             if wanted:
-                logits_gradient = logits_gradient.to(hidden.dtype)
-                hidden_gradient[chunk] = logits_gradient @ head_VtD
-                head_gradient += logits_gradient.T @ hidden[chunk]
+                hidden_gradient[chunk] = (raw_NVt @ head_VtD) * slope_N1
+                sloped_ND = (hidden[chunk] * slope_N1).to(hidden.dtype)
+                head_gradient = _plus_product(head_gradient, raw_NVt.T, sloped_ND)
         if wanted:
-            ctx.save_for_backward(hidden_gradient.view_as(hidden_BTD), head_gradient.to(head_VtD.dtype))
+            ctx.save_for_backward(hidden_gradient.view_as(hidden_BTD), head_gradient.to(stored))
+            ctx.multiplied = False
         return torch.cat(terms_N2).unflatten(0, targets_BT.shape).sum(dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_B2: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_gradient, head_gradient = ctx.saved_tensors
-        factor = gradient_B2[0, 0]  # the samples are summed, so each has the same
-        return (
-            hidden_gradient * factor.to(hidden_gradient.dtype),
-            head_gradient * factor.to(head_gradient.dtype),
-            *[None] * 3,
-        )
+        gradients = ctx.saved_tensors
+        if not ctx.multiplied:  # in place, and once: schedules that split the backward pass come here twice
+            factor = gradient_B2[0, 0]  # the samples are summed, so each has the same
+            for gradient in gradients:
+                gradient.data.mul_(factor.to(gradient.dtype))
+            ctx.multiplied = True
+        return *gradients, None, None, None
 
 
 def _chunk_loss(
-    scoring: Scoring, hidden_ND: Tensor, head_VtD: Tensor, targets_N: Tensor, weights_N: Tensor
+    scoring: Scoring, raw_NVt: Tensor, targets_N: Tensor, weights_N: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's terms [N, 2] and the gradient of their column 0 by the raw logits [N, Vt]."""
-    logits_NVt = scoring.logits(hidden_ND, head_VtD)
-    index_N, mine_N = local_ids(targets_N, scoring.vocab_size, scoring.tensor, len(head_VtD))
-    highest_N = _over_ranks(logits_NVt.amax(dim=1), scoring.tensor, dist.ReduceOp.MAX)
-    exponentials_NVt = (logits_NVt - highest_N.unsqueeze(1)).exp_()
-    target_N = logits_NVt.gather(1, index_N.unsqueeze(1)).squeeze(1) * mine_N
-    total_N, target_N = _over_ranks(
-        torch.stack([exponentials_NVt.sum(dim=1), target_N]), scoring.tensor, dist.ReduceOp.SUM
-    )
+    """The chunk's terms [N, 2], and slope [N, 1]: where a gradient is wanted, raw times slope is that of column 0.
+
+    The gradient by a logit is weight x (p (1 + 2 z log Z) - [it is the target]), and p = e / total. What is left in raw
+    is that times total / weight, e - total at the target, so that dividing by the total costs one number a token and no
+    pass over all logits. float16 cannot hold a total: there it is times 1024 / weight."""
+    highest_N = _over_ranks(scoring.shaped(exact(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
+    index_N, mine_N = local_ids(targets_N, scoring.vocab_size, scoring.tensor, raw_NVt.shape[1])
+    target_N = scoring.shaped(exact(raw_NVt.gather(1, index_N.unsqueeze(1)).squeeze(1))) * mine_N
+    total_N, bent_NVt = _exponentials(scoring, raw_NVt, highest_N, wanted)
+    total_N, target_N = _over_ranks(torch.stack([total_N, target_N]), scoring.tensor, dist.ReduceOp.SUM)
     log_z_N = total_N.log() + highest_N
     weights_N = weights_N.to(log_z_N.dtype)
     likelihood_N = weights_N * (log_z_N - target_N)
     loss_N = likelihood_N + scoring.z_loss * weights_N * log_z_N.square()
-    slope_N = weights_N * (1 + 2 * scoring.z_loss * log_z_N) / total_N
-    gradient_NVt = exponentials_NVt.mul_(slope_N.unsqueeze(1))
-    gradient_NVt.scatter_add_(1, index_N.unsqueeze(1), -(weights_N * mine_N).unsqueeze(1))
-    if scoring.softcap is not None:
-        gradient_NVt *= 1 - (logits_NVt / scoring.softcap).square()
-    return torch.stack([loss_N, likelihood_N], dim=1), gradient_NVt.mul_(scoring.scale)
+    half = raw_NVt.dtype == torch.float16
+    unit_N = torch.full_like(total_N, HALF_UNIT) if half else total_N
+    if wanted:
+        if half or scoring.z_loss:
+            raw_NVt *= ((1 + 2 * scoring.z_loss * log_z_N) * unit_N / total_N).unsqueeze(1)
+        # Set by index: torch's scatters copy all of a bfloat16 tensor to change a few of its elements.
+        row_N = torch.arange(len(index_N), device=index_N.device)
+        raw_NVt[row_N, index_N] = (raw_NVt[row_N, index_N] - unit_N * mine_N).to(raw_NVt.dtype)
+        if bent_NVt is not None:
+            raw_NVt *= bent_NVt
+    return torch.stack([loss_N, likelihood_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
+
+
+def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """raw becomes exp(logit - highest); their sums [N] in float32 or better, and the slope of the soft cap."""
+    total_N = torch.empty_like(highest_N)
+    bent_NVt = torch.empty_like(raw_NVt) if wanted and scoring.softcap is not None else None
+    rows = len(raw_NVt) if raw_NVt.device.type != "cpu" else max(1, TILE_LOGITS // raw_NVt.shape[1])
+    for start in range(0, len(raw_NVt), rows):
+        tile = slice(start, start + rows)
+        raw = raw_NVt[tile]
+        logits = scoring.shaped(exact(raw))
+        if bent_NVt is not None:
+            bent_NVt[tile] = 1 - (logits / scoring.softcap).square()
+        total_N[tile] = logits.sub_(highest_N[tile].unsqueeze(1)).exp_().sum(dim=1)
+        if logits is not raw:
+            raw.copy_(logits)
+    return total_N, bent_NVt
+
+
+def _plus_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right, summed in float32 or better, in place."""
+    if total is None:
+        return left @ right
+    wide = exact(total)
+    return wide.addmm_(left, right) if wide.dtype == left.dtype else wide.add_(left @ right)
 
 
 def _over_ranks(x: Tensor, tensor: TensorAxis, operation: Any) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gristmill.training.config import LayerConfig, ModelConfig
+from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
 from gristmill.training.model.plan import Mask, Plan, rotate
 from gristmill.training.parallel.tensor import ColumnLinear, Cut, RowLinear, TensorAxis
@@ -74,8 +75,8 @@ class Attention(nn.Module):
 
 
 def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float) -> Tensor:
-    """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel, or
-    flex attention where the plan brings block masks (on GPUs)."""
+    """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel;
+    flex attention where the plan brings block masks (on GPUs); blocks of matmuls where those are faster (on CPUs)."""
     if isinstance(mask_BTS, BlockMask):
         flex = _compiled_flex() if query_BHTK.device.type == "cuda" else flex_attention
         return flex(query_BHTK, key_BGSK, value_BGSK, block_mask=mask_BTS, scale=scale, enable_gqa=True)
@@ -85,6 +86,8 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
         copies = query_BHTK.shape[1] // key_BGSK.shape[1]
         key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))
         grouped = False
+    if mask is None and fits_blocks(query_BHTK):
+        return causal_blocks(query_BHTK, key_BGSK, value_BGSK, scale)
     return F.scaled_dot_product_attention(
         query_BHTK, key_BGSK, value_BGSK, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )

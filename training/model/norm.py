@@ -46,8 +46,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         gradient, normed = exact(gradient), exact(x) * scale
-        weighted = gradient * weight
-        slope = (weighted * normed).mean(dim=-1, keepdim=True)
-        weight_gradient = (gradient * normed).flatten(0, -2).sum(dim=0)
-        x_gradient = weighted.sub_(normed.mul_(slope)).mul_(scale)
-        return x_gradient.to(x.dtype), weight_gradient, None
+        products = gradient * normed
+        slope = (products @ weight).unsqueeze(-1) / x.shape[-1]
+        x_gradient = (gradient * weight).addcmul_(normed, slope, value=-1).mul_(scale)
+        return x_gradient.to(x.dtype), products.flatten(0, -2).sum(dim=0), None

@@ -115,7 +115,7 @@ def rotary_angles(positions_BT: Tensor, head_width: int, base: float, dtype: tor
 def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
     cosine, sine = (part.unsqueeze(2) for part in rotation_BTK)
     first, second = x_BTHK.chunk(2, dim=-1)
-    return x_BTHK * cosine + torch.cat([-second, first], dim=-1) * sine
+    return torch.addcmul(x_BTHK * cosine, torch.cat([-second, first], dim=-1), sine)
 
 
 def _distances(tokens: int, past: int, device: torch.device) -> Tensor:

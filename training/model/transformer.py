@@ -43,9 +43,9 @@ class Head(nn.Module):
 
     def forward(self, x_BTD: Tensor, targets_BT: Tensor | None, weights_BT: Tensor | None) -> Tensor:
         hidden_BTD = self.tensor.enter(x_BTD)
-        head_VtD = self.tensor.local(self.weight, Cut.ROWS, x_BTD.dtype)
         if targets_BT is None:
-            return self.scoring.logits(hidden_BTD, head_VtD)
+            return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Cut.ROWS, x_BTD.dtype))
+        head_VtD = self.tensor.local(self.weight, Cut.ROWS, self.weight.dtype)  # its gradient is summed in this dtype
         return losses(self.scoring, hidden_BTD, head_VtD, targets_BT, weights_BT)
 
 
