@@ -24,6 +24,7 @@ FILTERS = {
     "fineweb_quality": FineWebQualityFilter,
 }
 CLOSERS = "\"')]}’”»"
+STOPS = "\u3002\ufe12\ufe15\ufe16\ufe52\ufe56\ufe57\uff01\uff1f\uff61"  # end a sentence wherever they stand
 
 
 class SplitWords(word_tokenizers.WordTokenizer):
@@ -37,8 +38,13 @@ class SplitWords(word_tokenizers.WordTokenizer):
         spans, start, worded = [], 0, False
         at = 0
         for word in text.split():
-            at = text.index(word, at) + len(word)
-            worded = worded or any(c.isalnum() or c == "_" for c in word)
+            at = text.index(word, at)
+            for character in word:
+                at += 1
+                worded = worded or character.isalnum() or character == "_"
+                if worded and character in STOPS:
+                    spans.append((start, at))
+                    start, worded = at, False
             bare = word.rstrip(CLOSERS)
             if worded and bare and bare[-1] in terminals:
                 spans.append((start, at))

@@ -14,7 +14,8 @@ ALPHA = 32  # str.isalpha
 DIGIT = 64  # str.isdigit
 UPPER = 128  # str.isupper
 PUNCTUATION = 256  # a word of nothing else is no plain word
-TERMINAL = 512  # ends a sentence
+TERMINAL = 512  # ends a sentence, before white space
+STOP = 1024  # ends a sentence wherever it stands
 
 JOINERS = "'’.:/@"
 
@@ -29,6 +30,9 @@ _TERMINAL = """
     11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 16B37-16B38 16B44
     16E98 1BC9F 1DA88
 """
+
+# Terminals of the scripts that write no space behind a sentence: 。 ！ ？ ｡ and their small and vertical forms.
+_STOPS = "3002 FE12 FE15-FE16 FE52 FE56-FE57 FF01 FF1F FF61"
 
 # Beside the terminals, the controls and all of ASCII's punctuation. datatrove 0.10 decides by the same set, U+FF11
 # (a full-width digit one) among them.
@@ -54,6 +58,7 @@ def character_table() -> np.ndarray:
     for code in [*range(_LAST_ASSIGNED + 1), *range(0xE0100, 0xE01F0)]:
         table_C[code] = _flags(chr(code))
     table_C[_codes(_TERMINAL)] |= TERMINAL | PUNCTUATION
+    table_C[_codes(_STOPS)] |= STOP
     table_C[_codes(_PUNCTUATION)] |= PUNCTUATION
     table_C[[ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"]] |= PUNCTUATION
     table_C[[ord(c) for c in JOINERS]] |= JOINER

@@ -30,6 +30,7 @@ from gristmill.data_pipeline.signals.characters import (
     LINE_END,
     PUNCTUATION,
     SPACE,
+    STOP,
     TERMINAL,
     UPPER,
     WORD,
@@ -180,7 +181,8 @@ def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
     """Decodes the characters that begin at `beyond`, fills found and adds what they count.
 
     Space and word cover all bytes of a character, and what reaches into the next block is SPILLED; the others mark the
-    first byte. RUN: a joiner (’) between two word characters. WORDED: word characters and ideographs."""
+    first byte. RUN: a joiner (’) between two word characters. WORDED: word characters and ideographs. END: of a line,
+    or a terminal that ends a sentence wherever it stands."""
     for i in range(NUM_FOUND):
         found[i] = ZERO
     while beyond != ZERO:
@@ -208,7 +210,7 @@ def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
         found[FOUND_ALPHA] |= one if flag & ALPHA else ZERO
         found[FOUND_PLAIN] |= ZERO if flag & PUNCTUATION else one
         found[FOUND_WORDED] |= one if flag & (WORD | IDEOGRAPH) else ZERO
-        found[FOUND_END] |= one if flag & LINE_END else ZERO
+        found[FOUND_END] |= one if flag & (LINE_END | STOP) else ZERO
         counts[UPPERS] += flag & UPPER != 0
         counts[DIGITS] += flag & DIGIT != 0
         counts[ODD_ENDS] += flag & LINE_END != 0
@@ -217,10 +219,10 @@ def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _end_sentences(text, start, base, events, line_end, worded, has_word, flags, counts):
-    """Counts the sentences that end in the block: at a line's end, or at white space behind a terminal.
+    """Counts the sentences that end in the block: at a line's end or a stop (。), or at white space behind a terminal.
 
-    events: line ends, and white space behind what is no word character. Returns whether a word stands behind the last
-    one that ended."""
+    line_end: of lines and stops. events: those, and white space behind what is no word character. Returns whether a
+    word stands behind the last one that ended."""
     rest = ALL
     while events != ZERO:
         place = np.uint64(first_bit(events))

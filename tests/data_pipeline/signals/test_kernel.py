@@ -65,6 +65,27 @@ def test_sentences():
     assert count_sentences("") == count_sentences("-- ** --") == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("今天下雨。我们走吧！好吗？", 3),  # no white space behind them
+        ("「走吧！」他说。", 2),
+        ("雨が降る｡行こう", 2),
+        ("。！？", 0),
+        ("如何？？好。 行", 3),
+        ("كيف حالك؟ أنا بخير.", 2),
+        ("یہ گھر ہے۔ وہ دور ہے۔", 2),
+        ("वह घर है। यह नदी है॥", 2),
+        ("वह घर है।यह नदी है", 1),  # a script with spaces needs one
+        ("Տուն է։ Գետ է։", 2),
+        ("ቤት ነው። ወንዝ ነው።", 2),
+    ],
+)
+def test_sentences_in_other_scripts(text, sentences):
+    assert count_sentences(text) == sentences
+    assert measure([text], "unicode").column("num_sentences")[0].as_py() == sentences
+
+
 def test_gopher_quality_by_hand():
     found = signals("- the mill...\n# of stone\n• and 12 … ", "whitespace")
     assert found["num_words"] == 10 and found["num_stop_words"] == 3
