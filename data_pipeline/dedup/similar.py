@@ -23,9 +23,9 @@ from gristmill.data_pipeline.dedup.verify import jaccard, shingle_sets
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 
-# Rows of a band when one text is looked up: a document of similarity 0.3 is found with probability 1 - (1 - 0.3**2)**60
-# = 0.997 at 120 hashes, 0.1 with 0.45. Every document found is measured, so more of them cost time and nothing else.
-LOOKUP_ROWS = 2
+# Rows of a band when one text is looked up: at 120 hashes a document of similarity 0.5 is proposed with probability
+# 1 - (1 - 0.5**3)**40 = 0.995, of 0.3 with 0.66. All that is proposed is measured, so more of them cost time alone.
+LOOKUP_ROWS = 3
 # Documents whose signatures are compared at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536
 # Documents measured exactly for each one that is shown: the estimate's standard error is 0.04 at 128 hashes.

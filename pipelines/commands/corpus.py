@@ -40,8 +40,12 @@ def similar_command(
     workers: Annotated[int, typer.Option(min=1, help="Processes, where the corpus has to be signed first.")] = 2,
 ) -> None:
     """The documents of a corpus that are nearest to a text, with exact Jaccard similarity."""
+    neighbours = nearest(read_text(text), corpus, limit, exhaustive, workers)
+    if not neighbours:
+        print("no document is near it")
+        return
     table = Table("similarity", "estimate", "document", "source", "begins")
-    for found in nearest(read_text(text), corpus, limit, exhaustive, workers):
+    for found in neighbours:
         table.add_row(
             f"{found.similarity:.4f}", f"{found.estimate:.4f}", found.doc_id, found.source, found.excerpt[:60]
         )
