@@ -64,3 +64,18 @@ def test_a_glob_that_matches_nothing(recipe, tmp_path):
     fields["sources"][0]["paths"] = [str(tmp_path / "*.nothing")]
     with pytest.raises(InputError, match="no file matches"):
         pin(Recipe.model_validate(fields), tmp_path / "work", Reporter.silent())
+
+
+def test_a_list_is_held_to_the_lock_as_raw_files_are(recipe, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("darn\n")
+    listed = recipe.model_dump(mode="json") | {"curate": {"lists": {"badwords": [str(words)]}}}
+    recipe = Recipe.model_validate(listed)
+    first = pin(recipe, tmp_path / "work", Reporter.silent())
+    assert [(source.name, [file.name for file in source.files]) for source in first.sources][1:] == [
+        ("lists.badwords", ["words.txt"])
+    ]
+    words.write_text("darn\nheck\n")
+    with pytest.raises(InputError, match=r"(?s)lists\.badwords: 1 raw files.*words\.txt: sha256 was.*--update-lock"):
+        pin(recipe, tmp_path / "work", Reporter.silent())
+    assert pin(recipe, tmp_path / "work", Reporter.silent(), update=True) != first
