@@ -104,8 +104,23 @@ def _stage_command(name: str) -> None:
     app.command(name)(command)
 
 
-for _name in ("curate", "tokenizer", "index", "train", "report"):
+for _name in ("curate", "tokenizer", "index", "report"):
     _stage_command(_name)
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    workers: WorkersOption = 2,
+    profile: Annotated[
+        str, typer.Option(metavar="STEPS", help="Chrome traces of these steps, into train/logs: 10,11")
+    ] = "",
+) -> None:
+    """Run the stage train alone; its inputs must be whole."""
+    steps = [f"train.watch.profile_steps=[{profile}]"] if profile else []
+    _runner(recipe, workdir, [*(set_ or []), *steps], workers).run(only="train")
 
 
 @app.command()

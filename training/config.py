@@ -230,6 +230,25 @@ class ValidationConfig(Config):
     samples: int = Field(32, ge=1)
 
 
+class LiveEvaluationConfig(Config):
+    """Tasks that the model is asked while it trains, every so many steps and at the end; every: 0 leaves it out.
+
+    The budget is stated in documents: `limit` of each task, the same on every machine, so that a resumed run finds what
+    an unbroken one does. budget_seconds leaves out the tasks not begun when it is spent: then the machine has a say in
+    the results. What it took stands in logs/timing.jsonl."""
+
+    every: int = Field(0, ge=0)
+    tasks: tuple[str, ...] = ("bits_per_byte",)
+    limit: int = Field(100, ge=1)
+    budget_seconds: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def asks_something(self) -> Self:
+        if self.every and not self.tasks:
+            raise ValueError("evaluation.every is set but tasks is empty; name a task or set every: 0")
+        return self
+
+
 class GuardConfig(Config):
     """Which steps are skipped. A non-finite loss or gradient always is; an outlier when it stands `sigmas` standard
     deviations above the mean of the last `window` steps (the rule of OLMo-core; off while null)."""
@@ -258,7 +277,10 @@ class WatchConfig(Config):
     log_every: int = Field(1, ge=1, description="steps between lines of timing.jsonl; metrics.jsonl has every step")
     tensorboard: bool = True
     wandb_project: str | None = None
-    profile_steps: tuple[int, ...] = Field((), description="steps whose Chrome trace is written")
+    profile_steps: tuple[int, ...] = Field((), description="steps whose Chrome trace is written (`--profile`)")
+    communication_every: int = Field(
+        100, ge=0, description="every so many steps torch's profiler measures the time in communication; 0 never"
+    )
 
 
 class TrainConfig(Config):
@@ -272,6 +294,13 @@ class TrainConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
+    evaluation: LiveEvaluationConfig = LiveEvaluationConfig()
+    initial: str | None = Field(
+        None,
+        description="a checkpoint whose weights the run begins with, like checkpoints/step-00000000 of `gristmill "
+        "import`; its digest, not its path, is part of what the run is",
+        json_schema_extra=EXECUTION,
+    )
     guard: GuardConfig = GuardConfig()
     float8: bool = Field(False, description="float8 linear layers on GPUs that have them")
     layout: LayoutConfig = Field(LayoutConfig(), json_schema_extra=EXECUTION)

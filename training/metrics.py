@@ -1,13 +1,17 @@
-"""What a run writes down: metrics.jsonl, the same bytes for the same run, and logs/ with times and TensorBoard
-events."""
+"""What a run writes down: metrics.jsonl and evaluations.jsonl, the same bytes for the same run, and logs/ with times
+and TensorBoard events."""
 
 import json
+import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from torch.profiler import profile
 from torch.utils.tensorboard import SummaryWriter
 
@@ -17,17 +21,19 @@ from gristmill.data_pipeline.provenance.manifest import LOG_FOLDER
 from gristmill.training.config import WatchConfig
 
 METRICS_NAME = "metrics.jsonl"
+EVALUATIONS_NAME = "evaluations.jsonl"
 TIMING_NAME = "timing.jsonl"
 
 
 class MetricsLog:
     """One JSON line a step in each file. After a resume from `step`, lines of later steps are cut off first."""
 
-    def __init__(self, folder: Path, step: int, watch: WatchConfig):
+    def __init__(self, folder: Path, step: int, watch: WatchConfig, evaluates: bool):
         logs = folder / LOG_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
         self._metrics = _open_after(folder / METRICS_NAME, step)
         self._timing = _open_after(logs / TIMING_NAME, step)
+        self._evaluations = _open_after(folder / EVALUATIONS_NAME, step) if evaluates else None
         self._board = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1) if watch.tensorboard else None
         self._wandb = _start_wandb(watch.wandb_project, logs) if watch.wandb_project else None
 
@@ -43,9 +49,22 @@ class MetricsLog:
         if self._wandb is not None:
             self._wandb.log(dict(_scalars(metrics) | _scalars(timing)), step=metrics["step"])
 
+    def write_evaluation(self, step: int, tokens: int, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """One line {"step", "tokens", "scores": {task: {metric: value}}}."""
+        record = {"step": step, "tokens": tokens, "scores": {task: dict(found) for task, found in scores.items()}}
+        self._evaluations.write(json.dumps(record) + "\n")
+        self._evaluations.flush()
+        if self._board is not None:
+            for name, value in _scalars(record["scores"], "evaluation/"):
+                self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(dict(_scalars(record["scores"], "evaluation/")), step=step)
+
     def close(self) -> None:
         self._metrics.close()
         self._timing.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
         if self._board is not None:
             self._board.close()
         if self._wandb is not None:
@@ -53,32 +72,84 @@ class MetricsLog:
 
 
 class Clock:
-    """Seconds by phase of a step; tell hears each phase as it begins."""
+    """Seconds by phase of a step; tell hears each phase as it begins. A GPU runs behind the program, so there phases
+    are timed by events in its queue, which are read when the step is over."""
 
-    def __init__(self, tell: Callable[[str], None] = lambda phase: None):
-        self.seconds: dict[str, float] = {}
-        self._tell, self._phase, self._since = tell, "", 0.0
+    def __init__(self, device: torch.device, tell: Callable[[str], None] = lambda phase: None):
+        self._tell, self._on_gpu = tell, device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
 
     def begin(self, phase: str) -> None:
-        self.end()
         self._tell(phase)
-        self._phase, self._since = phase, time.perf_counter()
+        self._marks.append((phase, self._now()))
 
-    def end(self) -> None:
-        if self._phase:
-            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + time.perf_counter() - self._since
-        self._phase = ""
+    def end(self) -> dict[str, float]:
+        """Closes the last phase; the seconds of each."""
+        self._marks.append(("", self._now()))
+        if self._on_gpu:
+            self._marks[-1][1].synchronize()
+        seconds: dict[str, float] = {}
+        for (phase, since), (_, until) in pairwise(self._marks):
+            passed = since.elapsed_time(until) / 1000 if self._on_gpu else until - since
+            seconds[phase] = seconds.get(phase, 0.0) + passed
+        return seconds
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+@dataclass
+class Observation:
+    """communication_seconds: the time in which at least one collective or message was under way, waiting for other
+    processes included; None where it was not measured."""
+
+    communication_seconds: float | None = None
 
 
 @contextmanager
-def profiled(folder: Path, step: int, rank: int, wanted: Sequence[int]) -> Iterator[None]:
-    """A Chrome trace of the step, if it is among those wanted: logs/trace-00000010-rank0.json."""
-    if step not in wanted:
-        yield
+def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -> Iterator[Observation]:
+    """A step under torch's profiler: traced, it writes a Chrome trace, logs/trace-00000010-rank0.json; measured, it
+    finds the time in communication. The profiler looks on and changes nothing but the time."""
+    found = Observation()
+    if not (traced or measured):
+        yield found
         return
     with profile() as trace:
-        yield
-    trace.export_chrome_trace(str(folder / LOG_FOLDER / f"trace-{step:08d}-rank{rank}.json"))
+        yield found
+    if traced:
+        trace.export_chrome_trace(str(folder / LOG_FOLDER / f"trace-{step:08d}-rank{rank}.json"))
+    if measured:
+        events = [(event.name(), event.start_ns(), event.end_ns()) for event in trace.profiler.kineto_results.events()]
+        found.communication_seconds = (
+            covered(
+                [
+                    (since, until)
+                    for name, since, until in events
+                    if name.startswith(("gloo:", "nccl:", "ncclDevKernel"))
+                ]
+            )
+            / 1e9
+        )
+
+
+def covered(intervals: Iterable[tuple[int, int]]) -> int:
+    """The length of their union. [(0, 3), (2, 5), (7, 8)] -> 6."""
+    length, reached = 0, 0
+    for since, until in sorted(intervals):
+        length += max(0, until - max(since, reached))
+        reached = max(reached, until)
+    return length
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the GPU's allocator, or resident in this process since it began."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def _start_wandb(project: str, logs: Path) -> Any:

@@ -4,13 +4,12 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,7 +20,16 @@ from gristmill.training.batches import Batches, Samples
 from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.flops import count_parameters, device_peak, flops_per_token
 from gristmill.training.guard import Guard
-from gristmill.training.metrics import METRICS_NAME, MetricsLog, profiled, read_metrics
+from gristmill.training.initial_weights import check_initial, load_initial
+from gristmill.training.metrics import (
+    EVALUATIONS_NAME,
+    METRICS_NAME,
+    MetricsLog,
+    Observation,
+    observed,
+    peak_memory,
+    read_metrics,
+)
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
@@ -37,20 +45,27 @@ from gristmill.training.watchdog import Watchdog
 
 CHECKPOINTS = "checkpoints"
 
+Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
+
 
 @dataclass(frozen=True)
 class Data:
-    """What a run reads. held_out may be None (no validation); bytes_per_token by source is for bits per byte."""
+    """What a run reads. held_out may be None (no validation). bytes_per_token by source, of the held-out text and of
+    the training text, are for bits per byte."""
 
     samples: Samples
     held_out: Samples | None
     end_of_document: int
     mask_documents: bool
     bytes_per_token: Mapping[str, float]
+    training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
 
 
 class Run:
-    """Everything of one run on this process. `to_the_end` trains until the tokens are spent."""
+    """Everything of one run on this process. `to_the_end` trains until the tokens are spent.
+
+    evaluate, where train.evaluation asks for it, is called with the live parts on all processes at the same steps; it
+    must leave them as they are, and gives the same scores everywhere."""
 
     def __init__(
         self,
@@ -61,7 +76,10 @@ class Run:
         mesh: Mesh,
         folder: Path,
         reporter: Reporter,
+        evaluate: Callable[[ModelParts], Scores] | None = None,
     ):
+        self.evaluate = evaluate if train.evaluation.every else None
+        self.data, self._waited, self._spent = data, 0.0, 0.0
         self.train, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
@@ -94,7 +112,7 @@ class Run:
         self._resume()
         if self._writes:
             checkpoint.write_card(self.folder, self.card)
-        log = MetricsLog(self.folder, self.trainer.progress.step, self.train.watch) if self._writes else None
+        log = self._open_log() if self._writes else None
         try:
             with (
                 self.reporter.meter("train", self.train.tokens, "tokens") as meter,
@@ -108,19 +126,27 @@ class Run:
             self.saver.close()
             if log is not None:
                 log.close()
+        self.reporter.say(f"train: {self._waited / max(self._spent, 1e-9):.2%} of the time was spent waiting for data")
         return self._facts()
+
+    def _open_log(self) -> MetricsLog:
+        return MetricsLog(self.folder, self.trainer.progress.step, self.train.watch, self.evaluate is not None)
 
     def _steps(self, log: MetricsLog | None, meter: Meter, watchdog: Watchdog, asked: threading.Event) -> None:
         started, watch = time.monotonic(), self.train.watch
         limit = self.train.checkpoint.stop_after_seconds
         while not self.trainer.finished:
             out_of_time = limit is not None and time.monotonic() - started > limit
-            with profiled(self.folder, self.trainer.progress.step + 1, self.mesh.world.rank, watch.profile_steps):
+            with self._observed() as observation:
                 report = self.trainer.step(asked.is_set() or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, writing down and saving")
             metrics = self._metrics(report)
+            timing = self._timing(report, observation) if report.progress.step % watch.log_every == 0 else {}
+            if self._evaluation_is_due(report.progress.step):
+                watchdog.at(f"step {report.progress.step}, evaluating")
+                timing |= self._evaluate(report, log)
             if log is not None:
-                log.write(metrics, self._timing(report) if report.progress.step % watch.log_every == 0 else {})
+                log.write(metrics, timing)
             meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
             stopping = report.stop and not self.trainer.finished
             self._save_if_due(stopping or self.trainer.finished)
@@ -132,12 +158,30 @@ class Run:
         found = checkpoint.newest_whole(self.root, self.reporter) if self._writes else None
         folder, state = self._from_first(found)
         if folder is None:
+            if self.train.initial is not None:
+                self._begin_with(Path(self.train.initial))
             return
         if state["data"] != self.data_fingerprint:
             raise InputError(f"{folder}: trained on other data than this run's; remove {self.root} to start anew")
         checkpoint.load(folder, self._tensors(), self.mesh)
         self.trainer.restore(state["trainer"])
         self.reporter.say(f"train: goes on after step {self.trainer.progress.step}")
+
+    def _begin_with(self, initial: Path) -> None:
+        """The first process's word that the checkpoint is whole and fits is enough for all."""
+        error = None
+        if self._writes:
+            try:
+                check_initial(initial, self.card)
+            except InputError as found:
+                error = str(found)
+        said = [error]
+        if self.mesh.distributed:
+            dist.broadcast_object_list(said, src=0)
+        if said[0] is not None:
+            raise InputError(said[0])
+        load_initial(initial, self.parts, self.mesh)
+        self.reporter.say(f"train: begins with the weights of {initial}")
 
     def _save_if_due(self, now: bool) -> None:
         step = self.trainer.progress.step
@@ -160,6 +204,8 @@ class Run:
             "learning_rate": report.learning_rate,
             "valid_tokens": report.valid_tokens,
         }
+        if (per_token := self._bytes_per_token(report)) is not None:
+            metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
         if self.train.z_loss:
             metrics["objective"] = _finite(report.objective)
         if report.skipped is not None:
@@ -169,21 +215,49 @@ class Run:
             metrics["validation"] = self.validation.run()
         return metrics
 
-    def _timing(self, report: StepReport) -> dict[str, Any]:
+    def _bytes_per_token(self, report: StepReport) -> float | None:
+        """Of the sources this step's samples came from, on average; None where a source has no figure."""
+        found = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(found) else None
+
+    def _observed(self) -> AbstractContextManager[Observation]:
+        step, watch = self.trainer.progress.step + 1, self.train.watch
+        measured = bool(watch.communication_every) and step % watch.communication_every == 0
+        rank = self.mesh.world.rank
+        return observed(self.folder, step, rank, step in watch.profile_steps, measured and self.mesh.distributed)
+
+    def _timing(self, report: StepReport, observation: Observation) -> dict[str, Any]:
         """Rates over all processes, in the seconds of this step; validation and saving are not in them."""
         seconds = sum(report.seconds.values())
+        self._waited, self._spent = self._waited + report.seconds["data"], self._spent + seconds
         flops = report.tokens * self.flops_per_token / seconds / self.mesh.world.size
         timing = {
             "step": report.progress.step,
             "seconds": report.seconds,
+            "data_share": report.seconds["data"] / seconds,
             "tokens_per_second": report.tokens / seconds,
             "tflops_per_process": flops / 1e12,
+            "memory_bytes": peak_memory(self.mesh.device),
         }
         if self.peak_flops is not None:
             timing["mfu"] = flops / self.peak_flops
-        if self.mesh.device.type == "cuda":
-            timing["memory_bytes"] = torch.cuda.max_memory_allocated(self.mesh.device)
+        if observation.communication_seconds is not None:
+            timing["communication_seconds"] = observation.communication_seconds
         return timing
+
+    def _evaluation_is_due(self, step: int) -> bool:
+        if self.evaluate is None:
+            return False
+        return step % self.train.evaluation.every == 0 or self.trainer.finished
+
+    def _evaluate(self, report: StepReport, log: MetricsLog | None) -> dict[str, Any]:
+        """Written before the step's checkpoint, so that a run that goes on from there has the line."""
+        started = time.monotonic()
+        scores = self.evaluate(self.parts)
+        if log is not None:
+            log.write_evaluation(report.progress.step, report.progress.tokens, scores)
+        return {"step": report.progress.step, "evaluation_seconds": time.monotonic() - started}
 
     def _facts(self) -> dict[str, Any]:
         """Read back from metrics.jsonl, so that a run that was killed after its last step says the same."""
@@ -195,6 +269,8 @@ class Run:
         facts["skipped_steps"] = sum("skipped" in line for line in lines)
         if self.validation is not None:
             facts["validation"] = lines[-1]["validation"]
+        if self.evaluate is not None:
+            facts["evaluation"] = read_metrics(self.folder / EVALUATIONS_NAME)[-1]["scores"]
         return facts
 
     def _from_first(self, found: tuple[Path, dict[str, Any]] | None) -> tuple[Path | None, dict[str, Any]]:

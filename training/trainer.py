@@ -35,7 +35,9 @@ class StepReport:
     """progress: after the step. samples: those it took. loss: negative log-likelihood a valid token, in nats.
     objective: what was minimised, the z-loss included.
 
-    skipped: why the step was not taken, or None. stop: some process was asked to stop. seconds: by phase."""
+    skipped: why the step was not taken, or None. stop: some process was asked to stop. seconds: by phase: data (waiting
+    for it), agreement (counting valid tokens together), forward, backward, pipeline, optimizer (norm and clipping
+    too)."""
 
     progress: Progress
     samples: range
@@ -75,17 +77,17 @@ class Trainer:
 
     def step(self, stop_wanted: bool = False, tell: Callable[[str], None] = lambda where: None) -> StepReport:
         """One step on all processes. tell hears what is begun, for the watchdog."""
-        clock = Clock(tell=lambda phase: tell(f"step {self.progress.step + 1}, {phase}"))
+        clock = Clock(self.mesh.device, lambda phase: tell(f"step {self.progress.step + 1}, {phase}"))
         clock.begin("data")
         batch = self._next_batch()
+        clock.begin("agreement")
         valid_tokens, stop = self._agree(batch, stop_wanted)
-        clock.begin("passes")
-        losses = self.passes.train(batch, self.scale.value / valid_tokens)
+        losses = self.passes.train(batch, self.scale.value / valid_tokens, clock.begin)
+        clock.begin("optimizer")
         self.model.sum_tied_gradients()
         scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
         loss, objective = self._mean_over_all(losses, valid_tokens)
         norm = global_norm(self.model.counted, self.mesh).item()
-        clock.begin("optimizer")
         before, self.progress = self.progress, self._after_this_batch()
         skipped = self.scale.overflowed(norm) or self.guard.refuses(self.progress.step, objective, norm)
         rate = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
@@ -94,7 +96,6 @@ class Trainer:
             self.optimizer.step(rate)
             self.model.publish()
         self.model.clear_gradients()
-        clock.end()
         return StepReport(
             progress=self.progress,
             samples=range(before.samples, self.progress.samples),
@@ -106,7 +107,7 @@ class Trainer:
             valid_tokens=valid_tokens,
             skipped=skipped,
             stop=stop,
-            seconds=clock.seconds,
+            seconds=clock.end(),
         )
 
     def batch_samples(self, tokens: int) -> int:

@@ -1,28 +1,52 @@
 """The stage `train`: indexed data to checkpoints, in one process or under torchrun."""
 
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.provenance.canonical import fingerprint
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.training.config import LayoutConfig
 from gristmill.training.planner.command import resolve_layout
+
+LIVE_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that live evaluation follows too
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
     sampling = identity(recipe.index)  # packing and blend decide samples, not the indexed files
-    return {
+    decides = {
         "model": identity(recipe.model),
         "train": identity(recipe.train),
         "sampling": sampling,
         "seed": recipe.seed,
     }
+    if recipe.train.initial is not None:
+        decides["initial"] = initial_digest(Path(recipe.train.initial))
+    if recipe.train.evaluation.every:
+        decides["evaluate"] = {name: getattr(recipe.evaluate, name) for name in LIVE_FIELDS}
+    return decides
+
+
+def initial_digest(folder: Path) -> str:
+    """Of the checkpoint's manifest, which holds the digest of each of its files. Raises InputError without one."""
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise InputError(
+            f"train.initial: {folder} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
+            "checkpoints/step-00000100, or make one with `gristmill import`"
+        )
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Writes model.json, metrics.jsonl and checkpoints/; the facts are steps, tokens, losses and parameters."""
+    """Writes model.json, metrics.jsonl, checkpoints/ and, with train.evaluation, evaluations.jsonl; the facts are
+    steps, tokens, losses, parameters and the last scores."""
     # Loaded here: torch takes seconds, which `gristmill plan` and the other stages need not wait for.
     from gristmill.training.parallel.layout import check_layout
     from gristmill.training.processes import Place, joined
@@ -38,7 +62,39 @@ def run(context: StageContext) -> dict[str, Any]:
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
     with joined(place, train.layout, model, digest, train.watch.timeout_seconds, rank_order) as mesh:
-        return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter).to_the_end()
+        evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
+        return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter, evaluate).to_the_end()
+
+
+def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
+    """What asks the live model the tasks of train.evaluation. Raises InputError or RecipeError before the first step if
+    they cannot be asked."""
+    from gristmill.evaluation.live import check_live, evaluate_live  # as above
+    from gristmill.evaluation.run import Corpus
+
+    evaluation, recipe = context.recipe.train.evaluation, context.recipe
+    tasks_folder = None if recipe.evaluate.data is None else Path(recipe.evaluate.data)
+    corpus = Corpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
+    tokenizer = context.inputs["tokenizer"]
+    check_live(tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
+
+    def evaluate(parts: Any) -> Any:
+        return evaluate_live(
+            parts.parts,
+            tokenizer,
+            evaluation.tasks,
+            evaluation.limit,
+            layout=layout,
+            mesh=mesh,
+            data=tasks_folder,
+            corpus=corpus,
+            shots=recipe.evaluate.shots,
+            batch_tokens=recipe.evaluate.batch_tokens,
+            budget_seconds=evaluation.budget_seconds,
+            reporter=context.reporter,
+        )
+
+    return evaluate
 
 
 def open_data(context: StageContext) -> Any:
@@ -56,13 +112,30 @@ def open_data(context: StageContext) -> Any:
     except InputError as error:
         context.reporter.say(f"train: no validation, because {error}")
         held_out = None
-    counts = {source.name: source.splits.get("validation") for source in dataset.sources}
-    bytes_per_token = {name: count.bytes / count.tokens for name, count in counts.items() if count and count.tokens}
-    return Data(samples, held_out, dataset.end_of_document, recipe.index.mask_documents, bytes_per_token)
+    return Data(
+        samples,
+        held_out,
+        dataset.end_of_document,
+        recipe.index.mask_documents,
+        bytes_per_token(dataset, "validation"),
+        bytes_per_token(dataset, "train"),
+    )
+
+
+def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
+    """By source, of those that have text in the split."""
+    counts = {source.name: source.splits.get(split) for source in dataset.sources}
+    return {name: count.bytes / count.tokens for name, count in counts.items() if count and count.tokens}
 
 
 STAGE: Stage = Stage(
-    name="train", code_version=1, inputs=("index",), config=config, run=run, libraries=("torch",), parallel=True
+    name="train",
+    code_version=2,
+    inputs=("curate", "tokenizer", "index"),
+    config=config,
+    run=run,
+    libraries=("torch",),
+    parallel=True,
 )
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from gristmill.training.checkpoint import load_model, step_folder
 from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
 from gristmill.training.metrics import read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.parallel.parts import ModelParts
 from gristmill.training.processes import Place, joined
 from gristmill.training.run import Data, Run
 from gristmill.training.saver import kept_steps
@@ -60,10 +61,18 @@ def train_config(**changes: Any) -> TrainConfig:
     return TrainConfig(**(settings | changes))
 
 
-def new_run(folder: Path, mesh: Any = None, **changes: Any) -> Run:
+def new_run(folder: Path, mesh: Any = None, evaluate: Any = None, **changes: Any) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data(Counting(), Counting(), 0, mask_documents=False, bytes_per_token={"even": 4.0})
-    return Run(MODEL, train_config(**changes), 7, data, mesh or single_process(), folder, Reporter.silent())
+    data = Data(
+        Counting(),
+        Counting(),
+        0,
+        mask_documents=False,
+        bytes_per_token={"even": 4.0},
+        training_bytes_per_token={"even": 4.0, "odd": 2.0},
+    )
+    mesh = mesh or single_process()
+    return Run(MODEL, train_config(**changes), 7, data, mesh, folder, Reporter.silent(), evaluate)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -84,6 +93,7 @@ def test_a_run_learns_and_says_what_it_did(undisturbed: Path) -> None:
     assert lines[-1]["tokens"] == STEPS * BATCH * MODEL.context
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
     assert [line["step"] for line in lines if "validation" in line] == [6, 12]
+    assert lines[0]["bits_per_byte"] == pytest.approx(lines[0]["loss"] / np.log(2) / 3.0)  # half of each source
     even = lines[-1]["validation"]["sources"]["even"]
     assert even["bits_per_byte"] == pytest.approx(even["loss"] / np.log(2) / 4.0)
     assert sorted(path.name for path in (undisturbed / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
@@ -185,8 +195,8 @@ def test_a_step_that_is_not_finite_is_not_taken(tmp_path: Path) -> None:
     run = new_run(tmp_path, tokens=4 * BATCH * MODEL.context)
     train, before = run.trainer.passes.train, {}
 
-    def broken_at_step_3(batch: dict[str, torch.Tensor], factor: float) -> torch.Tensor:
-        losses = train(batch, factor)
+    def broken_at_step_3(batch: dict[str, torch.Tensor], factor: float, begin: Any) -> torch.Tensor:
+        losses = train(batch, factor, begin)
         if run.trainer.progress.step == 2:
             before.update({name: value.detach().clone() for name, value in run.parts.parameters.items()})
             run.parts.parameters["head.weight"].grad[0, 0] = float("inf")
@@ -217,6 +227,95 @@ def test_chosen_steps_are_traced(tmp_path: Path) -> None:
     new_run(tmp_path, tokens=3 * BATCH * MODEL.context, watch={"profile_steps": [2]}).to_the_end()
     trace = json.loads((tmp_path / "logs" / "trace-00000002-rank0.json").read_text())
     assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
+
+
+def scores_of(parts: ModelParts) -> dict[str, dict[str, float]]:
+    """A stand-in for the tasks: it reads the live weights."""
+    return {"a_task": {"acc": float(parts.parameters["final_norm.weight"].double().sum())}}
+
+
+def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> None:
+    asked = {"evaluation": {"every": 4, "tasks": ["a_task"]}}
+    new_run(tmp_path / "unbroken", evaluate=scores_of, **asked).to_the_end()
+    lines = read_metrics(tmp_path / "unbroken" / "evaluations.jsonl")
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    assert lines[0]["tokens"] == 4 * BATCH * MODEL.context and lines[0]["scores"] != lines[1]["scores"]
+
+    def killed_at_10(parts: ModelParts) -> dict[str, dict[str, float]]:
+        if len(read_metrics(tmp_path / "broken" / "evaluations.jsonl")) == 2:
+            raise KeyboardInterrupt  # the last checkpoint is step 9's
+        return scores_of(parts)
+
+    with pytest.raises(KeyboardInterrupt):
+        new_run(tmp_path / "broken", evaluate=killed_at_10, **asked).to_the_end()
+    facts = new_run(tmp_path / "broken", evaluate=scores_of, **asked).to_the_end()
+    assert digests(tmp_path / "broken") == digests(tmp_path / "unbroken")
+    assert facts["evaluation"] == lines[-1]["scores"]
+
+
+def test_asking_the_model_changes_nothing_of_the_run(undisturbed: Path, tmp_path: Path) -> None:
+    new_run(tmp_path, evaluate=scores_of, evaluation={"every": 5}).to_the_end()
+    (tmp_path / "evaluations.jsonl").unlink()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def test_a_run_begins_with_the_weights_of_another(undisturbed: Path, tmp_path: Path) -> None:
+    last = step_folder(undisturbed / "checkpoints", STEPS)
+    run = new_run(tmp_path, initial=str(last))
+    run._resume()
+    expected, _ = load_model(last)
+    for name, value in expected.named_parameters():
+        assert torch.equal(run.parts.parameters[name], value)
+    assert run.trainer.progress.step == 0 and not run.optimizer.first["head.weight"].any()
+    new_run(tmp_path, initial=str(last)).to_the_end()
+    first = read_metrics(tmp_path / "metrics.jsonl")[0]["loss"]
+    assert first < read_metrics(undisturbed / "metrics.jsonl")[0]["loss"] - 0.3
+    before = digests(tmp_path)
+    (step_folder(tmp_path / "checkpoints", STEPS) / ".metadata").write_bytes(b"damaged")
+    new_run(tmp_path, initial=str(last)).to_the_end()  # goes on from step 9, not from the other's weights
+    assert digests(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"heads": 2, "kv_heads": 0}, "head_width 8 instead of 16; heads 4 instead of 2"),
+        ({"qk_norm": True}, "qk_norm false instead of true; set the recipe's model as"),
+        ({"hidden": 32}, "hidden 128 instead of 32"),
+    ],
+)
+def test_weights_of_another_model_are_refused(
+    undisturbed: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    other = ModelConfig(**(MODEL.model_dump() | changes))
+    data = Data(Counting(), None, 0, mask_documents=False, bytes_per_token={})
+    last = step_folder(undisturbed / "checkpoints", STEPS)
+    run = Run(other, train_config(initial=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
+    with pytest.raises(InputError, match=said):
+        run.to_the_end()
+
+
+def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: Path) -> None:
+    data = Data(Counting(), None, 3, mask_documents=False, bytes_per_token={})
+    last = step_folder(undisturbed / "checkpoints", STEPS)
+    run = Run(MODEL, train_config(initial=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
+    with pytest.raises(InputError, match="trained with end_of_document 0, this run's data has 3"):
+        run.to_the_end()
+
+
+def test_every_step_says_where_its_time_went(pool, tmp_path: Path) -> None:
+    layout = {"data": 2, "pipeline": 2, "micro_batch": 1}
+    pool.run(4, run_on_mesh, str(tmp_path), layout, {"communication_every": 6})
+    lines = read_metrics(tmp_path / "logs" / "timing.jsonl")
+    assert list(lines[0]["seconds"]) == ["data", "agreement", "pipeline", "forward", "backward", "optimizer"]
+    assert [line["step"] for line in lines if "communication_seconds" in line] == [6, 12]
+    assert lines[5]["communication_seconds"] > 0 and lines[5]["memory_bytes"] > 10**7
+
+
+def test_the_loader_does_not_keep_the_steps_waiting(undisturbed: Path) -> None:
+    """Both are counted in the run; of a model this small the share says nothing."""
+    for line in read_metrics(undisturbed / "logs" / "timing.jsonl"):
+        assert line["data_share"] == pytest.approx(line["seconds"]["data"] / sum(line["seconds"].values()))
 
 
 @pytest.mark.slow
@@ -280,11 +379,9 @@ def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> Non
     assert digests(tmp_path) == digests(undisturbed)
 
 
-def run_on_mesh(folder: str, layout: dict[str, Any]) -> None:
-    config = train_config(layout=layout)
-    new_run(
-        Path(folder), build_mesh(config.layout, MODEL.num_kv_heads, torch.device("cpu")), layout=layout
-    ).to_the_end()
+def run_on_mesh(folder: str, layout: dict[str, Any], watch: dict[str, Any] | None = None) -> None:
+    mesh = build_mesh(train_config(layout=layout).layout, MODEL.num_kv_heads, torch.device("cpu"))
+    new_run(Path(folder), mesh, layout=layout, watch=watch or {}).to_the_end()
 
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"data": 2, "tensor": 2, "pipeline": 2}])

@@ -1,6 +1,6 @@
 """Forward and backward over the micro-batches of one step, by a process that holds the whole depth of the model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -14,12 +14,17 @@ Batch = Mapping[str, Tensor]  # the arguments of Transformer.forward by name, ea
 # b samples of this data rank
 
 
+def unheard(phase: str) -> None:
+    """For callers to whom it does not matter what is begun."""
+
+
 class Passes(Protocol):
     """Both methods return the samples' losses [b, 2] (see `loss.losses`) where the head is, and None elsewhere.
 
-    train leaves the gradients of factor x (the sum of all losses), summed over the data ranks."""
+    train leaves the gradients of factor x (the sum of all losses), summed over the data ranks. begin hears "forward"
+    and "backward" (and, with a pipeline, "pipeline": messages, and waiting for other stages) as they begin."""
 
-    def train(self, batch: Batch, factor: float) -> Tensor | None: ...
+    def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = unheard) -> Tensor | None: ...
 
     def evaluate(self, batch: Batch) -> Tensor | None: ...
 
@@ -30,12 +35,14 @@ class Accumulation:
     def __init__(self, part: Transformer, micro_batch: int):
         self.part, self.micro_batch = part, micro_batch
 
-    def train(self, batch: Batch, factor: float) -> Tensor:
+    def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = unheard) -> Tensor:
         micro_batches = list(split(batch, self.micro_batch))
         losses = []
         for index, micro in enumerate(micro_batches):
             self._sum_over_ranks(index == len(micro_batches) - 1)
+            begin("forward")
             losses_b2 = self.part(**micro)
+            begin("backward")
             (losses_b2[:, 0].sum() * factor).backward()
             losses.append(losses_b2.detach())
         return torch.cat(losses)

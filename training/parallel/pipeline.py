@@ -1,6 +1,7 @@
 """Pipeline parallelism: stages on ranks, micro-batches down the stages in the order of one of torch's schedules."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,39 @@ from gristmill.training.loss import exact_dtype
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.cuts import stages_of_rank
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.passes import Batch, split
+from gristmill.training.parallel.passes import Batch, split, unheard
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTIPLE = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble, "dualpipev": ScheduleDualPipeV}
+
+
+class _Heard:
+    """Who hears of the passes of the step under way."""
+
+    begin: Callable[[str], None] = staticmethod(unheard)
+
+
+class _Stage(PipelineStage):
+    """Says when its passes begin, and when they are over."""
+
+    def __init__(self, heard: _Heard, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._heard = heard
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("forward", super().forward_one_chunk, arguments, named)
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("backward", super().backward_one_chunk, arguments, named)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("backward", super().backward_weight_one_chunk, arguments, named)
+
+    def _within(self, phase: str, work: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._heard.begin(phase)
+        result = work(*arguments, **named)
+        self._heard.begin("pipeline")
+        return result
 
 
 class Pipeline:
@@ -38,9 +68,12 @@ class Pipeline:
         self.parts, self.layout, self.mesh, self.micro_batch = parts, layout, mesh, micro_batch
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
+        self._heard = _Heard()
         self._schedules: dict[tuple[int, int], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
-    def train(self, batch: Batch, factor: float) -> Tensor | None:
+    def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = unheard) -> Tensor | None:
+        self._heard.begin = begin
+        begin("pipeline")
         fields = dict(batch)
         tokens = fields.pop("x")
         shape = (tokens.shape[0], tokens.shape[1])
@@ -86,7 +119,8 @@ class Pipeline:
         losses = torch.empty(
             self.micro_batch, 2, dtype=exact_dtype(hidden), device=self.mesh.device, requires_grad=True
         )
-        return PipelineStage(
+        return _Stage(
+            self._heard,
             part,
             number,
             self.layout.num_stages,
