@@ -11,6 +11,7 @@ from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.curation import curation_blocks
+from gristmill.pipelines.report.evaluations import evaluation_blocks
 from gristmill.pipelines.report.figures import curves
 
 SMOOTHED_OVER = 0.02  # share of a run: the curve a reader looks at is the mean over so many steps
@@ -42,6 +43,7 @@ def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
         *curation_blocks(folders.curate),
         *blend_blocks(recipe, folders),
         *training_blocks(folders),
+        *evaluation_blocks(folders.train, folders.evaluate),
         *sample_blocks(folders),
         *provenance_blocks(folders),
     ]
