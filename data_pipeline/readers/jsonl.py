@@ -1,12 +1,13 @@
 """JSON lines: one object a line, plain or compressed, a whole file or a range of its bytes."""
 
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any, BinaryIO
 
 import orjson
 
 from gristmill.data_pipeline.document import Record, Unreadable, excerpt
-from gristmill.data_pipeline.readers.compression import Damaged, blocks, lines
+from gristmill.data_pipeline.readers.compression import Damaged, blocks, whole_lines
 from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.source import SourceConfig
 
@@ -15,32 +16,48 @@ def read_jsonl(
     file: BinaryIO, name: str, source: SourceConfig, first_record: int = 0, start: int = 0, end: int | None = None
 ) -> Iterator[Record | Unreadable]:
     """Every line as a record; lines that are no object, lack the text or are no UTF-8 as Unreadable. Blank lines are
-    numbered and passed over.
+    numbered and passed over. The file is closed behind the last.
 
     start, end: only the lines that begin in these bytes (plain files; start stands at a line's begin)."""
-    number, fields = first_record, FieldMap(source)
-    if start:
-        file.seek(start)
+    number, offset, fields = first_record, start, FieldMap(source)
+    record, loads = fields.maker(), orjson.loads
     try:
-        for offset, line in lines(blocks(file, name)):
-            if end is not None and start + offset >= end:
-                return
-            if line and not line.isspace():
+        if start:
+            file.seek(start)
+        for piece in whole_lines(blocks(file, name)):
+            inside = piece if end is None else _begun_before(piece, end - offset)
+            # line after line: of a list of them, the last would have left the processor's cache before it is read
+            lines = BytesIO(inside)
+            for line in lines:
                 try:
-                    found: Any = orjson.loads(line)
+                    found: Any = loads(line)
                 except orjson.JSONDecodeError as error:
-                    yield Unreadable(number, *_kind_and_reason(line, error), start + offset, excerpt(line))
+                    if not line.isspace():
+                        yield _no_json(line.rstrip(b"\n"), error, number, offset + lines.tell() - len(line))
                 else:
-                    yield (
-                        fields.record(found, number, start + offset)
-                        if type(found) is dict
-                        else Unreadable(
-                            number, "no_object", f"a JSON {_kind(found)}, no object", start + offset, excerpt(line)
-                        )
-                    )
-            number += 1
+                    made = record(found, number)
+                    yield made or _refused(found, fields, number, offset + lines.tell() - len(line), line)
+                number += 1
+            if len(inside) < len(piece):
+                return
+            offset += len(piece)
     except Damaged as damage:
         yield Unreadable(number, damage.kind, str(damage))
+    finally:
+        file.close()
+
+
+def _begun_before(piece: bytes, end: int) -> bytes:
+    """The lines of the piece that begin in its first `end` bytes."""
+    if end <= 0:
+        return b""
+    return piece[: piece.find(b"\n", end - 1) + 1 or len(piece)]
+
+
+def _refused(found: Any, fields: FieldMap, number: int, offset: int, line: bytes) -> Unreadable:
+    if type(found) is dict:
+        return fields.refused(found, number, offset)
+    return Unreadable(number, "no_object", f"a JSON {_kind(found)}, no object", offset, excerpt(line))
 
 
 def line_starts(file: BinaryIO, size: int, part_bytes: int) -> list[tuple[int, int, int]]:
@@ -73,9 +90,10 @@ def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def _kind_and_reason(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
+def _no_json(line: bytes, error: orjson.JSONDecodeError, number: int, offset: int) -> Unreadable:
     try:
         line.decode("utf-8")
     except UnicodeDecodeError as bad:
-        return "invalid_encoding", f"invalid UTF-8 at byte {bad.start} of the line"
-    return "no_json", f"no JSON: {error.msg}"
+        reason = f"invalid UTF-8 at byte {bad.start} of the line"
+        return Unreadable(number, "invalid_encoding", reason, offset, excerpt(line))
+    return Unreadable(number, "no_json", f"no JSON: {error.msg}", offset, excerpt(line))

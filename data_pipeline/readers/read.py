@@ -50,8 +50,11 @@ def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: i
 def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The part's records in their order, each readable or not. Nothing a file holds raises."""
     if source.html_field is None and source.format not in ("html", "warc", "arc"):
-        yield from _records(part, source)
-        return
+        return _records(part, source)
+    return _extracted_records(part, source)
+
+
+def _extracted_records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     for record in _records(part, source):
         yield record if isinstance(record, Unreadable) or record.html is None else _extracted(record, source)
 
@@ -67,12 +70,16 @@ def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
 
 def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     if source.format == "datasets":
-        yield from read_dataset(source)
-        return
+        return read_dataset(source)
+    if source.format == "jsonl":
+        opened = open_raw(part.location)
+        return read_jsonl(opened, part.location, source, part.first_record, part.start, part.end)
+    return _opened_records(part, source)
+
+
+def _opened_records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
     with open_raw(part.location) as opened:
-        if source.format == "jsonl":
-            yield from read_jsonl(opened, part.location, source, part.first_record, part.start, part.end)
-        elif source.format == "parquet":
+        if source.format == "parquet":
             yield from read_parquet(opened, source, part.first_record, part.start, part.end)
         elif source.format in ("text", "markdown"):
             yield from read_plain(opened, part.location, source)
