@@ -82,6 +82,11 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
         return flex(query_BHTK, key_BGSK, value_BGSK, block_mask=mask_BTS, scale=scale, enable_gqa=True)
     mask = mask_BTS.unsqueeze(1) if mask_BTS is not None and mask_BTS.dim() == 3 else mask_BTS
     grouped = query_BHTK.shape[1] != key_BGSK.shape[1]
+    if grouped and query_BHTK.shape[2] == 1 and mask is not None and mask.shape[1] == 1:
+        # One new token: the heads of a group are so many rows that look at the same keys, so nothing is copied.
+        return attend(
+            query_BHTK.reshape(*key_BGSK.shape[:2], -1, key_BGSK.shape[3]), key_BGSK, value_BGSK, mask, scale
+        ).reshape(query_BHTK.shape)
     if grouped and query_BHTK.device.type == "cpu":  # torch 2.13's fused CPU kernel takes equal head counts only
         copies = query_BHTK.shape[1] // key_BGSK.shape[1]
         key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))
