@@ -19,6 +19,7 @@ from gristmill.pipelines.report.steps import flow_of, rule_order
 CLUSTERS_SHOWN = 8
 QUARANTINED_SHOWN = 10
 EXCERPT_CHARACTERS = 500
+BEGIN_CHARACTERS = 60
 
 
 def curation_blocks(folder: Path) -> list[Block]:
@@ -86,7 +87,8 @@ def example_block(example: Mapping[str, Any]) -> Excerpt:
     """Just past the threshold, or just inside it."""
     other = f", duplicate of {example['duplicate_of']}" if example.get("duplicate_of") else ""
     title = f"{example['side']}, {example['source']}: {example['value']:.4g} against {example['threshold']:g}{other}"
-    return Excerpt(f"{title} ({example['doc_id']})", example["excerpt"])
+    begin = " ".join(example["excerpt"].split())[:BEGIN_CHARACTERS]
+    return Excerpt(f"{title} ({example['doc_id']}): {begin}", example["excerpt"])
 
 
 def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:

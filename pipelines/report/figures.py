@@ -39,11 +39,14 @@ def histogram(
 ) -> bytes:
     """How a signal is distributed over the kept documents and those that fail its rule, with the threshold drawn in.
 
+    At least one of the two has values.
     Where the values span over LOG_SPAN, all of them above 0, equal ratios are equally wide."""
     with matplotlib.rc_context(RC):
         canvas, axes = _canvas(height=2.2)
         edges, is_log = bin_edges([*kept, *failing], threshold, bins)
-        axes.hist([kept, failing], bins=edges, color=["C0", "C3"], alpha=0.85, stacked=True, label=["kept", "failing"])
+        drawn = [each for each in ((kept, "C0", "kept"), (failing, "C3", "failing")) if len(each[0])]
+        values, colors, labels = (list(column) for column in zip(*drawn, strict=True))
+        axes.hist(values, bins=edges, color=colors, alpha=0.85, stacked=True, label=labels)
         if threshold is not None:
             axes.axvline(threshold, color="black", linewidth=1.2, linestyle="--", label=f"threshold {threshold:g}")
         if is_log:
