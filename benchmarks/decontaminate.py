@@ -38,7 +38,7 @@ FIELDS = {
     "arc_easy": ("query",),
     "arc_challenge": ("query",),
 }
-SHORTEST = 13  # words of a planted text: shorter ones are matched as a whole or not at all, and are reported apart
+LONGEST, SHORTEST = 13, 8  # words of an n-gram; texts between the two are matched as a whole, and reported apart
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def speed(benchmarks: list[BenchmarkConfig], texts: list[str]) -> list[Figure]:
 def search_alone(benchmarks: list[BenchmarkConfig], texts: list[str]) -> Figure:
     """The peer is a set of word tuples."""
     examples = [example for benchmark in benchmarks for example in read_benchmark(benchmark)]
-    index = build_index(examples, 13, 8)
+    index = build_index(examples, LONGEST, SHORTEST)
     raw = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, raw)]).astype(np.int64)
     data = np.frombuffer(b"".join(raw), np.uint8)
@@ -87,7 +87,7 @@ def search_alone(benchmarks: list[BenchmarkConfig], texts: list[str]) -> Figure:
     def in_plain_python() -> None:
         for text in sample:
             words = fold_text(text).split()
-            for size in range(8, 14):
+            for size in range(SHORTEST, LONGEST + 1):
                 for i in range(len(words) - size + 1):
                     tuple(words[i : i + size]) in wanted  # noqa: B015 (the look-up is what is measured)
 
@@ -102,8 +102,8 @@ def plain_index(examples: list[Example]) -> set[tuple[str, ...]]:
     found = set()
     for example in examples:
         words = fold_text(example.text).split()
-        size = min(len(words), 13)
-        if size >= 8:
+        size = min(len(words), LONGEST)
+        if size >= SHORTEST:
             found |= {tuple(words[i : i + size]) for i in range(len(words) - size + 1)}
     return found
 
@@ -123,8 +123,10 @@ def disguises(text: str) -> dict[str, str]:
 
 def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) -> list[Figure]:
     """Plants one text in each document in turn of kinds, and counts the documents hit."""
-    examples = [example for benchmark in benchmarks for example in read_benchmark(benchmark)]
-    examples = [example for example in examples if len(fold_text(example.text).split()) >= SHORTEST]
+    everything = [example for benchmark in benchmarks for example in read_benchmark(benchmark)]
+    words = [len(fold_text(example.text).split()) for example in everything]
+    examples = [example for example, count in zip(everything, words, strict=True) if count >= LONGEST]
+    short = [e for e, count in zip(everything, words, strict=True) if SHORTEST <= count < LONGEST][: planted // 6]
     wanted = plain_index(examples)
     generator = np.random.default_rng(5)
     chosen = generator.permutation(len(examples))[:planted]
@@ -147,13 +149,18 @@ def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) ->
         name = f"decontaminate_recall_{kind.replace(' ', '_')}"
         goal = None if kind == "one word edited" else 1.0
         figures.append(Figure(name, share, f"of {len(mine)} planted", goal=goal))
+    found = hits([f"{texts[n % len(texts)][:4000]}\n\n{e.text.upper()}\n\n" for n, e in enumerate(short)], config)
+    figures.append(
+        Figure("decontaminate_recall_8_to_12_words", len(found) / len(short), f"of {len(short)} planted", goal=1.0)
+    )
+    table.add_row("8 to 12 words, case", str(len(short)), str(len(found)), f"{len(found) / len(short):.4f}", "")
     Console(width=120).print(table)
     return [*figures, *false_positives(texts, config, examples)]
 
 
 def holds_ngram(text: str, wanted: set[tuple[str, ...]]) -> bool:
     words = fold_text(text).split()
-    return any(tuple(words[i : i + 13]) in wanted for i in range(len(words) - 12))
+    return any(tuple(words[i : i + LONGEST]) in wanted for i in range(len(words) - LONGEST + 1))
 
 
 def false_positives(texts: list[str], config: DecontaminateConfig, examples: list[Example]) -> list[Figure]:

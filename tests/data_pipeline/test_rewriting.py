@@ -167,6 +167,43 @@ def test_drop_and_annotate(books, tmp_path, policy, removed):
     assert rows[35]["contamination"] and not rows[35]["pieces"]
 
 
+def test_scores_edits_and_personal_data_go_with_what_is_left(tmp_path):
+    """A filter that edits, a classifier and replaced addresses, with and without a step that cuts."""
+    note = "This copy was made for the readers of the valley library, who may lend it to friends and to neighbours."
+    good = [f"{prose(k)}\n{note} Write to miller{k}@mill.example for more." for k in range(40)]
+    good += [f"{prose(k)}\n{note}" for k in range(40, 44)]
+    write_jsonl(tmp_path / "books.jsonl", [{"text": text} for text in good])
+    write_jsonl(tmp_path / "web.jsonl", [{"text": prose(500 + k).replace("the", "buy now")} for k in range(40)])
+    settings = {
+        "filters": ({"c4": {"min_sentences": 1}},),
+        "quality": {
+            "positive": ("books",),
+            "negative": ("web",),
+            "apply_to": ("books",),
+            "keep": "all",
+            "features": 4096,
+        },
+        "pii": {"email": "replace"},
+        "near_dedup": None,
+    }
+    sources = [source(tmp_path), source(tmp_path, "web")]
+    counts = run_curate(sources, tmp_path / "plain", **settings)["sources"]["books"]
+    run_curate(sources, tmp_path / "cut", **settings, span_dedup={"unit": "line", "least_characters": 90})
+
+    def signals(folder: Path) -> dict[str, dict]:
+        paths = sorted((folder / "curate/signals").glob("*/books-*.parquet"))
+        return {row["doc_id"]: row for path in paths for row in pq.read_table(path).to_pylist()}
+
+    assert counts["kept"] and len({row["quality_score"] for row in signals(tmp_path / "plain").values()}) > 20
+    plain, cut = signals(tmp_path / "plain"), signals(tmp_path / "cut")
+    assert plain.keys() == cut.keys()
+    shorter = [doc_id for doc_id in plain if cut[doc_id]["num_chars"] < plain[doc_id]["num_chars"]]
+    assert len(shorter) == 3  # of the four equal notes the first stays
+    for doc_id in plain:
+        for column in ("quality_score", "before_c4_num_chars", "pii_replaced"):
+            assert plain[doc_id][column] == cut[doc_id][column]
+
+
 def test_texts_of_tasks_are_handed_in(books, tmp_path):
     from gristmill.data_pipeline.curation import curate
     from gristmill.data_pipeline.engine.local import LocalEngine
