@@ -1,6 +1,7 @@
 """What a report says of curation: what came in, what each rule took, duplicates, examples beside a threshold."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,20 @@ def flow_blocks(counts: Mapping[str, Any]) -> list[Block]:
         Heading("What came in, and what became of it"),
         Figure("flow", flow_svg(flow_of(counts)), "Documents through the steps, from the raw files to the splits"),
         Table(columns, tuple(rows), 7, "Documents: read = kept (train, validation, test) + removed + quarantined."),
+        *repair_blocks(sources),
     ]
+
+
+def repair_blocks(sources: Mapping[str, Any]) -> list[Block]:
+    """How many documents each repair of the text changed (data_pipeline/text.py)."""
+    repairs = sorted({repair for entry in sources.values() for repair in entry["changed"]})
+    if not repairs:
+        return []
+    rows = tuple(
+        (name, *(f"{entry['changed'].get(repair, 0):,}" for repair in repairs)) for name, entry in sources.items()
+    )
+    columns = ("source", *(repair.replace("_", " ") for repair in repairs))
+    return [Table(columns, rows, len(repairs), "Documents that a repair of the text changed.")]
 
 
 def flow(entry: Mapping[str, Any]) -> tuple[int, ...]:
@@ -147,4 +161,10 @@ def quarantine_blocks(folder: Path, names: Mapping[str, str]) -> list[Block]:
         for line in lines[:QUARANTINED_SHOWN]
     )
     columns = ("source", "file", "record", "reason", "begins")
-    return [Heading("Quarantine"), Table(columns, rows, caption=f"{len(lines):,} records; the first {len(rows)}.")]
+    kinds = Counter((line["source"], line["unreadable"]) for line in lines)
+    by_kind = tuple((source, kind, f"{count:,}") for (source, kind), count in sorted(kinds.items()))
+    return [
+        Heading("Quarantine"),
+        Table(("source", "why it could not be read", "records"), by_kind, 1),
+        Table(columns, rows, caption=f"{len(lines):,} records; the first {len(rows)}."),
+    ]

@@ -29,7 +29,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="report",
-    code_version=3,
+    code_version=4,
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),
     config=config,
     run=run,

@@ -1,8 +1,10 @@
+import json
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
+from gristmill.pipelines.report.curation import quarantine_blocks, repair_blocks
 from gristmill.pipelines.report.flow import BAND, Flow, flow_svg
 from gristmill.pipelines.report.steps import flow_of, rule_order
 
@@ -54,3 +56,18 @@ def test_a_picture_that_would_not_add_up_is_not_drawn():
     with pytest.raises(ValueError, match="3 documents read, 2 in the picture"):
         flow_svg(Flow(("a",), {"a": 3}, {}, {"train": {"a": 2}}))
     assert ET.fromstring(flow_svg(Flow(("a",), {"a": 0}, {}, {"train": {"a": 0}})))
+
+
+def test_repairs_by_source_stand_beneath_the_flow():
+    assert repair_blocks({"a": {"changed": {}}}) == []
+    [table] = repair_blocks({"a": {"changed": {"nfc": 1200, "line_ends": 3}}, "b": {"changed": {}}})
+    assert table.columns == ("source", "line ends", "nfc")
+    assert table.rows == (("a", "3", "1,200"), ("b", "0", "0"))
+
+
+def test_quarantine_is_counted_by_kind(tmp_path):
+    line = {"source": "a", "raw_digest": "d", "record": 3, "reason": "no JSON", "excerpt": "{", "unreadable": "no_json"}
+    (tmp_path / "quarantine.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "record": 9}) + "\n")
+    _, kinds, records = quarantine_blocks(tmp_path, {"d": "a.jsonl"})
+    assert kinds.rows == (("a", "no_json", "2"),)
+    assert records.rows[1] == ("a", "a.jsonl", "9", "no JSON", "{")
