@@ -6,6 +6,7 @@ from gristmill.evaluation.packing import Request
 from gristmill.evaluation.scoring import score
 from gristmill.evaluation.transformer_backbone import TransformerBackbone
 from gristmill.training.checkpoint import load_model
+from gristmill.training.model.attention import _grow
 
 KINDS = [
     ("llama", {}),
@@ -55,3 +56,21 @@ def test_the_state_goes_on_where_it_stopped(backbone):
         )
         pieces.append(hidden_BTD)
     assert torch.allclose(torch.cat(pieces, dim=1), backbone.hidden(tokens_BT), atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_state_that_has_grown_may_grow_again_in_another_way():
+    """Two continuations of one state share its memory, and neither writes over the other."""
+    state = _grow(_grow(None, *drawn(5)), *drawn(1, seed=1))
+    one, two = (_grow(state, *drawn(2, seed=seed)) for seed in (2, 3))
+    longer = _grow(one, *drawn(200, seed=4))
+    for grown, seeds in ((one, (1, 2)), (two, (1, 3)), (longer, (1, 2, 4))):
+        lengths = {1: 1, 2: 2, 3: 2, 4: 200}
+        parts = [drawn(5), *(drawn(lengths[seed], seed=seed) for seed in seeds)]
+        for found, place in ((grown.key_BGSK, 0), (grown.value_BGSK, 1)):
+            assert torch.equal(found, torch.cat([part[place] for part in parts], dim=2))
+
+
+def drawn(tokens, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, tokens, 4, generator=generator), torch.randn(2, 3, tokens, 4, generator=generator)

@@ -16,7 +16,23 @@ from gristmill.training.model.plan import Mask, Plan, rotate
 from gristmill.training.parallel.tensor import ColumnLinear, Cut, RowLinear, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
-# Ht, Gt = heads on this tensor rank
+# C tokens there is room for; Ht, Gt = heads on this tensor rank
+
+
+SPARE_TOKENS = 64  # room is made for so many at least, so that few of a continuation's steps copy what stands
+
+
+class Room:
+    """Memory for more tokens than stand in it, shared by the states that grew in it. Only the one that ends where
+    `used` ends may grow in place: another would write over what the first one wrote."""
+
+    def __init__(self, key_BGSK: Tensor, value_BGSK: Tensor, tokens: int):
+        self.used = key_BGSK.shape[2]
+        self.key_BGCK, self.value_BGCK = (_with_spare(part, tokens) for part in (key_BGSK, value_BGSK))
+
+    @property
+    def tokens(self) -> int:
+        return self.key_BGCK.shape[2]
 
 
 @dataclass(frozen=True)
@@ -25,6 +41,7 @@ class KeyValueState:
 
     key_BGSK: Tensor
     value_BGSK: Tensor
+    room: Room | None = None
 
     @property
     def tokens(self) -> int:
@@ -112,4 +129,19 @@ def attention_scale(config: ModelConfig) -> float:
 def _grow(state: KeyValueState | None, key: Tensor, value: Tensor) -> KeyValueState:
     if state is None:
         return KeyValueState(key, value)
-    return KeyValueState(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))
+    if torch.is_grad_enabled():
+        return KeyValueState(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))
+    first, end, room = state.tokens, state.tokens + key.shape[2], state.room
+    if room is None or room.used != first or room.tokens < end:
+        room = Room(state.key_BGSK, state.value_BGSK, end)
+    room.key_BGCK[:, :, first:end], room.value_BGCK[:, :, first:end] = key, value
+    room.used = end
+    return KeyValueState(room.key_BGCK[:, :, :end], room.value_BGCK[:, :, :end], room)
+
+
+def _with_spare(part_BGSK: Tensor, tokens: int) -> Tensor:
+    """A copy with room for `tokens` and a quarter more."""
+    batch, groups, used, width = part_BGSK.shape
+    room = part_BGSK.new_empty(batch, groups, tokens + max(SPARE_TOKENS, tokens // 4), width)
+    room[:, :, :used] = part_BGSK
+    return room
