@@ -3,9 +3,11 @@
 The method of Lee et al. 2022, "Deduplicating Training Data Makes Language Models Better", section 4.1, on bytes
 instead of tokens (50 tokens are about 200 bytes of English). Unlike theirs, the first place in keep-order stays.
 The suffix array is libdivsufsort's (package pydivsufsort). It holds a group of documents of at most
-`group_bytes`; repeats across groups are not found, so that memory is bounded: 14 bytes for each byte of a group."""
+`group_bytes`; repeats across groups are not found, so that memory is bounded: in each worker 14 bytes for each byte of
+a group. On disk the groups' texts stand once more, 128 groups at a time."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +30,8 @@ from gristmill.data_pipeline.provenance.files import atomic_path
 REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
 # Byte between documents: never part of UTF-8, so no repeat runs across two documents.
 BETWEEN = 0xFF
+TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.large_string()), ("priority", pa.int64())])
+OPEN_GROUPS = 128  # files written in one pass over the corpus; more groups take more passes
 MOST_GROUP_BYTES = 2_000_000_000  # suffixes are numbered in 32 bits
 
 
@@ -61,12 +65,16 @@ def repeated_substrings(
     group, keep-order is (source priority, longer first, doc_id).
     `folder` takes intermediate files; called again after a kill, it goes on from them."""
     claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
-    tasks = []
-    for number, (chosen, priorities) in enumerate(_groups(parts, config.group_bytes)):
-        path = folder / f"repeats-{number:05d}.parquet"
-        if not path.exists():
-            tasks.append((tuple(chosen), priorities, config.least_bytes, path))
-    engine.map(_search_group, tasks, "repeated substrings", unit="groups")
+    group_of = _groups(parts, config.group_bytes)
+    num_groups = max((int(groups.max(initial=-1)) for groups in group_of), default=-1) + 1
+    tasks = [
+        (_texts_file(folder, n), config.least_bytes, folder / f"repeats-{n:05d}.parquet") for n in range(num_groups)
+    ]
+    missing = [number for number, task in enumerate(tasks) if not task[-1].exists()]
+    for start in range(0, len(missing), OPEN_GROUPS):
+        numbers = missing[start : start + OPEN_GROUPS]
+        _gather(parts, group_of, numbers, folder, engine)
+        engine.map(_search_group, [tasks[n] for n in numbers], "repeated substrings", unit="groups")
     tables = [pq.read_table(path, schema=REPEATS) for path in sorted(folder.glob("repeats-*.parquet"))]
     return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
 
@@ -139,8 +147,9 @@ def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     return start, stop
 
 
-def _groups(parts: Sequence[Part], group_bytes: int) -> list[tuple[list[tuple[Part, np.ndarray]], np.ndarray]]:
-    """Documents in the order of doc_id, as many as fit: ([(part, bool[rows] wanted)], priority of each part)."""
+def _groups(parts: Sequence[Part], group_bytes: int) -> list[np.ndarray]:
+    """Of each part, int32[rows]: the group of each living document, -1 for the others. Groups are filled in the order
+    of doc_id, each with as many documents as fit."""
     ids, lengths, owners, rows = _all_documents(parts)
     too_long = np.flatnonzero(lengths >= group_bytes)
     if len(too_long):
@@ -149,21 +158,18 @@ def _groups(parts: Sequence[Part], group_bytes: int) -> list[tuple[list[tuple[Pa
             f"document {doc_id} has {lengths[too_long[0]]} bytes; group_bytes={group_bytes} must be more than that"
         )
     order = np.lexsort((ids[:, 1], ids[:, 0]))
-    number, filled, group_of = 0, 0, np.empty(len(order), np.int64)
+    number, filled, group_of = 0, 0, np.empty(len(order), np.int32)
     for place in order.tolist():
         filled += int(lengths[place]) + 1
         if filled > group_bytes:
             number, filled = number + 1, int(lengths[place]) + 1
         group_of[place] = number
     found = []
-    for group in range(number + 1 if len(order) else 0):
-        chosen = []
-        for index, part in enumerate(parts):
-            wanted = np.zeros(len(part.living()), bool)
-            wanted[rows[(owners == index) & (group_of == group)]] = True
-            if wanted.any():
-                chosen.append((part, wanted))
-        found.append((chosen, np.array([part.priority for part, _ in chosen])))
+    for index, part in enumerate(parts):
+        groups = np.full(len(part.living()), -1, np.int32)
+        mine = owners == index
+        groups[rows[mine]] = group_of[mine]
+        found.append(groups)
     return found
 
 
@@ -180,9 +186,34 @@ def _all_documents(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.concatenate(ids), length, owner, place
 
 
-def _search_group(task) -> None:
-    chosen, priorities, least_bytes, path = task
-    group = _read_group(chosen, priorities)
+def _texts_file(folder: Path, group: int) -> Path:
+    return folder / f"texts-{group:05d}.arrow"
+
+
+def _gather(
+    parts: Sequence[Part], group_of: Sequence[np.ndarray], numbers: Sequence[int], folder: Path, engine: LocalEngine
+) -> None:
+    """The documents of each of these groups in a file of its own, in one pass over the parts."""
+    with ExitStack() as files, engine.reporter.meter("groups of documents", sum(p.bytes for p in parts), "B") as meter:
+        writers = {}
+        for number in numbers:
+            path = files.enter_context(atomic_path(_texts_file(folder, number)))
+            writers[number] = files.enter_context(pa.ipc.new_stream(path, TEXTS))
+        for part, groups in zip(parts, group_of, strict=True):
+            for rows, doc_ids, texts in part.batches(np.isin(groups, numbers)):
+                priorities = pa.array(np.full(len(rows), part.priority))
+                batch = pa.record_batch(
+                    [doc_ids.cast(pa.string()), texts.cast(pa.large_string()), priorities], schema=TEXTS
+                )
+                for number in np.unique(groups[rows]).tolist():
+                    writers[number].write_batch(batch.filter(pa.array(groups[rows] == number)))
+            meter.advance(part.bytes)
+
+
+def _search_group(task: tuple[Path, int, Path]) -> None:
+    """The group's repeats; its texts are then no longer needed."""
+    texts, least_bytes, path = task
+    group = _read_group(texts)
     found = repeats_of(group, least_bytes)
     ids = unpacked_ids(group.ids)
     rows = [(ids[owner], start, stop, ids[keeper]) for owner, start, stop, keeper in found]
@@ -190,17 +221,15 @@ def _search_group(task) -> None:
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, REPEATS, strict=True)], schema=REPEATS)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+    texts.unlink()
 
 
-def _read_group(chosen: Sequence[tuple[Part, np.ndarray]], priorities: np.ndarray) -> Group:
-    ids, texts, ranks = [], [], []
-    for (part, wanted), priority in zip(chosen, priorities, strict=True):
-        for _, doc_ids, batch in part.batches(wanted):
-            ids.append(packed_ids(doc_ids, part.path))
-            texts += [text.encode() for text in batch.to_pylist()]
-            ranks += [priority] * len(batch)
-    packed = np.concatenate(ids)
+def _read_group(path: Path) -> Group:
+    with pa.ipc.open_stream(path) as stream:
+        table = stream.read_all()
+    packed = packed_ids(table.column("doc_id"), path)
+    texts = [text.encode() for text in table.column("text").to_pylist()]
     lengths = np.array([len(text) for text in texts])
-    order = keep_order(np.array(ranks), lengths, packed)
+    order = keep_order(table.column("priority").to_numpy(), lengths, packed)
     data = np.frombuffer(b"".join(texts[i] + bytes([BETWEEN]) for i in order), np.uint8)
     return Group(packed[order], data, np.append(0, np.cumsum(lengths[order] + 1)))

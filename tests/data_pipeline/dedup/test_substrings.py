@@ -94,6 +94,9 @@ def test_groups_bound_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(sizes) == 3
     assert max(sizes) <= 1024
     assert set(table.column("doc_id").to_pylist()) >= {padded(i) for i in "246"}  # the second of each group
+    assert not list((tmp_path / "work").glob("texts-*"))
+    monkeypatch.setattr(substrings, "OPEN_GROUPS", 1)  # a pass over the corpus for each group
+    assert repeated_substrings([part], config, engine(), tmp_path / "passes").equals(table)
 
 
 def test_a_document_larger_than_a_group(tmp_path: Path):
