@@ -1,6 +1,7 @@
 """Signals that are measured only where the recipe asks for them: each costs time, or needs a file of the user's."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -48,12 +49,23 @@ class OptionalSignals(Config):
             found += paragraph_language_columns(texts, self.paragraph_languages)
         found += [pa.array([count_pii(text, kind) for text in texts], pa.int64()) for kind in self.pii]
         if self.badwords is not None:
-            words = BadWords(entries(self.badwords))
+            words = _bad_words(self.badwords)
             found.append(pa.array([words.count(text) for text in texts], pa.int64()))
         if self.blocked_urls is not None:
-            blocked = BlockedUrls(entries(self.blocked_urls))
+            blocked = _blocked_urls(self.blocked_urls)
             found.append(pa.array([int(blocked.blocks(url)) for url in urls], pa.int64()))
         return found
+
+
+@lru_cache(maxsize=1)
+def _bad_words(pinned: PinnedList) -> BadWords:
+    """Made once a process, as the next: a list may have millions of entries."""
+    return BadWords(entries(pinned))
+
+
+@lru_cache(maxsize=1)
+def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
+    return BlockedUrls(entries(pinned))
 
 
 # What rules of the presets look at and a source may lack.

@@ -5,7 +5,6 @@ ends of a line goes. A compressed file is read by its suffix (.gz .zst .bz2 .xz)
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 from io import BytesIO
 
 from pydantic import Field
@@ -48,14 +47,13 @@ def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
 
 
 def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
-    """The list as its files are now; None if the recipe names no file. Raises as lock_lists."""
+    """The list as its files are now, which are digested and not parsed; None if the recipe names no file."""
     if not patterns:
         return None
     paths = tuple(location for _, location in _located(patterns))
-    return PinnedList(digests=tuple(sorted(read_list(path)[0] for path in paths)), paths=paths)
+    return PinnedList(digests=tuple(sorted(_digest(_raw(path)) for path in paths)), paths=paths)
 
 
-@lru_cache(maxsize=8)
 def entries(pinned: PinnedList) -> tuple[str, ...]:
     """Every entry of the list's files, each once, sorted. Raises InputError if a file is not the one in the lock."""
     found: set[str] = set()
@@ -71,8 +69,7 @@ def read_list(path: str) -> tuple[str, tuple[str, ...]]:
     """(SHA-256 of the file as it lies there, its entries in their order).
 
     Raises InputError that names file and line for bytes that are no UTF-8, and for a file without an entry."""
-    with open_raw(path) as file:
-        raw = file.read()
+    raw = _raw(path)
     try:
         lines = b"".join(blocks(BytesIO(raw), path)).split(b"\n")
     except Damaged as damage:
@@ -87,7 +84,7 @@ def read_list(path: str) -> tuple[str, tuple[str, ...]]:
             listed.append(entry)
     if not listed:
         raise InputError(f"{path}: the list is empty; write one entry a line, or take it out of curate.lists")
-    return hashlib.sha256(raw).hexdigest(), tuple(listed)
+    return _digest(raw), tuple(listed)
 
 
 def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
@@ -97,6 +94,13 @@ def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _raw_file(name: str, location: str) -> RawFile:
-    with open_raw(location) as file:
-        size = len(file.read())
-    return RawFile(name=name, bytes=size, sha256=read_list(location)[0])
+    return RawFile(name=name, bytes=len(_raw(location)), sha256=read_list(location)[0])
+
+
+def _raw(path: str) -> bytes:
+    with open_raw(path) as file:
+        return file.read()
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
