@@ -110,19 +110,28 @@ def _token_scores(
     step = max(1, cells // backbone.vocab_size)
     for first in range(0, len(positions_U), step):
         chosen = torch.from_numpy(positions_U[first : first + step]).to(backbone.device)
-        logits_UV = at_least_float32(backbone.head(hidden_MD[chosen]))
-        highest_U, likeliest_U = logits_UV.max(dim=-1)
+        logprobs_UV = torch.log_softmax(at_least_float32(backbone.head(hidden_MD[chosen])), dim=-1)
         low, high = np.searchsorted(inverse_N[by_position], [first, first + len(chosen)])
         asked_N = by_position[low:high]
         rows = torch.from_numpy(inverse_N[asked_N] - first).to(backbone.device)
         targets = torch.from_numpy(targets_N[asked_N]).to(backbone.device)
-        wanted_N = logits_UV[rows, targets]
-        totals_U = highest_U + logits_UV.sub_(highest_U[:, None]).exp_().sum(dim=-1).log()  # one copy of the logits
-        if not torch.isfinite(totals_U).all():
+        wanted_N = logprobs_UV[rows, targets]
+        if torch.isnan(wanted_N).any():
             raise InputError(NOT_NUMBERS)
-        logprobs_N[asked_N] = (wanted_N - totals_U[rows]).double().cpu().numpy()
-        greedy_N[asked_N] = (likeliest_U[rows] == targets).cpu().numpy()
+        logprobs_N[asked_N] = wanted_N.double().cpu().numpy()
+        greedy_N[asked_N] = _likeliest(logprobs_UV, rows, targets, wanted_N).cpu().numpy()
     return logprobs_N, greedy_N
+
+
+def _likeliest(
+    logprobs_UV: torch.Tensor, rows_N: torch.Tensor, targets_N: torch.Tensor, wanted_N: torch.Tensor
+) -> torch.Tensor:
+    """bool[N]: is the target the first of the likeliest tokens? Searching a row for its place takes ten times as long as
+    for its highest value, so only rows whose target has that value are searched."""
+    greedy_N = wanted_N == logprobs_UV.amax(dim=-1)[rows_N]
+    maybe = greedy_N.nonzero()[:, 0]
+    greedy_N[maybe] = logprobs_UV[rows_N[maybe]].argmax(dim=-1) == targets_N[maybe]
+    return greedy_N
 
 
 def at_least_float32(logits: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def last_checkpoint(train: Path) -> Path:
 
 STAGE: Stage = Stage(
     name="evaluate",
-    code_version=2,
+    code_version=3,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,
