@@ -206,9 +206,12 @@ class OptimizerConfig(Config):
 
 
 class ScheduleConfig(Config):
-    """The learning rate over the run, in shares of its tokens: warm-up from 0, then a shape down to final_ratio."""
+    """The learning rate over the run, in shares of its tokens: warm-up from 0, then a shape down to final_ratio.
+
+    over_tokens lays the shape out over so many tokens instead, as for a run that is planned to stop early."""
 
     shape: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = "cosine"
+    over_tokens: int | None = Field(None, ge=1)
     warmup_share: float = Field(0.02, ge=0, le=1)
     final_ratio: float = Field(0.1, ge=0, le=1)
     decay_share: float = Field(0.2, gt=0, le=1, description="wsd: the last share of the run, in which the rate falls")

@@ -1,6 +1,7 @@
 """The stage `train`: indexed data to checkpoints, in one process or under torchrun."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def initial_digest(folder: Path) -> str:
 def run(context: StageContext) -> dict[str, Any]:
     """Writes model.json, metrics.jsonl, checkpoints/ and, with train.evaluation, evaluations.jsonl; the facts are
     steps, tokens, losses, parameters and the last scores."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler says on the screen that it starts and stops
     # Loaded here: torch takes seconds, which `gristmill plan` and the other stages need not wait for.
     from gristmill.training.parallel.layout import check_layout
     from gristmill.training.processes import Place, joined

@@ -49,20 +49,22 @@ class _CausalBlocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_ZTK: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient_ZTK: Tensor) -> tuple[Tensor | None, ...]:
         """The slope of a softmax: weights x (their gradient - its mean under the weights), and that mean is gradient .
         mixed (FlashAttention, arXiv 2205.14135, appendix B.2)."""
         query_ZTK, key_ZTK, value_ZTK, mixed_ZTK, *weights = ctx.saved_tensors
-        mean_ZT1 = (gradient_ZTK * mixed_ZTK).sum(dim=-1, keepdim=True)
-        key_gradient, value_gradient = torch.zeros_like(key_ZTK), torch.zeros_like(value_ZTK)
+        exact_ZTK, exact_value_ZTK = exact(gradient_ZTK), exact(value_ZTK)
+        mean_ZT1 = (exact_ZTK * mixed_ZTK).sum(dim=-1, keepdim=True)
+        key_gradient, value_gradient = torch.zeros_like(exact_value_ZTK), torch.zeros_like(exact_value_ZTK)
         query_gradient = []
         for (start, end), weights_ZNS in zip(_blocks(query_ZTK.shape[1]), weights, strict=True):
-            block_ZNK = gradient_ZTK[:, start:end]
-            slope_ZNS = (block_ZNK @ value_ZTK[:, :end].mT - mean_ZT1[:, start:end]) * weights_ZNS
+            slope_ZNS = exact_ZTK[:, start:end] @ exact_value_ZTK[:, :end].mT  # exact, for the mean is nearly as large
+            slope_ZNS = ((slope_ZNS - mean_ZT1[:, start:end]) * weights_ZNS).to(weights_ZNS.dtype)
             query_gradient.append(slope_ZNS @ key_ZTK[:, :end])
             key_gradient[:, :end] += slope_ZNS.mT @ query_ZTK[:, start:end]
-            value_gradient[:, :end] += weights_ZNS.mT @ block_ZNK
-        return torch.cat(query_gradient, dim=1) * ctx.scale, key_gradient * ctx.scale, value_gradient, None
+            value_gradient[:, :end] += weights_ZNS.mT @ gradient_ZTK[:, start:end]
+        gradients = (torch.cat(query_gradient, dim=1) * ctx.scale, key_gradient * ctx.scale, value_gradient)
+        return *(each.to(query_ZTK.dtype) for each in gradients), None
 
 
 def _blocks(tokens: int) -> list[tuple[int, int]]:

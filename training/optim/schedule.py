@@ -11,6 +11,7 @@ def learning_rate_factor(schedule: ScheduleConfig, tokens: int, total_tokens: in
 
     cosine, linear: down to final_ratio at the end. constant: 1. inverse_sqrt: sqrt(warm-up / tokens).
     wsd: 1 until the last decay_share of the run, then down to final_ratio in decay_shape (arXiv 2404.06395)."""
+    total_tokens = schedule.over_tokens or total_tokens
     warmup = schedule.warmup_share * total_tokens
     if tokens < warmup:
         return tokens / warmup

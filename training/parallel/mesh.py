@@ -2,6 +2,7 @@
 
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,8 +86,11 @@ def build_mesh(
 
 
 def silence_redistribution() -> None:
-    """torch warns at every gather of a dimension that is cut twice; it is meant."""
+    """torch warns at every gather of a dimension that is cut twice, at views of flattened axes, and of new names for
+    collectives that its own FSDP uses by the old ones; all is meant."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*flatten.*mesh", category=UserWarning)
 
 
 def _axis(grid: DeviceMesh) -> Axis:

@@ -43,3 +43,10 @@ def test_the_batch_grows_in_equal_steps() -> None:
     ramp = RampConfig(start_tokens=4, increment_tokens=4, over_tokens=90)
     assert [batch_tokens_at(ramp, 16, tokens) for tokens in (0, 29, 30, 60, 89, 90)] == [4, 4, 8, 12, 12, 16]
     assert batch_tokens_at(None, 16, 0) == 16
+
+
+def test_a_rate_laid_out_for_more_tokens_than_are_trained() -> None:
+    """MT-NLG (arXiv 2201.11990, section 3.2): 340 billion planned, 270 trained."""
+    longer = ScheduleConfig(over_tokens=340, warmup_share=0.0, final_ratio=0.1)
+    assert learning_rate_factor(longer, 270, 270) == learning_rate_factor(ScheduleConfig(warmup_share=0.0), 270, 340)
+    assert learning_rate_factor(longer, 270, 270) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 270 / 340)) / 2)

@@ -236,6 +236,10 @@ GRID = [
     Case({"tensor": 2, "data": 2}, "windows"),
     Case({"tensor": 2, "data": 2}, documents=True),
     Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
+    # ALiBi, whose slopes go with the heads, and a norm right behind the embedding
+    Case({"tensor": 2}, "bloom"),
+    Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "bloom"),
+    Case(PP2 | {"schedule": "zbv"}, "bloom"),
     Case(CUBE, "bloom", documents=True),
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
