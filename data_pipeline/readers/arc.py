@@ -53,7 +53,8 @@ def _header(line: bytes, fields: int) -> tuple[dict[str, str], int]:
     An address may hold spaces, so the fields are counted from the right. Raises Malformed if it is no such line."""
     parts = line.decode("utf-8", "replace").rstrip("\r\n").rsplit(" ", fields - 1)
     if len(parts) < fields or not parts[2].isdigit():
-        raise Malformed(f"no ARC record: {excerpt(line, 60)!r}")
+        hint = "; this is a WARC file, set format: warc" if line.startswith(b"WARC/") else ""
+        raise Malformed(f"no ARC record: {excerpt(line, 60)!r}{hint}")
     if not parts[-1].isdigit():
         raise Malformed(f"a record of length {parts[-1]!r}")
     return {"warc-target-uri": parts[0], "warc-date": _date(parts[2]), "content-type": parts[3]}, int(parts[-1])

@@ -110,7 +110,8 @@ def _header(stream: ByteStream) -> dict[str, str] | None:
     if not first:
         return None
     if not first.startswith(b"WARC/"):
-        raise Malformed(f"no WARC record: {excerpt(first, 60)!r}")
+        hint = "; this is an ARC file, set format: arc" if first.startswith(b"filedesc:") else ""
+        raise Malformed(f"no WARC record: {excerpt(first, 60)!r}{hint}")
     return _with_length(_fields(stream))
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from gristmill.data_pipeline.document import Record, Unreadable
 from gristmill.data_pipeline.readers.arc import read_arc
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.warc import read_warc
 
 PAGE = b"<html><body><p>Hello</p></body></html>"
 HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=x\r\n\r\n" + PAGE
@@ -70,6 +72,14 @@ def test_a_cut_off_file_is_read_as_far_as_it_goes():
     assert kinds(raw[:-30]) == ["page", "truncated"]
     packed = gzip.compress(first()) + gzip.compress(record(HTTP)) + gzip.compress(record(HTTP))[:-20]
     assert kinds(packed, "a.arc.gz") == ["page", "truncated"]
+
+
+def test_a_file_of_the_other_format_says_so():
+    [found] = read(b"WARC/1.0\r\nWARC-Type: warcinfo\r\n")
+    assert found.reason.endswith("this is a WARC file, set format: warc")
+    source = SourceConfig(name="s", format="warc", paths=("x",))
+    [found] = read_warc(BytesIO(first()), "a.arc", source)
+    assert found.reason.endswith("this is an ARC file, set format: arc")
 
 
 SHARED = {
