@@ -126,8 +126,8 @@ def _token_scores(
 def _likeliest(
     logprobs_UV: torch.Tensor, rows_N: torch.Tensor, targets_N: torch.Tensor, wanted_N: torch.Tensor
 ) -> torch.Tensor:
-    """bool[N]: is the target the first of the likeliest tokens? Searching a row for its place takes ten times as long as
-    for its highest value, so only rows whose target has that value are searched."""
+    """bool[N]: is the target the first of the likeliest tokens? Finding its place in a row takes ten times as long
+    as finding the highest value, so only rows whose target has that value are searched."""
     greedy_N = wanted_N == logprobs_UV.amax(dim=-1)[rows_N]
     maybe = greedy_N.nonzero()[:, 0]
     greedy_N[maybe] = logprobs_UV[rows_N[maybe]].argmax(dim=-1) == targets_N[maybe]

@@ -91,19 +91,28 @@ def _hellaswag(text: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _race(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """One article a line, with lists of questions, options and answers (A to D); a record for each question."""
+    """A record for each question, from either form: that of the release, an article a line with lists of questions,
+    options and answers (A to D); or that of the hub, a question a line with its answer."""
     for article in _json_lines(text, path):
-        for question, options, answer in zip(article["questions"], article["options"], article["answers"], strict=True):
-            yield {
-                "article": article["article"],
-                "question": question,
-                "options": options,
-                "gold": "ABCD".index(answer),
-            }
+        several = "questions" in article
+        names = ("questions", "options", "answers") if several else ("question", "options", "answer")
+        lists = [article[name] if several else [article[name]] for name in names]
+        for question, options, answer in zip(*lists, strict=True):
+            gold = "ABCD".index(answer)
+            yield {"article": article["article"], "question": question, "options": options, "gold": gold}
+
+
+def _anli(text: str, path: Path) -> Iterator[dict[str, Any]]:
+    """Either form: that of the release (context, and e, n or c), or that of the hub (premise, and 0, 1 or 2)."""
+    for record in _json_lines(text, path):
+        if "premise" in record:
+            record = {**record, "context": record["premise"], "label": "enc"[record["label"]]}
+        yield record
 
 
 FORMS: dict[str, Callable[[str, Path], Iterator[dict[str, Any]]]] = {
     "jsonl": _json_lines,
     "hellaswag": _hellaswag,
     "race": _race,
+    "anli": _anli,
 }

@@ -113,3 +113,31 @@ def test_the_network_is_off_while_tasks_are_run(model, monkeypatch):
 class _Request:
     def __init__(self, text: str):
         self.args = (text,)
+
+
+def test_a_task_in_lm_evals_own_words_reads_local_files(model, tmp_path, monkeypatch):
+    """dataset_path and data_files go through lm-eval's and datasets' own loading; nothing is fetched."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "rivers.json"
+    path.write_text(
+        "".join(json.dumps({"q": f"River {i} is", "a": ["long", "short"], "y": i % 2}) + "\n" for i in range(4))
+    )
+    task = {
+        "task": "rivers",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "doc_to_text": "q",
+        "doc_to_choice": "a",
+        "doc_to_target": "y",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    results = run_tasks(model, [task], EvaluateConfig(limit=3))
+    assert results.summary["results"]["rivers"]["sample_len"] == 3
+    assert [sample["target"] for sample in results.samples["rivers"]] == [0, 1, 0]
+
+
+def test_a_name_of_lm_evals_own_says_how_it_is_reached(model):
+    with pytest.raises(RecipeError, match="known where downloading is allowed"):
+        run_tasks(model, ["copa"], EvaluateConfig())

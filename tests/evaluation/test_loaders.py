@@ -66,3 +66,23 @@ def test_the_two_other_forms(tmp_path):
     write(tmp_path / "r.jsonl", article)
     found = load("r.jsonl", ["article", "question", "options", "gold"], form="race", data=str(tmp_path))["test"]
     assert [(each["question"], each["gold"]) for each in found] == [("Q1", 1), ("Q2", 3)]
+
+
+def test_race_and_anli_come_as_their_authors_or_as_the_hub_has_them(tmp_path):
+    forms = {
+        "race": (
+            {"article": "Grain.", "questions": ["What?"], "options": [["a", "b", "c", "d"]], "answers": ["C"]},
+            {"article": "Grain.", "question": "What?", "options": ["a", "b", "c", "d"], "answer": "C"},
+        ),
+        "anli": (
+            {"context": "It rains.", "hypothesis": "It is dry.", "label": "c"},
+            {"premise": "It rains.", "hypothesis": "It is dry.", "label": 2},
+        ),
+    }
+    fields = {"race": ["article", "question", "options", "gold"], "anli": ["context", "hypothesis", "label"]}
+    for form, records in forms.items():
+        found = []
+        for number, record in enumerate(records):
+            (tmp_path / f"{form}{number}.jsonl").write_text(json.dumps(record) + "\n")
+            found.append(load(f"{form}{number}.jsonl", fields[form], form=form, data=str(tmp_path))["test"][0])
+        assert [found[0][name] for name in fields[form]] == [found[1][name] for name in fields[form]]
