@@ -44,10 +44,12 @@ def flow_blocks(counts: Mapping[str, Any]) -> list[Block]:
     rows = [(name, *(f"{value:,}" for value in values)) for name, values in {**flows, "together": together}.items()]
     fates = ("train", "validation", "test", "removed", "quarantined")
     columns = ("source", "read", *fates, "MB read")
+    pieces = sum(entry["pieces"] for entry in sources.values())
+    added = f"read + {pieces:,} pieces of split ones" if pieces else "read"
     return [
         Heading("What came in, and what became of it"),
         Figure("flow", flow_svg(flow_of(counts)), "Documents through the steps, from the raw files to the splits"),
-        Table(columns, tuple(rows), 7, "Documents: read = kept (train, validation, test) + removed + quarantined."),
+        Table(columns, tuple(rows), 7, f"Documents: {added} = kept (train, validation, test) + removed + quarantined."),
         *repair_blocks(sources),
     ]
 
