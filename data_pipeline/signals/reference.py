@@ -26,11 +26,13 @@ from gristmill.data_pipeline.signals.characters import (
 WordRule = Literal["unicode", "whitespace"]
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # Gopher, appendix A.1.1
+TITLES = ("Mr", "Mrs", "Ms", "Dr", "St", "Prof", "Jr", "Sr", "Gen", "Gov", "Rev", "Inc", "Co", "Corp", "Ltd", "vs")
 SHORT_LINE_CHARS = 30  # FineWeb: a line of at most this many characters is short
 NAN = float("nan")
 
 _URL = re.compile(r"https?://[^\s]", re.ASCII)
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]@[A-Za-z0-9]")
+_ABBREVIATION = re.compile(rf"(?<![A-Za-z0-9_\x80-\U0010ffff])(?:[A-Z]|{'|'.join(TITLES)})$|\.[a-z]$")
 _LINES = re.compile("\n+")
 _PARAGRAPHS = re.compile("\n{2,}")
 
@@ -49,7 +51,8 @@ def signals(text: str, word_rule: WordRule) -> dict[str, float]:
 
 def split_words(text: str, rule: WordRule) -> list[str]:
     """whitespace: str.split. unicode: letters, digits and marks in a row are a word, also over one joiner between
-    them (don't, 3.14); an ideograph is a word, and so is any other character that is no white space.
+    them (don't, 3.14, me@home); hyphens and other @ in a row begin a word that may follow (well-known is well, -known;
+    -- is one); an ideograph is a word, and so is any other character that is no white space.
 
     "Don't panic (42)!" -> [Don't, panic, (, 42, ), !]"""
     if rule == "whitespace":
@@ -62,7 +65,9 @@ def split_words(text: str, rule: WordRule) -> list[str]:
         if flags[start] & SPACE:
             start = end
             continue
-        if flags[start] & WORD:
+        while text[start] in "-@" and end < len(text) and text[end] in "-@":
+            end += 1
+        if flags[start] & WORD or (text[start] in "-@" and end < len(text) and flags[end] & WORD):
             while end < len(text) and _goes_on(flags, end):
                 end += 1
         words.append(text[start:end])
@@ -93,14 +98,14 @@ def count_sentences(text: str) -> int:
 def _sentences_of_line(line: str) -> int:
     table_C = character_table()
     count, has_word, ended = 0, False, False
-    for character in line:
+    for at, character in enumerate(line):
         flags = int(table_C[ord(character)])
         if flags & SPACE or (flags & STOP and has_word):
             if (ended or flags & STOP) and has_word:
                 count, has_word = count + 1, False
             ended = False
         elif flags & TERMINAL:
-            ended = True
+            ended = not (character == "." and _ABBREVIATION.search(line[max(0, at - 8) : at]))
         elif character not in "\"')]}’”»":
             ended = False
         has_word = has_word or bool(flags & (WORD | IDEOGRAPH))

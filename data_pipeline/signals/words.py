@@ -35,7 +35,7 @@ from gristmill.data_pipeline.signals.characters import (
     UPPER,
     WORD,
 )
-from gristmill.data_pipeline.signals.reference import STOP_WORDS
+from gristmill.data_pipeline.signals.reference import STOP_WORDS, TITLES
 
 # Gopher's stop words as groups of bytes, each in the slot its product with the factor points to: no two share one.
 STOP_SHIFT = np.uint64(60)
@@ -54,6 +54,8 @@ def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
 
 
 STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
+TITLE_GROUPS = np.array([int.from_bytes(title.encode(), "little") for title in TITLES], np.uint64)
+TITLE_CHARS = max(map(len, TITLES))
 
 # Places in the counts that scan_words fills. STOPS is a bit a slot; ODD_ENDS are line ends other than newlines.
 CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
@@ -74,7 +76,7 @@ def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, c
     for i in range(NUM_COUNTS):
         counts[i] = 0
     found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
-    in_token = in_run = in_word = ZERO  # of the byte before the block, in the lowest bit
+    in_token = in_run = in_word = in_hyphen = ZERO  # of the byte before the block, in the lowest bit
     open_token, first, chars, alpha, plain = False, start, ZERO, False, False  # of the word begun before the block
     has_word = False  # a letter, digit or ideograph since the last sentence's end
     behind_dots = start
@@ -127,9 +129,10 @@ def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, c
                 run |= joiner & (word >> ONE | np.uint64(flags[code] & WORD != 0) << TOP)
             else:
                 run |= joiner & (word >> ONE)
-            run |= word
-            starts = run & ~(run << ONE | in_run) | ~run & ~space & lead
-            in_run = run >> TOP
+            hyphen = (bytes_within(text, base, 0x2D, 1) | bytes_within(text, base, 0x40, 1) & ~run) & inside
+            run |= word | hyphen
+            starts = run & ~(run << ONE | in_run) | hyphen & ~(hyphen << ONE | in_hyphen) | ~run & ~space & lead
+            in_run, in_hyphen = run >> TOP, hyphen >> TOP
         else:
             starts = ~space & ~(~space << ONE | in_token)
         stops = (starts | space) & (~space << ONE | in_token)
@@ -244,10 +247,35 @@ def _ends_sentence(text, start, end, flags):
         at = character_start(text, at - 1)
         code, _ = decode(text, at)
         if flags[code] & TERMINAL:
-            return True
+            return not (code == 0x2E and _abbreviates(text, start, at))
         if not _closes(code):
             return False
     return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _abbreviates(text, start, dot):
+    """Whether the dot behind text[start:dot] is one of an initial (J.), of e.g. and its like, or of a title."""
+    first = dot
+    while first > start and dot - first <= TITLE_CHARS and _is_word_byte(text[first - 1]):
+        first -= 1
+    size = dot - first
+    if size == 0 or size > TITLE_CHARS:
+        return False
+    if size == 1:
+        letter = text[first]
+        return 0x41 <= letter <= 0x5A or (0x61 <= letter <= 0x7A and first > start and text[first - 1] == 0x2E)
+    group = load64(text, first) & bytes_below(size)
+    for i in range(len(TITLE_GROUPS)):  # noqa: SIM110 - numba has no any()
+        if TITLE_GROUPS[i] == group:
+            return True
+    return False
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _is_word_byte(byte):
+    """ASCII's letters, digits and _, and all bytes of what lies beyond."""
+    return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F or byte >= 0x80
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

@@ -13,7 +13,7 @@ from gristmill.data_pipeline.signals.table import measure
 # What the kernels treat apart: white space, line ends, joiners, closers, scripts, addresses, stop words.
 BARRED = (
     "the|be|to| |\n|\n\n|...|…|.|a|foo|’|'|http://x|a@b.c|1.2.3.4|10.0.0.255|中|文。|é|É|\u2028|\x85|\r\n|\x0c|-|• |#|{"
-    "|_|\u200d|ก|1|٣|\U0001f600|\ufeff|\t|\xa0|”|!|)|\x00|\x1c|abcdefghijklmnop|/|:|@|http|s://y|A"
+    "|_|\u200d|ก|1|٣|\U0001f600|\ufeff|\t|--|-a|Mr.|@|J. |e.g. |\xa0|”|!|)|\x00|\x1c|abcdefghijklmnop|/|:|@|http|s://y|A"
 )
 PIECES = BARRED.split("|")
 MIXED = st.lists(st.sampled_from(PIECES), max_size=120).map("".join)
@@ -56,12 +56,23 @@ def test_unicode_words():
         "…",
     ]
     assert split_words("end. 'quoted' x@y.z", "unicode") == ["end", ".", "'", "quoted", "'", "x@y.z"]
+    assert split_words("well-known --flag a -- b- ---", "unicode") == [
+        "well",
+        "-known",
+        "--flag",
+        "a",
+        "--",
+        "b",
+        "-",
+        "---",
+    ]
     assert split_words("漢字kana हिन्दी", "unicode") == ["漢", "字", "kana", "हिन्दी"]
 
 
 def test_sentences():
     assert count_sentences('He said "no." Then\nhe left') == 3
-    assert count_sentences("Mr. x (why?) ... - !") == 2
+    assert count_sentences("mr. x (why?) ... - !") == 2
+    assert count_sentences("Dr. J. Doe (e.g. of St. Ives) is in. So is B2. And A.B.") == 3
     assert count_sentences("") == count_sentences("-- ** --") == 0
 
 
