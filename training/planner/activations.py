@@ -127,7 +127,10 @@ def _mixer(block: Block, layout: Layout, context: int, numbers: Numbers, dropout
     keys = 2 * (w.key_value if numbers.cuda or w.key_value == w.query else w.query)
     total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
     total += w.tokens * (block.width + 2 * w.query + keys) * numbers.compute
-    total += w.tokens * w.heads * numbers.exact
+    blocks = _block_weights(block, layout, context, numbers)
+    total += blocks * numbers.compute if blocks else w.tokens * w.heads * numbers.exact
+    # The blocks' output is laid out by heads, so the product after it reads a copy.
+    total += w.tokens * w.query * numbers.compute if blocks else 0
     if block.qk_norm:
         heads = w.tokens * (w.query + w.key_value) / block.head_dim
         total += _norm(heads, block.head_dim, numbers, norm)
@@ -145,8 +148,20 @@ def _products(block: Block, layout: Layout, context: int, numbers: Numbers) -> f
     """What `operators` keeps: the results of the matrix products and of attention."""
     w = widths(block, layout, context)
     inner = (2 if block.gated else 1) * w.hidden
-    count = w.tokens * (2 * w.query + 2 * w.key_value + 2 * block.width + inner)
-    return count * numbers.compute + w.tokens * w.heads * numbers.exact
+    count = w.tokens * (w.query + 2 * w.key_value + 2 * block.width + inner) * numbers.compute
+    if _block_weights(block, layout, context, numbers):
+        return count
+    return count + w.tokens * w.query * numbers.compute + w.tokens * w.heads * numbers.exact
+
+
+def _block_weights(block: Block, layout: Layout, context: int, numbers: Numbers) -> int:
+    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries looks at
+    the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
+    rows = layout.micro_batch * widths(block, layout, context).heads
+    if numbers.cuda or block.window is not None or rows * context**2 > 2**24:
+        return 0
+    ends = [min(start + 64, context) for start in range(0, context, 64)]
+    return rows * sum((end - start) * end for start, end in zip(range(0, context, 64), ends, strict=True))
 
 
 def _megatron_layer(block: Block, layout: Layout, context: int, software: Software) -> Kept:
