@@ -23,7 +23,7 @@ from gristmill.data_pipeline.curated import CuratedSource
 from gristmill.data_pipeline.decide import DecideTask, Rules, decide_all, rules_of
 from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.decontamination.decontaminate import all_examples
-from gristmill.data_pipeline.dedup.similar import keep_signatures, protected_corpora
+from gristmill.data_pipeline.dedup.protected import keep_signatures, protected_corpora
 from gristmill.data_pipeline.deduplication import deduplicate
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.filters.choice import FilterChoice

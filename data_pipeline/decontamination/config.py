@@ -48,7 +48,8 @@ class DecontaminateConfig(Config):
     """Defaults are MT-NLG 530B's (Megatron-LM tools/openwebtext/filter_ngrams.py) unless said otherwise.
 
     benchmarks: in local files. tasks: of the evaluation, a name or {name, fields}, whose texts the caller hands over;
-    task_data: the folder their files lie in, if it is not evaluate.data. ngram: words of a match; shortest_ngram: the
+    task_data: the folder their files lie in, if it is not evaluate.data; download: lm-eval's own tasks may be named
+    too, whose texts are read from the data hub. ngram: words of a match; shortest_ngram: the
     least words of a text that is shorter than that; shorter ones are not searched (counted).
     common: an n-gram that stands so often in the corpus is a common phrase and does not count. common_in: so many
     documents (GPT-3: "13-grams that matched more than 10 training documents", appendix C), or so many `places`
@@ -60,6 +61,7 @@ class DecontaminateConfig(Config):
     benchmarks: tuple[BenchmarkConfig, ...] = ()
     tasks: tuple[TaskChoice, ...] = ()
     task_data: Path | None = Field(default=None, json_schema_extra={"execution": True})
+    download: bool = Field(default=False, json_schema_extra={"execution": True})
     ngram: int = Field(default=13, ge=2)
     shortest_ngram: int = Field(default=8, ge=2)
     common: int = Field(default=10, ge=2)

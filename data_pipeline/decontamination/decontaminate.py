@@ -94,7 +94,7 @@ def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) 
 
 def _identity(parts: Sequence[Part], config: DecontaminateConfig, examples: Sequence[Example]) -> dict[str, Any]:
     texts = [[example.benchmark, example.example, example.field, example.text] for example in examples]
-    settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data"})
+    settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data", "download"})
     digest = hashlib.sha256(orjson.dumps(texts)).hexdigest()
     return {"config": settings, "texts": digest, "parts": [part_identity(part) for part in parts]}
 

@@ -1,26 +1,14 @@
-"""The nearest documents of a corpus to one text, and corpora that keep their signatures for others to be compared."""
+"""The nearest documents of a corpus to one text: proposed by its signatures, measured exactly."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from gristmill.data_pipeline.dedup.minhash import signatures_of
-from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected
 from gristmill.data_pipeline.dedup.part import Part, utf8_of
-from gristmill.data_pipeline.dedup.signatures import (
-    STORE_FOLDER,
-    SignatureScheme,
-    SignatureStore,
-    find_store,
-    minhash_of,
-    open_store,
-    same_scheme,
-    sign_corpus,
-)
+from gristmill.data_pipeline.dedup.signatures import SignatureStore, minhash_of
 from gristmill.data_pipeline.dedup.verify import jaccard, shingle_sets
-from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 
 # Rows of a band when one text is looked up: at 120 hashes a document of similarity 0.5 is proposed with probability
@@ -42,32 +30,6 @@ class Neighbour:
     similarity: float
     estimate: float
     excerpt: str
-
-
-def corpus_parts(corpus: Path) -> list[Part]:
-    """The files of a curated corpus, documents/SPLIT/SOURCE-NUMBER.parquet, as parts.
-
-    Raises InputError if there are none."""
-    paths = sorted((corpus / "documents").glob("*/*.parquet"))
-    if not paths:
-        raise InputError(f"{corpus}: no documents/*/*.parquet; name the folder that `gristmill curate` filled")
-    return [Part(path, path.stem.rpartition("-")[0], priority=1) for path in paths]
-
-
-def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: LocalEngine) -> SignatureStore:
-    """The folder `signatures` of a curated corpus: a store of all documents that stand in it."""
-    return sign_corpus(corpus_parts(corpus), scheme, engine, corpus / STORE_FOLDER, is_kept=True)
-
-
-def protected_corpora(config: NearDedupConfig | None) -> list[Protected]:
-    """The corpora that the config protects. Raises InputError for one without a store, or of another scheme."""
-    found = []
-    for folder in config.protected if config is not None else ():
-        store = open_store(find_store(folder))
-        assert config is not None
-        same_scheme(config.scheme, store.scheme, store.folder)
-        found.append(Protected(store.folder, store.files()))
-    return found
 
 
 def similar(

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
+from gristmill.data_pipeline.dedup.protected import corpus_parts
 from gristmill.data_pipeline.dedup.signatures import find_store, has_store, merge_stores, open_store, sign_corpus
-from gristmill.data_pipeline.dedup.similar import Neighbour, corpus_parts, similar
+from gristmill.data_pipeline.dedup.similar import Neighbour, similar
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError

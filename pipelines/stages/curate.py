@@ -50,7 +50,7 @@ def task_texts(recipe: Recipe) -> list[Any]:
     from gristmill.evaluation.benchmark_texts import benchmark_texts  # lm-eval, for recipes that name its tasks
 
     data = wanted.task_data or (Path(recipe.evaluate.data) if recipe.evaluate.data else None)
-    return list(benchmark_texts([(task.name, task.fields) for task in wanted.tasks], data))
+    return list(benchmark_texts([(task.name, task.fields) for task in wanted.tasks], data, wanted.download))
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=4,
+    code_version=5,
     inputs=(),
     config=config,
     run=run,
