@@ -1,8 +1,10 @@
 """All heuristic signals of Gopher, C4 and FineWeb in one pass, against datatrove's four filters, on one core each.
 
-`annotate`: both with words between white space, decisions compared document by document. `annotate_as_shipped`:
-datatrove with its own words (spaCy), us with ours (`unicode`); agreement by filter is printed. `annotate_workers`: two
-processes against one. `annotate_peak`: peak memory at ten times the input over that at one.
+Ours is what the stage does: every signal of the text, C4's edit, every signal of the edited text. `annotate`: both with
+words between white space, decisions compared document by document. `annotate_as_shipped`: datatrove with its own words
+(spaCy), us with ours (`unicode`), on documents of every shared corpus; `agree_...`: in how many the two decide alike,
+with a table of the classes of those in which they do not. `annotate_workers`: two processes against one.
+`annotate_peak`: peak memory at ten times the input over that at one.
 datatrove runs in an environment of its own (build/datatrove, made at the first run; or GRISTMILL_DATATROVE names
 another Python): it wants other versions than we do."""
 
@@ -12,24 +14,30 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from measure import Figure, arguments, cpu_seconds, peak_megabytes, print_figures, wall_seconds
+from rich.console import Console
+from rich.table import Table
+from support.agreement import differences, varied_documents
 from text import documents
 
-from gristmill.data_pipeline.decide import failures, rules_of
+from gristmill.data_pipeline.decide import Rules, failures
 from gristmill.data_pipeline.filters.choice import FilterChoice
-from gristmill.data_pipeline.filters.lines import EDITS
-from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.signals.table import measure_buffer
 
 HERE = Path(__file__).parent
 PEER_PACKAGES = ("datatrove==0.10.1", "spacy==3.8.18", "nltk", "regex", "orjson", "ftfy", "fasteners", "tldextract")
-FILTERS = ("gopher_quality", "gopher_repetition", "c4", "fineweb_quality")
+# By filter, how many of a hundred decisions must be datatrove's where both have words of their own.
+FILTERS = {"gopher_quality": 97.0, "gopher_repetition": 95.0, "c4": 99.5, "fineweb_quality": 99.8}
 BATCH = 512
 C4 = FilterChoice(preset="c4")
 
@@ -41,9 +49,12 @@ def main() -> None:
     texts = documents(options.data, 3_000_000 if options.quick else 24_000_000)
     rounds = 2 if options.quick else options.rounds
     print(f"{len(texts)} documents, {size(texts):.1f} MB", file=sys.stderr)
-    figures = [against(texts, "split", "whitespace", "annotate", rounds, 60)]
-    shipped = texts[:: max(1, round(size(texts) / (0.5 if options.quick else 3)))]  # it runs at 0.2 MB/s
-    figures.append(against(shipped, "spacy", "unicode", "annotate_as_shipped", 1, None))
+    mixed = [("documents", text) for text in texts]
+    figures = against(mixed, "split", "whitespace", rounds)
+    shared = Path(os.environ.get("GRISTMILL_SHARED_DATA") or HERE.parent / "../shared/data") / "corpora"
+    if options.data is None and shared.is_dir():
+        mixed = varied_documents(shared, 20 if options.quick else 1)
+    figures += against(mixed, "spacy", "unicode", 1)
     figures += [two_workers(texts, rounds), flat_memory(texts)]
     print_figures(figures)
 
@@ -54,33 +65,35 @@ def size(texts: list[str]) -> float:
 
 
 def annotate(texts: list[str], words: WordRule) -> None:
-    """Every signal, and C4's edit with what it counts."""
+    """Every signal before and after C4's edit, and what the edit counts."""
     for start in range(0, len(texts), BATCH):
-        batch = texts[start : start + BATCH]
-        measure(batch, words)
-        EDITS["c4"](batch, C4.line_options() or {})
+        batch = TextBuffer.of(texts[start : start + BATCH])
+        measure_buffer(batch, words)
+        edited, _ = EDITS["c4"](batch, C4.line_options() or {})
+        measure_buffer(edited, words)
 
 
-def decisions(texts: list[str], words: WordRule) -> dict[str, np.ndarray]:
-    """bool[N] by filter: which texts it keeps, each asked alone, as datatrove is."""
-    found = {}
+def decisions(texts: list[str], words: WordRule) -> dict[str, dict[int, str]]:
+    """Place -> first rule failed of the texts each filter drops, asked alone, as datatrove's are."""
+    buffer = TextBuffer.of(texts)
+    edited, counts = EDITS["c4"](buffer, C4.line_options() or {})
+    dropped = {}
     for name in FILTERS:
-        choice = FilterChoice(preset=name)
-        measured = measure(texts, words)
+        measured = measure_buffer(edited if name == "c4" else buffer, words)
         if name == "c4":
-            edited = EDITS["c4"](texts, C4.line_options() or {})
-            measured = measure([one.text for one in edited], words)
             for count in ("lorem_ipsum", "curly_brackets"):
-                measured = measured.append_column(f"c4_{count}", [one.counts[count] for one in edited])
-        rules = rules_of([choice], [], LanguageConfig())
-        own = [i for i, rule in enumerate(rules.rules) if rule.filter == name]
-        columns = type(rules)(tuple(rules.rules[i] for i in own), ())
-        found[name] = ~failures(measured, columns).any(axis=0)
-    return found
+                measured = measured.append_column(f"c4_{count}", counts[:, EDIT_COUNTS["c4"].index(count)])
+        rules = FilterChoice(preset=name).rules()
+        own = Rules(tuple(rule for rule in rules if rule.signal in measured.schema.names), ())
+        failed_RN = failures(measured, own)
+        first_N = failed_RN.argmax(axis=0)
+        dropped[name] = {int(k): own.rules[first_N[k]].name for k in np.flatnonzero(failed_RN.any(axis=0))}
+    return dropped
 
 
-def against(texts: list[str], peer_words: str, words: WordRule, figure: str, rounds: int, goal: float | None) -> Figure:
-    """Turns with the peer's process; prints the share of equal decisions by filter."""
+def against(mixed: Sequence[tuple[str, str]], peer_words: str, words: WordRule, rounds: int) -> list[Figure]:
+    """Turns with the peer's process, then its decisions beside ours."""
+    corpora, texts = [corpus for corpus, _ in mixed], [text for _, text in mixed]
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(json.dumps(text) + "\n" for text in texts)
         file.flush()
@@ -95,12 +108,32 @@ def against(texts: list[str], peer_words: str, words: WordRule, figure: str, rou
                 theirs.append(answer["seconds"])
             assert process.stdin is not None
             process.stdin.close()
-    for name, kept in decisions(texts, words).items():
-        equal = np.mean(kept == (np.array(list(answer["kept"][name])) == "1"))
-        print(f"{figure}: {name}: {100 * equal:.2f} % of {len(texts)} decisions are equal", file=sys.stderr)
     ratio = median(other / own for own, other in zip(ours, theirs, strict=True))
-    peer = f"datatrove 0.10.1, {'str.split' if peer_words == 'split' else 'as shipped'}"
-    return Figure(figure, size(texts) / median(ours), "MB/s/core", size(texts) / median(theirs), peer, ratio, goal)
+    split = peer_words == "split"
+    peer = f"datatrove 0.10.1, {'str.split' if split else 'as shipped'}"
+    own, other = size(texts) / median(ours), size(texts) / median(theirs)
+    name = "annotate" if split else "annotate_as_shipped"
+    speed = Figure(name, own, "MB/s/core", other, peer, ratio, 60 if split else None)
+    least = {"annotate_rate": Figure("annotate_rate", own, "MB/s/core", goal=80)} if split else {}
+    return [speed, *least.values(), *agreement(corpora, decisions(texts, words), answer["dropped"], split)]
+
+
+def agreement(
+    corpora: Sequence[str], ours: dict[str, dict[int, str]], theirs: dict[str, dict[str, str]], split: bool
+) -> list[Figure]:
+    """The share of equal decisions by filter; prints a table of the classes of the others."""
+    figures = []
+    table = Table("filter", "documents", "ours", "datatrove", "of corpora", title="decisions that differ")
+    for name, goal in FILTERS.items():
+        other = {int(place): reason for place, reason in theirs[name].items()}
+        share = 100 * (1 - len(set(ours[name]) ^ set(other)) / len(corpora))
+        figures.append(
+            Figure(f"agree_{name}_{'split' if split else 'shipped'}", share, "%", goal=100 if split else goal)
+        )
+        for count, own_reason, reason, held in differences(corpora, ours[name], other):
+            table.add_row(name, str(count), own_reason, reason, held)
+    Console(width=140, stderr=True).print(f"{len(corpora)} documents", table)
+    return figures
 
 
 def ask(process: subprocess.Popen) -> dict:
@@ -111,25 +144,36 @@ def ask(process: subprocess.Popen) -> dict:
 
 
 def two_workers(texts: list[str], rounds: int) -> Figure:
-    """Wall time of one process over that of two, on the same texts."""
-    with get_context("spawn").Pool(2) as pool:
-        halves = [texts[::2], texts[1::2]]
-        pool.map(_annotate_half, [half[:BATCH] for half in halves])
-        pairs = [
-            (
-                wall_seconds(lambda: pool.map(_annotate_half, halves)),
-                wall_seconds(lambda: pool.map(_annotate_half, [texts])),
-            )
-            for _ in range(rounds)
-        ]
+    """Wall time of one process over that of two, each taking tasks of BATCH documents; the texts are theirs already."""
+    with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(2) as pool:
+        path = Path(folder) / "texts.json"
+        path.write_text(json.dumps(texts), encoding="utf-8")
+        tasks = [(str(path), start) for start in range(0, len(texts), BATCH)]
+        pool.map(_annotate_task, tasks[:1] * 8, chunksize=1)
+        pairs = []
+        for _ in range(rounds):
+            two = wall_seconds(lambda: pool.map(_annotate_task, tasks, chunksize=1))
+            one = wall_seconds(lambda: pool.apply(_annotate_tasks, (tasks,)))
+            pairs.append((two, one))
     own = median(two for two, _ in pairs)
     one = median(one for _, one in pairs)
     ratio = median(one / two for two, one in pairs)
     return Figure("annotate_workers", size(texts) / own, "MB/s", size(texts) / one, "one worker", ratio, 1.8)
 
 
-def _annotate_half(texts: list[str]) -> None:
-    annotate(texts, "whitespace")
+@lru_cache(maxsize=1)
+def _texts_at(path: str) -> list[str]:
+    return json.loads(Path(path).read_text("utf-8"))
+
+
+def _annotate_task(task: tuple[str, int]) -> None:
+    path, start = task
+    annotate(_texts_at(path)[start : start + BATCH], "whitespace")
+
+
+def _annotate_tasks(tasks: list[tuple[str, int]]) -> None:
+    for task in tasks:
+        _annotate_task(task)
 
 
 def flat_memory(texts: list[str]) -> Figure:

@@ -1,7 +1,8 @@
 """datatrove's filters as a process that takes turns with a benchmark: runs in datatrove's own environment.
 
 argv: a file of JSON lines, each a text; the words: `split` (str.split) or `spacy` (as shipped). For every line on
-stdin, filters all texts once and prints {"seconds": ..., "kept": {filter: "0110..."}}; CPU seconds of this process."""
+stdin, filters all texts once and prints {"seconds": ..., "dropped": {filter: {place: reason}}}; CPU seconds of this
+process."""
 
 import json
 import re
@@ -69,22 +70,24 @@ def main() -> None:
         word_tokenizers.load_word_tokenizer = lambda language: tokenizer
     filters = {name: make() for name, make in FILTERS.items()}
     for _ in sys.stdin:
-        kept = {name: [] for name in filters}
+        dropped = {name: {} for name in filters}
         started = time.process_time()
-        for text in texts:
+        for place, text in enumerate(texts):
             for name, each in filters.items():
-                kept[name].append("1" if passes(each, text) else "0")
+                reason = refused(each, text)
+                if reason:
+                    dropped[name][place] = reason
         seconds = time.process_time() - started
-        print(
-            json.dumps({"seconds": seconds, "kept": {name: "".join(marks) for name, marks in kept.items()}}), flush=True
-        )
+        print(json.dumps({"seconds": seconds, "dropped": dropped}), flush=True)
 
 
-def passes(each, text: str) -> bool:
+def refused(each, text: str) -> str:
+    """Why the filter drops the text; nothing if it keeps it."""
     try:
-        return each.filter(Document(text=text, id="0")) is True
+        answer = each.filter(Document(text=text, id="0"))
     except ZeroDivisionError:  # a text without words
-        return False
+        return "no words"
+    return "" if answer is True else answer[1] if isinstance(answer, tuple) else "dropped"
 
 
 if __name__ == "__main__":
