@@ -1,12 +1,15 @@
 """Layouts of one model on forked processes of this machine: seconds a step, memory, and bytes sent by axis.
 
-Bytes are those a rank hands to the collectives and sends down the pipeline, of the rank that hands over most. Seconds
-are of a machine with fewer cores than processes, so they rank layouts by overhead, not by speed-up. The bubble is
-measured on the schedules' own lists, played on a clock."""
+Bytes are those a rank sends, of the rank that sends most: of each collective what a ring of the group's n ranks sends
+(of S bytes whole, an all-reduce 2 (n - 1) / n S, its two halves (n - 1) / n S each), and what goes down the pipeline.
+Memory is the growth of a fresh process's peak over all steps. Seconds are of a machine with fewer cores than processes,
+so they rank layouts by overhead, not by speed-up. The bubble is measured on the schedules' own lists, played on a
+clock."""
 
 import resource
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from unittest import mock
@@ -43,14 +46,17 @@ LAYOUTS: list[dict[str, Any]] = [
     {"data": 2, "tensor": 2, "pipeline": 2},
     {"data": 2, "tensor": 2, "pipeline": 2, "sequence_parallel": False},
     {"data": 2, "tensor": 2, "pipeline": 2, "recompute": "full"},
+    {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "interleaved"},
+    {"data": 4, "replicate": 2, "tensor": 2},
 ]
 QUICK = [0, 1, 4, 6, 9, 10]
-COLLECTIVES = {  # which argument is handed in
-    "all_reduce": 0,
-    "all_gather_into_tensor": 1,
-    "reduce_scatter_tensor": 1,
-    "all_gather_single": 1,  # FSDP2's names of the same two
-    "reduce_scatter_single": 1,
+# Which argument is handed in, and how often a ring of n ranks sends its bytes
+COLLECTIVES: dict[str, tuple[int, Callable[[int], float]]] = {
+    "all_reduce": (0, lambda n: 2 * (n - 1) / n),
+    "all_gather_into_tensor": (1, lambda n: n - 1),
+    "reduce_scatter_tensor": (1, lambda n: (n - 1) / n),
+    "all_gather_single": (1, lambda n: n - 1),  # FSDP2's names of the same two
+    "reduce_scatter_single": (1, lambda n: (n - 1) / n),
 }
 
 
@@ -91,22 +97,22 @@ def timed(step: Any) -> float:
     return time.perf_counter() - started
 
 
-def counted(step: Any, mesh: Mesh) -> dict[str, int]:
+def counted(step: Any, mesh: Mesh) -> dict[str, float]:
     """Bytes by axis of one step."""
-    sums: dict[str, int] = defaultdict(int)
+    sums: dict[str, float] = defaultdict(float)
     axes = {dist.group.WORLD.group_name: "world"}  # the norm and the sums, a few numbers
     for axis, name in ((mesh.data, "data"), (mesh.tensor, "tensor")):
         if axis.size > 1:
             axes[axis.group.group_name] = name  # torch gives an axis over all processes the world's group
 
-    def counting(name: str, position: int) -> Any:
+    def counting(name: str, position: int, sent: Callable[[int], float]) -> Any:
         original = getattr(dist, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
             tensor = arguments[position] if len(arguments) > position else named.get("input", named.get("input_tensor"))
             group = named.get("group") or dist.group.WORLD
-            if group.size() > 1:
-                sums[axes.get(group.group_name, "data")] += tensor.numel() * tensor.element_size()
+            axis = axes.get(group.group_name, "data")
+            sums[axis] += tensor.numel() * tensor.element_size() * sent(group.size())
             return original(*arguments, **named)
 
         return call
@@ -122,8 +128,9 @@ def counted(step: Any, mesh: Mesh) -> dict[str, int]:
         return call
 
     with ExitStack() as stack:
-        for name, position in COLLECTIVES.items():
-            stack.enter_context(mock.patch.object(dist, name, counting(name, position)))
+        for name, how in COLLECTIVES.items():
+            if hasattr(dist, name):
+                stack.enter_context(mock.patch.object(dist, name, counting(name, *how)))
         for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
             stack.enter_context(mock.patch.object(PipelineStage, name, sends(name)))
         step()
@@ -161,7 +168,7 @@ def bubbles() -> list[Figure]:
     return found
 
 
-def scatter_saving(results: dict[str, dict[str, int]]) -> Figure:
+def scatter_saving(results: dict[str, dict[str, float]]) -> Figure:
     """Bytes down the pipeline when each tensor rank sends its own tokens only; the goal is the tensor size."""
     shard, whole = (results[str(layout)]["pipeline"] for layout in (LAYOUTS[9], LAYOUTS[10]))
     return Figure("scatter_gather_bytes", shard, "bytes/step", whole, "whole activations", whole / shard, 2.0)

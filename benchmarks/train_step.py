@@ -23,8 +23,8 @@ from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.passes import Accumulation
 from gristmill.training.parallel.precision import PRECISIONS
 
-# Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, Llama 2's 32,000
-# tokens), with the default context of ModelConfig. A toy vocabulary would leave out what the loss costs.
+# Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, the 32,000
+# tokens of Llama 2), with the default context of ModelConfig. A toy vocabulary would leave out what the loss costs.
 SMALL = (ModelConfig(layers=6, width=288, heads=6, context=512), 32000, 4)
 ON_GPU = (ModelConfig(layers=16, width=2048, heads=16, kv_heads=8, context=2048), 32768, 8)  # about 1 B
 NAMES = {
@@ -50,6 +50,12 @@ class Setting:
     precision: str
     compiled: bool
     device: torch.device
+    float8: bool = False  # ours alone; the peer stays in bf16
+
+    @property
+    def name(self) -> str:
+        precision = "float8" if self.float8 else self.precision
+        return f"train_step_{precision}" + ("_compiled" if self.compiled else "")
 
     @property
     def tokens(self) -> int:
@@ -62,7 +68,14 @@ class Ours:
         precision = PRECISIONS[setting.precision]
         self.mesh, self.tokens = mesh, setting.tokens
         self.parts = build_parts(
-            setting.model, setting.vocab, LayoutConfig(), mesh, precision, seed=1, compiled=setting.compiled
+            setting.model,
+            setting.vocab,
+            LayoutConfig(),
+            mesh,
+            precision,
+            seed=1,
+            compiled=setting.compiled,
+            float8=setting.float8,
         )
         self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
         self.passes = Accumulation(self.parts.parts[0], setting.samples)
@@ -129,21 +142,20 @@ def compare(setting: Setting, rounds: int) -> Figure:
     drawn = torch.randint(0, setting.vocab, (setting.samples, setting.model.context + 1), generator=generator)
     x, y = (part.contiguous().to(setting.device) for part in (drawn[:, :-1], drawn[:, 1:]))
     own, other = ours.step(x, y), theirs.step(x, y)
-    tolerance = 1e-4 if setting.precision == "fp32" else 2e-2
+    tolerance = 1e-4 if setting.precision == "fp32" else 5e-2 if setting.float8 else 2e-2
     if abs(own - other) > tolerance:
         raise SystemExit(f"losses differ: {own} and {other}")
     clock = cpu_seconds if setting.device.type == "cpu" else wall_seconds
     seconds, peer_seconds, ratio = in_turn(partial(ours.step, x, y), partial(theirs.step, x, y), rounds, clock)
     flops = flops_per_token(setting.model, setting.vocab) * setting.tokens
     peak = device_peak(setting.device) or matmul_peak(setting.precision)
-    name = f"train_step_{setting.precision}" + ("_compiled" if setting.compiled else "")
     Console().print(
-        f"{name}: loss {own:.5f} and {other:.5f}; MFU {flops / seconds / peak:.1%} and "
+        f"{setting.name}: loss {own:.5f} and {other:.5f}; MFU {flops / seconds / peak:.1%} and "
         f"{flops / peer_seconds / peak:.1%} of {peak / 1e9:.0f} GFLOP/s",
         highlight=False,
     )
     return Figure(
-        name,
+        setting.name,
         setting.tokens / seconds,
         "tokens/s/core" if setting.device.type == "cpu" else "tokens/s",
         setting.tokens / peer_seconds,
@@ -175,6 +187,8 @@ def main() -> None:
     for compiled in (False,) if options.quick else (False, True):
         for precision in ("fp32", "bf16"):
             figures.append(compare(Setting(*shape, precision, compiled, device), rounds))
+    if device.type == "cuda":
+        figures.append(compare(Setting(*shape, "bf16", True, device, float8=True), rounds))
     print_figures(figures)
 
 

@@ -50,7 +50,10 @@ class Batches:
     def _read(self, first: int, count: int) -> dict[str, Tensor]:
         share = count // self.data.size
         start = first + self.data.rank * share
-        return collate(self.samples, range(start, start + share), self.mask_documents)
+        batch = collate(self.samples, range(start, start + share), self.mask_documents)
+        if self.device.type != "cuda":
+            return batch
+        return {name: values.pin_memory() for name, values in batch.items()}  # else the copy to the GPU is waited for
 
 
 def collate(samples: Samples, numbers: range, mask_documents: bool) -> dict[str, Tensor]:

@@ -325,6 +325,12 @@ class TrainConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def float8_beside_bf16(self) -> Self:
+        if self.float8 and self.precision != "bf16":
+            raise ValueError(f"float8 products come out in bf16, not {self.precision}; set precision: bf16")
+        return self
+
+    @model_validator(mode="after")
     def compiled_schedules(self) -> Self:
         if self.compile and self.layout.pipeline > 1 and self.layout.schedule in ("zbv", "dualpipev"):
             raise ValueError(

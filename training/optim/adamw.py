@@ -28,13 +28,16 @@ class AdamW:
             names = [name for name in names if self.first[name].numel()]
             if not names:
                 continue
+            device = self.first[names[0]].device
+            # One tensor cut up: a number each would be a copy to the GPU each.
+            steps = torch.full((len(names),), float(self.updates), device=device)
             adamw(
                 [local(self.parameters[name].detach()) for name in names],
                 [local(self.parameters[name].grad) for name in names],
                 [self.first[name] for name in names],
                 [self.second[name] for name in names],
                 [],
-                [torch.tensor(float(self.updates), device=self.first[name].device) for name in names],
+                list(steps.unbind()),
                 fused=True,
                 amsgrad=False,
                 maximize=False,

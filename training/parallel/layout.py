@@ -21,6 +21,8 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     yield from _tensor(model, layout, vocab_size)
     yield from _pipeline(model, layout)
     yield from _batches(model, train)
+    if train.float8:
+        yield from _float8(model, train)
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
@@ -128,3 +130,19 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
                 f"interleaved runs rounds of {layout.pipeline} micro-batches, {share // size} are no whole number of "
                 "rounds; change micro_batch or batch_tokens"
             )
+
+
+def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """torch's 8-bit matmuls want sizes that are multiples of 16, of a rank's own pieces too."""
+    tensor = train.layout.tensor
+    sizes = {
+        "width": model.width,
+        "heads x head width on a tensor rank": model.heads * model.head_dim // tensor,
+        "key/value heads x head width on a tensor rank": max(1, model.num_kv_heads // tensor) * model.head_dim,
+        "tokens of a micro-batch": micro_batch_size(model, train) * model.context,
+    }
+    for layer in model.layer_list:
+        sizes["hidden width on a tensor rank"] = model.hidden_width(layer.channel) // tensor
+    for name, size in sizes.items():
+        if size % 16:
+            yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"
