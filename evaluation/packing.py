@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHARED_SHARE = (
-    0.25  # below this share of common tokens a request gets a row of its own: a mask costs more than it saves
-)
+from gristmill.data_pipeline.errors import InputError
+
+SHARED_SHARE = 0.25  # with fewer tokens in common a request gets a row of its own: a mask costs more than it saves
 WORTH_TOKENS = 256  # from here on, a layer's matrices are read from memory less often than they are computed with
 FILL = 0.8
 
@@ -63,9 +63,12 @@ class Inputs:
 def model_inputs(request: Request, context: int) -> Inputs:
     """Context (1, 2, 3), continuation (4, 5), room for 3 tokens -> reads (2, 3, 4), scores the last 2.
 
-    Raises ValueError if the continuation alone is longer than the model's context."""
+    Raises InputError if the continuation alone is longer than the model's context."""
     if len(request.continuation) > context:
-        raise ValueError(f"a continuation of {len(request.continuation)} tokens does not fit a context of {context}")
+        raise InputError(
+            f"a continuation of {len(request.continuation)} tokens does not fit the model's context of {context}: "
+            "leave that task out, or evaluate a model with a longer context"
+        )
     whole = request.context + request.continuation
     kept = whole[-(context + 1) :]
     return Inputs(tokens=kept[:-1], scored=len(request.continuation))

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline.errors import InputError
 from gristmill.evaluation.packing import Request, batches, model_inputs, pack
 
 
@@ -11,7 +12,7 @@ def inputs(*pairs, context=100):
 def test_the_last_token_is_not_read_and_the_left_is_cut():
     found = model_inputs(Request((1, 2, 3), (4, 5)), context=3)
     assert (found.tokens, found.scored) == ((2, 3, 4), 2)
-    with pytest.raises(ValueError, match="4 tokens does not fit a context of 3"):
+    with pytest.raises(InputError, match="4 tokens does not fit the model's context of 3"):
         model_inputs(Request((1,), (2, 3, 4, 5)), context=3)
 
 
