@@ -182,7 +182,7 @@ def main() -> None:
     if torch.cuda.is_available():
         device, shape, rounds = torch.device("cuda"), ON_GPU, 10
     else:
-        device, shape, rounds = torch.device("cpu"), SMALL, 3 if options.quick else 9
+        device, shape, rounds = torch.device("cpu"), SMALL, 3 if options.quick else 7
     figures = []
     for compiled in (False,) if options.quick else (False, True):
         for precision in ("fp32", "bf16"):
