@@ -2,7 +2,7 @@
 
 numba (0.68) keeps a compiled kernel as long as the text of its outermost function's file is the same: after a change
 to a file that is called from here, raise the number in the next line, or the old code runs on.
-Called code: 2."""
+Called code: 4."""
 
 import threading
 

@@ -15,7 +15,6 @@ from gristmill.data_pipeline.signals.bits import (
     ZERO,
     below,
     bytes_below,
-    character_start,
     decode,
     first_bit,
     hash_bytes,
@@ -31,11 +30,11 @@ from gristmill.data_pipeline.signals.characters import (
     PUNCTUATION,
     SPACE,
     STOP,
-    TERMINAL,
     UPPER,
     WORD,
 )
-from gristmill.data_pipeline.signals.reference import STOP_WORDS, TITLES
+from gristmill.data_pipeline.signals.reference import STOP_WORDS
+from gristmill.data_pipeline.signals.sentences import end_sentences
 
 # Gopher's stop words as groups of bytes, each in the slot its product with the factor points to: no two share one.
 STOP_SHIFT = np.uint64(60)
@@ -54,8 +53,6 @@ def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
 
 
 STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
-TITLE_GROUPS = np.array([int.from_bytes(title.encode(), "little") for title in TITLES], np.uint64)
-TITLE_CHARS = max(map(len, TITLES))
 
 # Places in the counts that scan_words fills. STOPS is a bit a slot; ODD_ENDS are line ends other than newlines.
 CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
@@ -118,7 +115,8 @@ def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, c
             found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
 
         events = space & ~(space << ONE) & ~(word << ONE | in_word) | line_end
-        has_word = _end_sentences(text, start, base, events, line_end, worded, has_word, flags, counts)
+        has_word, ended = end_sentences(text, start, base, events, line_end, worded, has_word, flags)
+        counts[SENTENCES] += ended
         in_word_before, in_word = in_word, word >> TOP
         if unicode_words:
             joiner = bytes_within(text, base, 0x2E, 2) | bytes_within(text, base, 0x27, 1)
@@ -218,79 +216,6 @@ def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
         counts[DIGITS] += flag & DIGIT != 0
         counts[ODD_ENDS] += flag & LINE_END != 0
         counts[ELLIPSIS] += code == 0x2026
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _end_sentences(text, start, base, events, line_end, worded, has_word, flags, counts):
-    """Counts the sentences that end in the block: at a line's end or a stop (。), or at white space behind a terminal.
-
-    line_end: of lines and stops. events: those, and white space behind what is no word character. Returns whether a
-    word stands behind the last one that ended."""
-    rest = ALL
-    while events != ZERO:
-        place = np.uint64(first_bit(events))
-        events = without_first(events)
-        before = (ONE << place) - ONE
-        if not (has_word or (worded & rest & before) != ZERO):
-            continue
-        if line_end >> place & ONE or _ends_sentence(text, start, base + np.int64(place), flags):
-            counts[SENTENCES] += 1
-            has_word, rest = False, ~before
-    return has_word or (worded & rest) != ZERO
-
-
-@numba.njit(cache=True, nogil=True)
-def _ends_sentence(text, start, end, flags):
-    """Whether text[start:end] ends in a terminal, closing quotes and brackets put aside."""
-    at = end
-    while at > start:
-        at = character_start(text, at - 1)
-        code, _ = decode(text, at)
-        if flags[code] & TERMINAL:
-            return not (code == 0x2E and _abbreviates(text, start, at))
-        if not _closes(code):
-            return False
-    return False
-
-
-@numba.njit(cache=True, nogil=True)
-def _abbreviates(text, start, dot):
-    """Whether the dot behind text[start:dot] is one of an initial (J.), of e.g. and its like, or of a title."""
-    first = dot
-    while first > start and dot - first <= TITLE_CHARS and _is_word_byte(text[first - 1]):
-        first -= 1
-    size = dot - first
-    if size == 0 or size > TITLE_CHARS:
-        return False
-    if size == 1:
-        letter = text[first]
-        return 0x41 <= letter <= 0x5A or (0x61 <= letter <= 0x7A and first > start and text[first - 1] == 0x2E)
-    group = load64(text, first) & bytes_below(size)
-    for i in range(len(TITLE_GROUPS)):  # noqa: SIM110 - numba has no any()
-        if TITLE_GROUPS[i] == group:
-            return True
-    return False
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _is_word_byte(byte):
-    """ASCII's letters, digits and _, and all bytes of what lies beyond."""
-    return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F or byte >= 0x80
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _closes(code):
-    """ " ' ) ] } ’ ” »"""
-    return (
-        code == 0x22
-        or code == 0x27
-        or code == 0x29
-        or code == 0x5D
-        or code == 0x7D
-        or code == 0x2019
-        or code == 0x201D
-        or code == 0xBB
-    )
 
 
 @numba.njit(cache=True, nogil=True)
