@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus_folder import QUARANTINE_NAME
 from gristmill.data_pipeline.counts import ANNOTATIONS
@@ -65,12 +65,13 @@ def corpus_folder(folder: Path) -> Path:
 
 def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
     """The ledger's row of the document, or of the one it is a piece of."""
-    ledger = ds.dataset(corpus / "ledger")
-    rows = ledger.to_table(filter=pc.field("doc_id") == doc_id).to_pylist()
+    ledger = corpus / "ledger"
+    rows = pq.read_table(ledger, filters=pc.field("doc_id") == doc_id).to_pylist()
     if not rows:
-        split = ledger.to_table(columns=["doc_id", "pieces"], filter=pc.list_value_length(pc.field("pieces")) > 0)
+        has_pieces = pc.list_value_length(pc.field("pieces")) > 0
+        split = pq.read_table(ledger, columns=["doc_id", "pieces"], filters=has_pieces)
         parents = [row["doc_id"] for row in split.to_pylist() if doc_id in row["pieces"]]
-        rows = ledger.to_table(filter=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
+        rows = pq.read_table(ledger, filters=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
     if not rows:
         raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; every document that was read stands there")
     return rows[0]
@@ -88,7 +89,7 @@ def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
     if row["fate"] != "kept" or row["cuts"] or row["pieces"]:
         return {}
     files = sorted((corpus / "signals" / row["split"]).glob(f"{row['source']}-*.parquet"))
-    return ds.dataset(files).to_table(filter=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
+    return pq.read_table(files, filters=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
 
 
 def _read(row: dict[str, Any], corpus: Path) -> Event:
@@ -134,7 +135,7 @@ def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
         said = f"{row['duplicate_of']}, similarity {row['similarity']:.4f}, threshold {row['threshold']:g}"
         return [Event(row["step"], "removed as a duplicate", (said,))]
     of_this = pc.field("duplicate_of") == row["doc_id"]
-    table = ds.dataset(corpus / "ledger").to_table(columns=["doc_id", "similarity", "step"], filter=of_this)
+    table = pq.read_table(corpus / "ledger", columns=["doc_id", "similarity", "step"], filters=of_this)
     copies = sorted(table.to_pylist(), key=lambda copy: (-copy["similarity"], copy["doc_id"]))
     lines = [f"{c['doc_id']}, similarity {c['similarity']:.4f}, {c['step']}" for c in copies[:MOST_SHOWN]]
     if len(copies) > MOST_SHOWN:
@@ -186,7 +187,7 @@ def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
 
 def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
     for path in sorted((corpus / "documents" / row["split"]).glob(f"{row['source']}-*.parquet")):
-        found = ds.dataset(path).to_table(columns=["text"], filter=pc.field("doc_id") == doc_id).to_pylist()
+        found = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
         if found:
             where = path.relative_to(corpus).as_posix()
             name = () if doc_id == row["doc_id"] else (f"piece {doc_id}",)

@@ -1,19 +1,23 @@
 """The ledger and the signals of a corpus as DuckDB tables, for questions in SQL."""
 
 from pathlib import Path
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from gristmill.data_pipeline.explain import corpus_folder
+
+if TYPE_CHECKING:
+    import duckdb
 
 TABLES = ("documents", "signals", "ledger")
 
 
-def open_corpus(folder: Path) -> duckdb.DuckDBPyConnection:
+def open_corpus(folder: Path) -> "duckdb.DuckDBPyConnection":
     """A connection with the views documents, signals and ledger over the corpus's Parquet files, read only as asked.
 
     documents and signals have a column `split` besides; signals of sources whose filters edit have more columns than
     others, null where a source has them not. Raises InputError if there is no corpus in the folder."""
+    import duckdb  # loaded here: no other command needs it
+
     corpus = corpus_folder(folder)
     connection = duckdb.connect()
     for name in TABLES:

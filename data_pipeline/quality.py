@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import orjson
 from safetensors.numpy import load_file, save_file
-from scipy.special import expit
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
@@ -29,6 +28,8 @@ class QualityClassifier:
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
         """float64[N], 0 to 1: how likely a text is one of the positive ones. Rounded to 6 digits."""
+        from scipy.special import expit  # loaded here: every worker process would wait for it
+
         if not len(texts):
             return np.empty(0)
         logits = self._vectorizer.transform(texts) @ self.weights.astype(np.float64) + self.bias

@@ -4,15 +4,15 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 COLUMNS = 3
 
 
 def curve_svg(points: Sequence[Mapping[str, Any]]) -> str:
     """One panel a task and metric: the score with its standard error by tokens seen (by step where they are not known),
     and chance as a dashed line. The same points give the same bytes."""
+    import matplotlib  # loaded here: the command line would wait for it
+    from matplotlib.figure import Figure
+
     panels: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for point in points:
         panels.setdefault((point["task"], point["metric"]), []).append(point)

