@@ -1,19 +1,17 @@
 """All heuristic signals of Gopher, C4 and FineWeb in one pass, against datatrove's four filters, on one core each.
 
-Ours is what the stage does: every signal of the text, C4's edit, every signal of the edited text. `annotate`: both with
-words between white space, decisions compared document by document. `annotate_as_shipped`: datatrove with its own words
-(spaCy), us with ours (`unicode`), on documents of every shared corpus; `agree_...`: in how many the two decide alike,
-with a table of the classes of those in which they do not. `annotate_workers`: two processes against one.
-`annotate_peak`: peak memory at ten times the input over that at one.
-datatrove runs in an environment of its own (build/datatrove, made at the first run; or GRISTMILL_DATATROVE names
-another Python): it wants other versions than we do."""
+`annotate`: every signal of the text and C4's edit, both with words between white space, decisions compared document by
+document. `annotate_edited_too`: what the stage does, every signal of the edited text besides, which datatrove does not
+have. `annotate_as_shipped`: that, datatrove with its own words (spaCy), us with ours (`unicode`), on documents of every
+shared corpus; `agree_...`: in how many the two decide alike, with a table of the classes of those in which they do not.
+`annotate_workers`: two processes against one. `annotate_peak`: peak memory at ten times the input over that at one.
+datatrove runs in .venv-peers: it wants other versions than we do."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Sequence
 from functools import lru_cache
 from multiprocessing import get_context
@@ -25,6 +23,7 @@ from measure import Figure, arguments, cpu_seconds, peak_megabytes, print_figure
 from rich.console import Console
 from rich.table import Table
 from support.agreement import differences, varied_documents
+from support.peers import PEER_PYTHON, peers_there
 from text import documents
 
 from gristmill.data_pipeline.decide import Rules, failures
@@ -35,7 +34,6 @@ from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.table import measure_buffer
 
 HERE = Path(__file__).parent
-PEER_PACKAGES = ("datatrove==0.10.1", "spacy==3.8.18", "nltk", "regex", "orjson", "ftfy", "fasteners", "tldextract")
 # By filter, how many of a hundred decisions must be datatrove's where both have words of their own.
 FILTERS = {"gopher_quality": 97.0, "gopher_repetition": 95.0, "c4": 99.5, "fineweb_quality": 99.8}
 BATCH = 512
@@ -45,16 +43,19 @@ C4 = FilterChoice(preset="c4")
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="where datatrove stands")
     options = parser.parse_args()
     texts = documents(options.data, 3_000_000 if options.quick else 24_000_000)
     rounds = 2 if options.quick else options.rounds
     print(f"{len(texts)} documents, {size(texts):.1f} MB", file=sys.stderr)
     mixed = [("documents", text) for text in texts]
-    figures = against(mixed, "split", "whitespace", rounds)
-    shared = Path(os.environ.get("GRISTMILL_SHARED_DATA") or HERE.parent / "../shared/data") / "corpora"
-    if options.data is None and shared.is_dir():
-        mixed = varied_documents(shared, 20 if options.quick else 1)
-    figures += against(mixed, "spacy", "unicode", 1)
+    figures: list[Figure] = []
+    if peers_there(options.peer_python):
+        figures += against(mixed, "split", "whitespace", rounds, options.peer_python)
+        shared = Path(os.environ.get("GRISTMILL_SHARED_DATA") or HERE.parent / "../shared/data") / "corpora"
+        if options.data is None and shared.is_dir():
+            mixed = varied_documents(shared, 20 if options.quick else 1)
+        figures += against(mixed, "spacy", "unicode", 1, options.peer_python)
     figures += [two_workers(texts, rounds), flat_memory(texts)]
     print_figures(figures)
 
@@ -64,13 +65,14 @@ def size(texts: list[str]) -> float:
     return sum(len(text.encode()) for text in texts) / 1e6
 
 
-def annotate(texts: list[str], words: WordRule) -> None:
-    """Every signal before and after C4's edit, and what the edit counts."""
+def annotate(texts: list[str], words: WordRule, edited_too: bool = True) -> None:
+    """Every signal, C4's edit and what it counts, and every signal of what it leaves."""
     for start in range(0, len(texts), BATCH):
         batch = TextBuffer.of(texts[start : start + BATCH])
         measure_buffer(batch, words)
         edited, _ = EDITS["c4"](batch, C4.line_options() or {})
-        measure_buffer(edited, words)
+        if edited_too:
+            measure_buffer(edited, words)
 
 
 def decisions(texts: list[str], words: WordRule) -> dict[str, dict[int, str]]:
@@ -91,31 +93,40 @@ def decisions(texts: list[str], words: WordRule) -> dict[str, dict[int, str]]:
     return dropped
 
 
-def against(mixed: Sequence[tuple[str, str]], peer_words: str, words: WordRule, rounds: int) -> list[Figure]:
+def against(
+    mixed: Sequence[tuple[str, str]], peer_words: str, words: WordRule, rounds: int, python: Path
+) -> list[Figure]:
     """Turns with the peer's process, then its decisions beside ours."""
     corpora, texts = [corpus for corpus, _ in mixed], [text for _, text in mixed]
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(json.dumps(text) + "\n" for text in texts)
         file.flush()
-        command = [str(peer_python()), str(HERE / "peers" / "datatrove_filters.py"), file.name, peer_words]
+        command = [str(python), str(HERE / "peers" / "datatrove_filters.py"), file.name, peer_words]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             annotate(texts[:BATCH], words)
-            ours, theirs = [], []
+            once, ours, theirs = [], [], []
             answer: dict = {}
             for _ in range(rounds):
+                once.append(cpu_seconds(lambda: annotate(texts, words, edited_too=False)))
                 ours.append(cpu_seconds(lambda: annotate(texts, words)))
                 answer = ask(process)
                 theirs.append(answer["seconds"])
             assert process.stdin is not None
             process.stdin.close()
-    ratio = median(other / own for own, other in zip(ours, theirs, strict=True))
     split = peer_words == "split"
     peer = f"datatrove 0.10.1, {'str.split' if split else 'as shipped'}"
-    own, other = size(texts) / median(ours), size(texts) / median(theirs)
-    name = "annotate" if split else "annotate_as_shipped"
-    speed = Figure(name, own, "MB/s/core", other, peer, ratio, 60 if split else None)
-    least = {"annotate_rate": Figure("annotate_rate", own, "MB/s/core", goal=80)} if split else {}
-    return [speed, *least.values(), *agreement(corpora, decisions(texts, words), answer["dropped"], split)]
+    megabytes = size(texts)
+
+    def speed(name: str, own: list[float], goal: float | None) -> Figure:
+        ratio = median(other / mine for mine, other in zip(own, theirs, strict=True))
+        return Figure(name, megabytes / median(own), "MB/s/core", megabytes / median(theirs), peer, ratio, goal)
+
+    if split:
+        figures = [speed("annotate", once, 60), speed("annotate_edited_too", ours, None)]
+        figures.append(Figure("annotate_rate", megabytes / median(once), "MB/s/core", goal=80))
+    else:
+        figures = [speed("annotate_as_shipped", ours, None)]
+    return [*figures, *agreement(corpora, decisions(texts, words), answer["dropped"], split)]
 
 
 def agreement(
@@ -186,20 +197,6 @@ def flat_memory(texts: list[str]) -> Figure:
     for _ in range(9):
         annotate(texts, "whitespace")
     return Figure("annotate_peak", peak_megabytes(), "MB", once, "a tenth of the input", once / peak_megabytes(), 0.95)
-
-
-def peer_python() -> Path:
-    """The Python that has datatrove; its environment is made if there is none."""
-    named = os.environ.get("GRISTMILL_DATATROVE")
-    if named:
-        return Path(named)
-    folder = HERE.parent / "build" / "datatrove"
-    python = folder / "bin" / "python"
-    if not (folder / ".installed").exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *PEER_PACKAGES], check=True)
-        (folder / ".installed").touch()
-    return python
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Workspace(threading.local):
         self.keys, self.line_keys = np.empty(room, np.uint64), np.empty(room, np.uint64)
         self.lengths, self.names, self.survivors, self.repeats = (np.empty(room, np.int32) for _ in range(4))
         self.marks, self.entries = np.zeros(room, np.int32), np.zeros(1 << table_bits(room), np.uint64)
-        self.stamp = np.zeros(1, np.int64)
+        self.state = np.zeros(2, np.int64)  # the stamp, and the most words or lines of a text since stamps began anew
 
 
 _WORKSPACE = Workspace()
@@ -105,7 +105,7 @@ def measure_texts(
         space.repeats,
         space.marks,
         space.entries,
-        space.stamp,
+        space.state,
         counts,
         ratios,
     )
@@ -130,21 +130,23 @@ def _measure_all(
     repeats,
     marks,
     entries,
-    stamps,
+    state,
     counts,
     ratios,
 ):
     text, flags = pointer(text_array, 0), pointer(flag_array, 0)
     words, lines, gram_chars = pointer(word_counts, 0), pointer(line_counts, 0), pointer(chars, 0)
     table, line_table = pointer(entries, 0), pointer(line_keys, 0)
-    stamp = stamps[0]
+    stamp, most = state[0], state[1]
     for k in range(len(offsets) - 1):
         start, end = offsets[k], offsets[k + 1] - 1
         if stamp + STAMPS > LAST_STAMP or stamp == 0:
-            marks[:], entries[:], stamp = 0, ZERO, 1
+            marks[:most], entries[: 1 << table_bits(most)] = 0, ZERO  # what lies behind was not written to
+            stamp, most = 1, 0
         scan_words(
             text, start, end, flags, unicode_words, pointer(keys, 0), pointer(lengths, 0), pointer(found, 0), words
         )
+        most = max(most, words[WORDS], words[NEWLINES] + 2)
         ascii_only, odd_ends = words[CHARS] == end - start, words[ODD_ENDS] > 0
         scan_lines(text, start, end, flags, ascii_only, odd_ends, words[NEWLINES], line_table, table, stamp, lines)
         ngram_chars(
@@ -164,7 +166,7 @@ def _measure_all(
         _put_counts(end - start, words, lines, row)
         row[8], row[9], row[10] = count_addresses(text, start, end)
         _put_ratios(words, lines, gram_chars, pointer(ratios, k * NUM_RATIOS))
-    stamps[0] = stamp
+    state[0], state[1] = stamp, most
 
 
 @numba.njit(cache=True, nogil=True)

@@ -131,3 +131,13 @@ def test_addresses():
     text = "see https://a.b/c, http:// x and ftp://q; mail me@x.org or a@b@c; hosts 1.2.3.4, 1.2.3.4.5 and 12.345.6.7."
     found = signals(text, "unicode")
     assert (found["num_urls"], found["num_emails"], found["num_ip_addresses"]) == (1, 2, 1)
+
+
+def test_a_text_is_measured_alike_wherever_it_stands():
+    """Stamps begin anew after 4,096 texts, and only as much of the tables is cleared as was used: nothing is left over
+    of a long text before a short one."""
+    short, long = "one two one two one two\nline\nline\n", " ".join(f"w{i % 700}" for i in range(3000)) + "\n"
+    texts = [long if k % 1500 == 0 else short for k in range(9000)]
+    rows = measure(texts, "unicode").to_pylist()
+    assert {str(row) for row in rows[1:]} == {str(rows[1]), str(rows[0])}
+    assert rows[1]["dup_5gram_char_ratio"] == measure([short], "unicode").to_pylist()[0]["dup_5gram_char_ratio"]
