@@ -46,7 +46,7 @@ def main() -> None:
         measuring = cpu_seconds(lambda: annotated([tenth], config, tenth_lock, cache, engine))
         measuring *= raw_bytes(lock) / raw_bytes(tenth_lock)
         tasks = [task for _, group in annotated([source], other, lock, cache, two) for task in group]
-        del two  # its workers end now, not while Python does
+        two.close()  # its workers' CPU seconds are counted when they end, which must not be below
         deciding = cpu_seconds(lambda: decide_all(tasks, engine))
         again = cpu_seconds(lambda: curate([source], other, 1, lock, folder / "corpus", cache, engine))
         written = sum(int(verdicts.bytes.sum()) for verdicts in decide_all(tasks, engine))

@@ -6,11 +6,16 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from gristmill.training.parallel.forked import ForkedPool
+
 ROOT = Path(__file__).parent.parent
+POOL: pytest.StashKey["ForkedPool"] = pytest.StashKey()
 
 # No test asserts a time: a first call that compiles a kernel is slow.
 settings.register_profile("no_deadline", deadline=None)
@@ -18,6 +23,26 @@ settings.load_profile("no_deadline")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """One pool of forked processes for all tests that ask for it: made after their modules are loaded, and before torch
+    computes anything in this process."""
+    wanted = any("pool" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        from gristmill.training.parallel.forked import ForkedPool
+
+        session.config.stash[POOL] = ForkedPool(8)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if POOL in config.stash:
+        config.stash[POOL].close()
+
+
+@pytest.fixture(scope="session")
+def pool(pytestconfig: pytest.Config) -> "ForkedPool":
+    return pytestconfig.stash[POOL]
 
 
 @pytest.fixture(scope="session")

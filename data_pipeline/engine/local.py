@@ -21,7 +21,7 @@ class LocalEngine:
     """Runs tasks on this machine. `workers=1` runs them in this process.
 
     The pool starts with the first map that needs it and serves all later ones: starting it anew for each step of
-    curation costs a second or two of imports every time. It ends with the engine."""
+    curation costs a second or two of imports every time. It ends with the engine, or at `close`."""
 
     def __init__(self, workers: int, reporter: Reporter):
         self.workers = workers
@@ -60,6 +60,12 @@ class LocalEngine:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             return [found[index] for index in range(len(tasks))]
+
+    def close(self) -> None:
+        """Ends the workers and waits until they are gone."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:

@@ -21,25 +21,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # B rows, T tokens, S tokens before them and they, D width, H heads, K head width, V vocabulary
 
-PROCESSES = pytest.StashKey[ForkedPool]()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Forked after all test modules are loaded, before anything is computed in this process."""
-    wanted = any("eight_processes" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.option.collectonly:
-        session.config.stash[PROCESSES] = ForkedPool(8)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if PROCESSES in config.stash:
-        config.stash[PROCESSES].close()
-
-
-@pytest.fixture(scope="session")
-def eight_processes(pytestconfig: pytest.Config) -> ForkedPool:
-    return pytestconfig.stash[PROCESSES]
-
 
 class ByteCodec:
     """Token i is byte i; 256 ends a document."""
@@ -162,14 +143,14 @@ def save_on_mesh(root: Path, config: ModelConfig, vocab_size: int, layout: Layou
 
 
 @pytest.fixture
-def checkpoint_of_layout(tmp_path: Path, eight_processes: ForkedPool) -> Callable[..., Path]:
+def checkpoint_of_layout(tmp_path: Path, pool: ForkedPool) -> Callable[..., Path]:
     """The same, saved by the processes of a layout: checkpoint_of_layout("gpt2", tensor=2, data=2, pipeline=2)."""
 
     def make(family: str, vocab_size: int = 257, step: int = 3, **axes: int) -> Path:
         config = ModelConfig(**({"layers": 4, "width": 32, "heads": 4, "context": 96} | SHAPES[family]))
         layout = LayoutConfig(**axes)
         root = tmp_path / "checkpoints"
-        eight_processes.run(layout.world_size, save_on_mesh, root, config, vocab_size, layout, step)
+        pool.run(layout.world_size, save_on_mesh, root, config, vocab_size, layout, step)
         return step_folder(root, step)
 
     return make

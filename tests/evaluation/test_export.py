@@ -27,9 +27,7 @@ def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokeniz
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
-def test_a_checkpoint_of_eight_processes_leaves_and_comes_back(
-    tmp_path, checkpoint_of_layout, tokenizer_folder, family
-):
+def test_a_checkpoint_of_pool_leaves_and_comes_back(tmp_path, checkpoint_of_layout, tokenizer_folder, family):
     """Saved on 2 data x 2 tensor x 2 pipeline ranks, the vocabulary cut unevenly; through transformers and in again."""
     checkpoint = checkpoint_of_layout(family, data=2, tensor=2, pipeline=2)
     export_checkpoint(checkpoint, tmp_path / "out")

@@ -58,9 +58,9 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("fields", LAYOUTS, ids=str)
-def test_every_layout_scores_as_one_process(fields, tmp_path, data, tokenizer_folder, eight_processes):
+def test_every_layout_scores_as_one_process(fields, tmp_path, data, tokenizer_folder, pool):
     layout = LayoutConfig(**fields)
-    scores = eight_processes.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, data, tmp_path)
+    scores = pool.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, data, tmp_path)
     assert all(each == scores[0] for each in scores)
     alone, _ = load_model(step_folder(tmp_path / "run", 1))
     expected = evaluate_live(alone, tokenizer_folder, ["gristmill_hans"], data=data)

@@ -55,19 +55,19 @@ def assert_same(answers, expected):
 
 @pytest.mark.parametrize("axis", LAYOUTS)
 @pytest.mark.parametrize("family", ["llama", "bloom"])
-def test_parts_of_a_model_answer_as_the_whole(axis, family, random_checkpoint, tokenizer_folder, eight_processes):
+def test_parts_of_a_model_answer_as_the_whole(axis, family, random_checkpoint, tokenizer_folder, pool):
     """The vocabulary of 257 is odd, so tensor ranks have uneven shares."""
     checkpoint = random_checkpoint(family)
     layout = LayoutConfig(**LAYOUTS[axis], sequence_parallel=False)
-    heard = eight_processes.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout)
+    heard = pool.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout)
     expected, generated = asked_alone(checkpoint, tokenizer_folder)
     for answers, tokens in heard:
         assert_same(answers, expected)
         assert tokens == generated
 
 
-def test_two_copies_share_the_questions(random_checkpoint, tokenizer_folder, eight_processes):
+def test_two_copies_share_the_questions(random_checkpoint, tokenizer_folder, pool):
     checkpoint = random_checkpoint()
-    first, second = eight_processes.run(2, asked_of_copies, checkpoint, tokenizer_folder)
+    first, second = pool.run(2, asked_of_copies, checkpoint, tokenizer_folder)
     assert second is None
     assert_same(first, asked_alone(checkpoint, tokenizer_folder)[0])

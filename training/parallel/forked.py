@@ -9,6 +9,7 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from gristmill.training.parallel.mesh import silence_redistribution
 
+CLOSE = b"close"
 CASES_A_FORK = 5  # gloo leaves some 27 threads a layout at 8 ranks behind, which slow all that follows
 
 
@@ -52,6 +54,9 @@ class ForkedPool:
         return value
 
     def close(self) -> None:
+        """Says so to the keeper: a pool that was made later holds this pipe open too, so closing it tells nothing."""
+        with suppress(BrokenPipeError):
+            self._pipe.send_bytes(CLOSE)
         self._pipe.close()
         self._keeper.join()
 
@@ -62,12 +67,14 @@ def _keep(size: int, pipe: Connection, other_end: Connection) -> None:
     workers = _Workers(size)
     while True:
         try:
-            call = pickle.loads(pipe.recv_bytes())
-        except EOFError:
+            call = pipe.recv_bytes()
+        except EOFError:  # the pool's process was killed
+            call = CLOSE
+        if call == CLOSE:
             workers.close()
             return
         try:
-            answer = (True, workers.run(*call))
+            answer = (True, workers.run(*pickle.loads(call)))
         except RankFailed as failure:
             answer = (False, str(failure))
         pipe.send(answer)
