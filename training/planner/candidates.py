@@ -61,7 +61,7 @@ def _behind_tensor(job: Job, base: Layout, fail: Callable[[str, str], None]) -> 
         for shard in _shards(data, inner, job.hardware.node_gpus, pins, software):
             for schedule, virtual in schedules:
                 for micro_batch in micro_batches:
-                    for reshard in (False, True) if pipeline == 1 else (False,):
+                    for reshard in (False, True) if pipeline == 1 and shard > 1 else (False,):
                         yield Layout(
                             tensor=base.tensor,
                             pipeline=pipeline,
