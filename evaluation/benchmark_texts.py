@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
+from gristmill.data_pipeline.decontamination.benchmark import field_value
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.harness import TASK_FOLDER
 from gristmill.evaluation.offline import offline
@@ -78,21 +79,12 @@ def _texts_of_task(name: str, fields: Sequence[str], manager: TaskManager, downl
         short = member.removeprefix(OURS)
         for number, record in enumerate(rows):
             for field in fields or record:
-                for text in _strings(_value(record, field, f"task {short}, record {number}")):
+                for text in _strings(field_value(record, field, f"task {short}, record {number}")):
                     yield BenchmarkText(short, number, field, text)
 
 
 def _records(task: Task) -> list[dict[str, Any]]:
     return list(task.test_docs() if task.has_test_docs() else task.validation_docs())
-
-
-def _value(record: dict[str, Any], field: str, where: str) -> Any:
-    value: Any = record
-    for key in field.split("."):
-        if not isinstance(value, dict) or key not in value:
-            raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set the task's `fields`")
-        value = value[key]
-    return value
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -59,6 +59,26 @@ def shared_data() -> Callable[[str], Path]:
     return find
 
 
+@pytest.fixture
+def call(monkeypatch, capfd, tmp_path):
+    """Runs the command line in this process: (exit code, what it said). A traceback would be an exception here."""
+    from gristmill.pipelines.cli import main  # loaded here: most tests do without it
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gristmill", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as error:
+            code = error.code or 0
+        captured = capfd.readouterr()
+        return code, " ".join((captured.out + captured.err).split())
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def small_corpus(tmp_path_factory) -> Path:
     """A folder of text files: the docstrings of the standard library's modules, one file a module, about 1 MB."""

@@ -34,9 +34,9 @@ def read_benchmark(config: BenchmarkConfig) -> list[Example]:
     """All texts of the benchmark. Raises InputError, naming file and line, for a missing file, field or bad line."""
     found = []
     for number, (where, record) in enumerate(_records(config)):
-        name = str(_value(record, config.id_field, where)) if config.id_field else str(number)
+        name = str(field_value(record, config.id_field, where)) if config.id_field else str(number)
         for field in config.fields or (PLAIN,):
-            found += [Example(config.name, name, field, text) for text in _texts(_value(record, field, where))]
+            found += [Example(config.name, name, field, text) for text in _texts(field_value(record, field, where))]
     if not found:
         raise InputError(f"{config.paths[0]}: the benchmark {config.name} has no text; check its paths and fields")
     return found
@@ -107,11 +107,12 @@ def _record(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def _value(record: dict[str, Any], field: str, where: str) -> Any:
+def field_value(record: dict[str, Any], field: str, where: str) -> Any:
+    """What stands at a dotted name: {"a": {"b": 1}}, "a.b" -> 1. Raises InputError if nothing does."""
     value: Any = record
     for key in field.split("."):
         if not isinstance(value, dict) or key not in value:
-            raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set the benchmark's `fields`")
+            raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set `fields`")
         value = value[key]
     return value
 

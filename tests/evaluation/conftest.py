@@ -197,3 +197,20 @@ def broken_checkpoint(tmp_path: Path) -> Path:
     tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
     save(tmp_path / "broken", 1, tensors, ModelCard.of(config, 257, 256), {}, single_process())
     return step_folder(tmp_path / "broken", 1)
+
+
+@pytest.fixture
+def hans(tmp_path: Path) -> Path:
+    """A data folder with nine made records of HANS, in the published fields."""
+    records = [
+        {
+            "sentence1": f"The miller {number} ran.",
+            "sentence2": "He ran.",
+            "gold_label": ["entailment", "non"][number % 2],
+        }
+        for number in range(9)
+    ]
+    path = tmp_path / "data" / "benchmarks" / "hans_evaluation.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return tmp_path / "data"

@@ -1,6 +1,5 @@
 """The commands that take a checkpoint, as a user calls them: what they write and say, and what they refuse."""
 
-import json
 import sys
 
 import pytest
@@ -30,26 +29,10 @@ def call(monkeypatch, capfd, tmp_path):
     return run
 
 
-@pytest.fixture
-def data(tmp_path):
-    records = [
-        {
-            "sentence1": f"The miller {number} ran.",
-            "sentence2": "He ran.",
-            "gold_label": ["entailment", "no"][number % 2],
-        }
-        for number in range(8)
-    ]
-    path = tmp_path / "data" / "benchmarks" / "hans_evaluation.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return tmp_path / "data"
-
-
-def test_evaluate_compare_export_and_import(tmp_path, call, data, random_checkpoint, tokenizer_folder):
+def test_evaluate_compare_export_and_import(tmp_path, call, hans, random_checkpoint, tokenizer_folder):
     first, second = random_checkpoint(), random_checkpoint("gpt2", name="other")
     for checkpoint, name in ((first, "a"), (second, "b")):
-        code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", data, "--output", tmp_path / name)
+        code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans, "--output", tmp_path / name)
         assert code == 0 and "| gristmill_hans |" in said and "like chance" in said
     code, said = call("compare", tmp_path / "a", tmp_path / "b")
     assert code == 0 and "gristmill_hans" in said and "95 %" in said
@@ -86,47 +69,49 @@ def test_what_generate_refuses(call, random_checkpoint, tokenizer_folder):
     assert code == 2 and "top_p" in said
 
 
-def test_a_tokenizer_of_another_vocabulary(call, data, random_checkpoint, tokenizer_folder):
-    code, said = call("evaluate", "--checkpoint", random_checkpoint(vocab_size=300), *TASK, "--data", data)
+def test_a_tokenizer_of_another_vocabulary(call, hans, random_checkpoint, tokenizer_folder):
+    code, said = call("evaluate", "--checkpoint", random_checkpoint(vocab_size=300), *TASK, "--data", hans)
     assert code == 1 and "has 257 tokens and the checkpoint was trained on 300" in said
 
 
 def test_a_question_longer_than_the_model_is_cut_from_the_left_and_counted(
-    tmp_path, call, data, random_checkpoint, tokenizer_folder
+    tmp_path, call, hans, random_checkpoint, tokenizer_folder
 ):
-    code, said = call("evaluate", "--checkpoint", random_checkpoint(context=40), *TASK, "--data", data)
-    assert code == 0 and "16 requests were longer than the model's context of 40 tokens" in said
+    code, said = call("evaluate", "--checkpoint", random_checkpoint(context=40), *TASK, "--data", hans)
+    assert (
+        code == 0 and "18 requests were longer than the model's context of 40 tokens" in said
+    )  # two of each of nine questions
     assert "on their left" in said
 
 
-def test_an_unknown_task_names_the_nearest(call, data, random_checkpoint, tokenizer_folder):
-    code, said = call("evaluate", "--checkpoint", random_checkpoint(), "--tasks", "gristmill_hens", "--data", data)
+def test_an_unknown_task_names_the_nearest(call, hans, random_checkpoint, tokenizer_folder):
+    code, said = call("evaluate", "--checkpoint", random_checkpoint(), "--tasks", "gristmill_hens", "--data", hans)
     assert code == 2 and "no task 'gristmill_hens'; the nearest is 'gristmill_hans'" in said
 
 
-def test_a_half_written_checkpoint(call, data, random_checkpoint, tokenizer_folder):
+def test_a_half_written_checkpoint(call, hans, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     part = next(checkpoint.glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:100])
-    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", data)
+    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans)
     assert code == 1 and "this checkpoint is damaged" in said
     (checkpoint / "manifest.json").unlink()
-    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", data)
+    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans)
     assert code == 1 and "no manifest.json" in said
 
 
-def test_an_empty_and_an_absent_benchmark_file(call, data, random_checkpoint, tokenizer_folder):
-    checkpoint, path = random_checkpoint(), data / "benchmarks" / "hans_evaluation.jsonl"
+def test_an_empty_and_an_absent_benchmark_file(call, hans, random_checkpoint, tokenizer_folder):
+    checkpoint, path = random_checkpoint(), hans / "benchmarks" / "hans_evaluation.jsonl"
     path.write_text("")
-    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", data)
+    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans)
     assert code == 1 and "holds no record; fetch the file again" in said
     path.unlink()
-    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", data)
+    code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans)
     assert code == 1 and "absent; this task reads benchmarks/hans_evaluation.jsonl" in said
 
 
-def test_logits_that_are_not_numbers(call, data, broken_checkpoint, tokenizer_folder):
-    code, said = call("evaluate", "--checkpoint", broken_checkpoint, *TASK, "--data", data)
+def test_logits_that_are_not_numbers(call, hans, broken_checkpoint, tokenizer_folder):
+    code, said = call("evaluate", "--checkpoint", broken_checkpoint, *TASK, "--data", hans)
     assert code == 1 and "the model's logits are not numbers" in said
     code, said = call("generate", "--checkpoint", broken_checkpoint, "--prompt", "The mill")
     assert code == 1 and "logits are not numbers" in said

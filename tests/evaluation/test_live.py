@@ -18,29 +18,13 @@ from gristmill.training.run import choose_passes
 SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "context": 64}
 
 
-@pytest.fixture
-def data(tmp_path):
-    records = [
-        {
-            "sentence1": f"The miller {number} ran.",
-            "sentence2": "He ran.",
-            "gold_label": ["entailment", "non"][number % 2],
-        }
-        for number in range(9)
-    ]
-    path = tmp_path / "data" / "benchmarks" / "hans_evaluation.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return tmp_path / "data"
-
-
-def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, data, random_checkpoint, tokenizer_folder):
+def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     model, _ = load_model(checkpoint)
     model.train().requires_grad_(True)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    scores = evaluate_live(model, tokenizer_folder, ["gristmill_hans"], 5, data=data)
-    config = EvaluateConfig(tasks=("gristmill_hans",), data=str(data), limit=5)
+    scores = evaluate_live(model, tokenizer_folder, ["gristmill_hans"], 5, data=hans)
+    config = EvaluateConfig(tasks=("gristmill_hans",), data=str(hans), limit=5)
     rows = evaluate_checkpoint(checkpoint, tmp_path / "out", config, Reporter.silent())
     assert scores == {"gristmill_hans": {key: value for row in rows for key, value in (
         (row.metric, row.score), (f"{row.metric}_stderr", row.error))}}  # fmt: skip
@@ -58,16 +42,16 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("fields", LAYOUTS, ids=str)
-def test_every_layout_scores_as_one_process(fields, tmp_path, data, tokenizer_folder, pool):
+def test_every_layout_scores_as_one_process(fields, tmp_path, hans, tokenizer_folder, pool):
     layout = LayoutConfig(**fields)
-    scores = pool.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, data, tmp_path)
+    scores = pool.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, hans, tmp_path)
     assert all(each == scores[0] for each in scores)
     alone, _ = load_model(step_folder(tmp_path / "run", 1))
-    expected = evaluate_live(alone, tokenizer_folder, ["gristmill_hans"], data=data)
+    expected = evaluate_live(alone, tokenizer_folder, ["gristmill_hans"], data=hans)
     assert scores[0]["gristmill_hans"] == pytest.approx(expected["gristmill_hans"], abs=1e-6)
 
 
-def scored_on_mesh(layout, tokenizer_folder, data, folder):
+def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     """Draws a model on the layout, asks it between two equal passes, and saves it."""
     config = ModelConfig(**SHAPE)
     mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
@@ -80,24 +64,24 @@ def scored_on_mesh(layout, tokenizer_folder, data, folder):
     for _ in range(2):
         losses.append(passes.train(batch, 1.0))
         parts.clear_gradients()
-        scores = evaluate_live(parts.parts, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=data)
+        scores = evaluate_live(parts.parts, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=hans)
     assert losses[0] is None or torch.equal(*losses)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
     save(folder / "run", 1, tensors, ModelCard.of(config, 257, 256), {}, mesh)
     return scores
 
 
-def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, data, random_checkpoint, tokenizer_folder):
-    (data / "benchmarks" / "anli_r1_test.jsonl").write_text(
+def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_checkpoint, tokenizer_folder):
+    (hans / "benchmarks" / "anli_r1_test.jsonl").write_text(
         json.dumps({"context": "It rains.", "hypothesis": "It is wet.", "label": "e"}) + "\n"
     )
     model, _ = load_model(random_checkpoint())
     heard = Heard()
     tasks = ["gristmill_hans", "gristmill_anli_r1"]
-    scores = evaluate_live(model, tokenizer_folder, tasks, data=data, budget_seconds=0.0, reporter=heard)
+    scores = evaluate_live(model, tokenizer_folder, tasks, data=hans, budget_seconds=0.0, reporter=heard)
     assert list(scores) == ["gristmill_hans"]
     assert heard.said == ["evaluation: its 0 s are spent; left out: gristmill_anli_r1"]
-    assert list(evaluate_live(model, tokenizer_folder, tasks, data=data)) == tasks
+    assert list(evaluate_live(model, tokenizer_folder, tasks, data=hans)) == tasks
 
 
 class Heard(Reporter):
@@ -108,11 +92,11 @@ class Heard(Reporter):
         self.said.append(message)
 
 
-def test_what_would_end_a_run_is_found_before_it_begins(data, tokenizer_folder):
-    check_live(tokenizer_folder, 257, 256, ["gristmill_hans", "bits_per_byte"], data)
+def test_what_would_end_a_run_is_found_before_it_begins(hans, tokenizer_folder):
+    check_live(tokenizer_folder, 257, 256, ["gristmill_hans", "bits_per_byte"], hans)
     with pytest.raises(RecipeError, match="no task 'gristmill_hams'; the nearest is 'gristmill_hans'"):
-        check_live(tokenizer_folder, 257, 256, ["gristmill_hams"], data)
+        check_live(tokenizer_folder, 257, 256, ["gristmill_hams"], hans)
     with pytest.raises(InputError, match=r"anli_r2_test\.jsonl: absent"):
-        check_live(tokenizer_folder, 257, 256, ["gristmill_anli_r2"], data)
+        check_live(tokenizer_folder, 257, 256, ["gristmill_anli_r2"], hans)
     with pytest.raises(InputError, match="the tokenizer has 257 tokens and the checkpoint was trained on 300"):
-        check_live(tokenizer_folder, 300, 256, ["gristmill_hans"], data)
+        check_live(tokenizer_folder, 300, 256, ["gristmill_hans"], hans)

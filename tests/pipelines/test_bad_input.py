@@ -2,14 +2,11 @@
 
 import gzip
 import json
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-
-from gristmill.pipelines.cli import main
 
 RECIPE = """\
 name: small
@@ -25,24 +22,6 @@ WORDS = ["miller", "grain", "stones", "flour", "sack", "wheel", "water", "hopper
 
 def text_of(number: int) -> str:
     return " ".join(WORDS[(number * 7 + index * (number % 5 + 1)) % len(WORDS)] + str(number) for index in range(60))
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path):
-    """Runs the command line in this process: (exit code, what it said). A traceback would be an exception here."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gristmill", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as error:
-            code = error.code or 0
-        captured = capfd.readouterr()
-        return code, " ".join((captured.out + captured.err).split())
-
-    return run
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """The stage `curate` through the command line, with benchmarks, tasks, and corpora that protect themselves."""
 
 import json
-import sys
 
 import pytest
 
 from gristmill.data_pipeline.provenance.manifest import differences, read_manifest
-from gristmill.pipelines.cli import main
 from tests.support.corpora import prose, write_jsonl
 
 QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter?"
@@ -26,24 +24,6 @@ curate:
 model: {{layers: 1, width: 16, heads: 2, context: 32}}
 train: {{tokens: 4096, batch_tokens: 256, precision: fp32}}
 """
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path):
-    """Runs the command line in this process: (exit code, what it said)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gristmill", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as error:
-            code = error.code or 0
-        captured = capfd.readouterr()
-        return code, " ".join((captured.out + captured.err).split())
-
-    return run
 
 
 @pytest.fixture
