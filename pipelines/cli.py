@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,8 @@ from gristmill.pipelines.raw import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.wanted import runnable_stages, stages_up_to
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw text to an evaluated model."
@@ -58,14 +61,30 @@ def _leave(error: object, code: int) -> None:
 
 
 def _runner(
-    reference: str, workdir: Path | None, overrides: list[str] | None, workers: int, update_lock: bool = False
+    recipe: Recipe,
+    stages: Sequence[Stage],
+    workdir: Path | None,
+    workers: int = 1,
+    update_lock: bool = False,
+    write: bool = True,
 ) -> Runner:
-    recipe = load_recipe(reference, overrides or [])
     folder = workdir or Path("work") / recipe.name
     rank = int(os.environ.get("RANK", "0"))
     reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
-    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
-    return Runner(recipe, folder, STAGES, lock, reporter, workers, rank)
+    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=write and rank == 0)
+    return Runner(recipe, folder, stages, lock, reporter, workers, rank)
+
+
+def _run_stage(
+    name: str,
+    reference: str,
+    workdir: Path | None,
+    overrides: list[str] | None,
+    workers: int,
+    update_lock: bool = False,
+) -> None:
+    recipe = load_recipe(reference, overrides or [])
+    _runner(recipe, stages_up_to(recipe, STAGES, name), workdir, workers, update_lock).run(only=name)
 
 
 @app.command()
@@ -78,15 +97,17 @@ def run(
     update_lock: UpdateLockOption = False,
 ) -> None:
     """Run every stage that is not whole, in order."""
-    names = [stage.name for stage in STAGES]
-    if to is not None and to not in names:
-        raise RecipeError(f"--to {to}: no such stage; the stages are {', '.join(names)}")
-    runner = _runner(recipe, workdir, set_, workers, update_lock)
-    runner.run(to=to)
-    if to in (None, "evaluate", "report") and runner.rank == 0:
+    loaded = load_recipe(recipe, set_ or [])
+    stages, left_out = runnable_stages(loaded, STAGES) if to is None else (stages_up_to(loaded, STAGES, to), "")
+    runner = _runner(loaded, stages, workdir, workers, update_lock)
+    if left_out:
+        runner.reporter.say(left_out)
+    runner.run()
+    done = [stage.name for stage in stages]
+    if "evaluate" in done and runner.rank == 0:
         table = runner.workdir / "evaluate" / "table.md"
         print(table.read_text("utf-8"))
-    if to in (None, "report") and runner.rank == 0:
+    if "report" in done and runner.rank == 0:
         print(f"report: {runner.workdir / 'report' / 'report.html'}")
 
 
@@ -98,7 +119,7 @@ def _stage_command(name: str) -> None:
         workers: WorkersOption = 2,
         update_lock: UpdateLockOption = False,
     ) -> None:
-        _runner(recipe, workdir, set_, workers, update_lock).run(only=name)
+        _run_stage(name, recipe, workdir, set_, workers, update_lock)
 
     command.__doc__ = f"Run the stage {name} alone; its inputs must be whole."
     app.command(name)(command)
@@ -120,7 +141,7 @@ def train(
 ) -> None:
     """Run the stage train alone; its inputs must be whole."""
     steps = [f"train.watch.profile_steps=[{profile}]"] if profile else []
-    _runner(recipe, workdir, [*(set_ or []), *steps], workers).run(only="train")
+    _run_stage("train", recipe, workdir, [*(set_ or []), *steps], workers)
 
 
 @app.command()
@@ -149,7 +170,7 @@ def evaluate(
     if (recipe is None) == (checkpoint is None):
         raise RecipeError("give a RECIPE, or --checkpoint DIR with --tasks a,b")
     if recipe is not None:
-        _runner(recipe, workdir, set_, workers).run(only="evaluate")
+        _run_stage("evaluate", recipe, workdir, set_, workers)
         return
     if not tasks:
         raise RecipeError("--tasks is missing: names joined by commas, such as --tasks lambada,piqa")
@@ -175,11 +196,15 @@ def stage_script(name: str) -> None:
 
 @app.command()
 def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption = None) -> None:
-    """What would run, what is skipped, and why."""
+    """What would run, what is skipped, and why. Writes nothing."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, left_out = runnable_stages(loaded, STAGES)
     table = Table("stage", "what", "why", "fingerprint")
-    for planned in _runner(recipe, workdir, set_, workers=1).plan():
+    for planned in _runner(loaded, stages, workdir, write=False).plan():
         table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
     Console().print(table)
+    if left_out:
+        print(left_out)
 
 
 @app.command()

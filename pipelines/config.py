@@ -1,11 +1,12 @@
 """The recipe: one frozen value that says everything about a run, put together from the parts that the rooms own."""
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.config import EvaluateConfig
@@ -13,8 +14,17 @@ from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.training.config import ModelConfig, TrainConfig
 
 
+class TrainingSections(NamedTuple):
+    """The two sections of a recipe that have no defaults."""
+
+    model: ModelConfig
+    train: TrainConfig
+
+
 class Recipe(Config):
-    """name: the default work folder is work/NAME. seed: everything that is drawn is drawn from it."""
+    """name: the default work folder is work/NAME. seed: everything that is drawn is drawn from it.
+
+    A recipe for curation alone leaves out model and train; every other section has defaults."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: int = Field(default=1234, ge=0, strict=True)
@@ -22,8 +32,8 @@ class Recipe(Config):
     curate: CurateConfig = CurateConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     index: IndexConfig = IndexConfig()
-    model: ModelConfig
-    train: TrainConfig
+    model: ModelConfig | None = None
+    train: TrainConfig | None = None
     evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")
@@ -33,6 +43,29 @@ class Recipe(Config):
         if doubled:
             raise ValueError(f"two sources are named {doubled[0]!r}; a source's name is its identity, rename one")
         return self
+
+    def missing_sections(self, names: tuple[str, ...]) -> list[str]:
+        """Those of the named sections that the recipe does not have."""
+        return [name for name in names if getattr(self, name) is None]
+
+    def training(self) -> TrainingSections:
+        """The sections model and train. Raises RecipeError that names the missing one."""
+        missing = self.missing_sections(TrainingSections._fields)
+        if self.model is None or self.train is None:
+            raise RecipeError(
+                f"recipe {self.name}: {missing_text(missing)}; write {them(missing)} as in the recipe demo"
+            )
+        return TrainingSections(self.model, self.train)
+
+
+def missing_text(sections: list[str]) -> str:
+    """['model', 'train'] -> 'the sections `model` and `train` are missing'."""
+    quoted = " and ".join(f"`{name}`" for name in sections)
+    return f"the section {quoted} is missing" if len(sections) == 1 else f"the sections {quoted} are missing"
+
+
+def them(sections: list[str]) -> str:
+    return "it" if len(sections) == 1 else "them"
 
 
 def identity(config: BaseModel) -> dict[str, Any]:

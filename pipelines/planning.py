@@ -69,13 +69,13 @@ def layout(
     said = ""
     if recipe is not None:
         loaded = load_recipe(recipe)
-        vocabulary, train = loaded.tokenizer.vocab_size, loaded.train
+        vocabulary, (shape_config, train) = loaded.tokenizer.vocab_size, loaded.training()
         if train.layout.auto and gpus is None:
             raise RecipeError("the recipe leaves its layout to the planner; say how many GPUs there are: --gpus")
         count = train.layout.world_size if gpus is None else gpus
-        plan = plan_recipe(loaded.model, vocabulary, train, count, hardware, pins)
+        plan = plan_recipe(shape_config, vocabulary, train, count, hardware, pins)
         if train.layout.world_size == count and not train.layout.auto:
-            said = compare_recipe(plan, loaded.model, train)
+            said = compare_recipe(plan, shape_config, train)
     else:
         if gpus is None:
             raise RecipeError("--gpus is needed beside --model")

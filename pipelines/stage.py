@@ -35,6 +35,7 @@ class Stage:
 
     config picks the part of the recipe that decides the bytes, as JSON; it and the inputs' fingerprints are the
     stage's identity. run fills the folder and returns facts for the manifest: counts, sizes, vocabulary.
+    sections: the recipe's sections that the stage reads (one without a default must be written for it to run).
     reads_raw: its identity includes the locked raw files. parallel: under torchrun it runs on every rank."""
 
     name: str
@@ -42,6 +43,7 @@ class Stage:
     inputs: tuple[str, ...]
     config: Callable[[Recipe], dict[str, Any]]
     run: Callable[[StageContext], dict[str, Any]]
+    sections: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     reads_raw: bool = False
     parallel: bool = False

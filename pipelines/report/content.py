@@ -59,9 +59,10 @@ def score_blocks(folders: Folders) -> list[Block]:
 
 def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
     """The weights asked for beside what the run's samples really were, and how often each source was seen."""
-    samples = open_samples(folders.index, "train", recipe.model.context, recipe.seed, recipe.index)
+    model = recipe.training().model
+    samples = open_samples(folders.index, "train", model.context, recipe.seed, recipe.index)
     trained = last_line(folders.train / "metrics.jsonl", "tokens")
-    drawn = samples.drawn(trained // recipe.model.context)
+    drawn = samples.drawn(trained // model.context)
     weights = {source.name: source.weight for source in recipe.sources}
     total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
     rows = tuple(

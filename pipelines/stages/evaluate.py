@@ -53,6 +53,7 @@ STAGE: Stage = Stage(
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,
+    sections=("model", "train", "evaluate"),
     libraries=("lm_eval", "torch"),
 )
 

@@ -167,6 +167,7 @@ STAGE: Stage = Stage(
     inputs=("curate", "tokenizer"),
     config=config,
     run=run,
+    sections=("index",),
     libraries=("sentencepiece", "tokenizers", "kitoken", "numpy"),
 )
 

@@ -33,6 +33,7 @@ STAGE: Stage = Stage(
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),
     config=config,
     run=run,
+    sections=("model", "train"),
     libraries=("matplotlib",),
 )
 

@@ -84,6 +84,7 @@ STAGE: Stage = Stage(
     inputs=("curate",),
     config=config,
     run=run,
+    sections=("tokenizer",),
     libraries=("sentencepiece", "tokenizers", "kitoken"),
 )
 

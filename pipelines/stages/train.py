@@ -21,15 +21,16 @@ LIVE_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that live evaluation f
 
 def config(recipe: Recipe) -> dict[str, Any]:
     sampling = identity(recipe.index)  # packing and blend decide samples, not the indexed files
+    model, train = recipe.training()
     decides = {
-        "model": identity(recipe.model),
-        "train": identity(recipe.train),
+        "model": identity(model),
+        "train": identity(train),
         "sampling": sampling,
         "seed": recipe.seed,
     }
-    if recipe.train.initial is not None:
-        decides["initial"] = initial_digest(Path(recipe.train.initial))
-    if recipe.train.evaluation.every:
+    if train.initial is not None:
+        decides["initial"] = initial_digest(Path(train.initial))
+    if train.evaluation.every:
         decides["evaluate"] = {name: getattr(recipe.evaluate, name) for name in LIVE_FIELDS}
     return decides
 
@@ -54,7 +55,8 @@ def run(context: StageContext) -> dict[str, Any]:
     from gristmill.training.processes import Place, joined
     from gristmill.training.run import Run
 
-    recipe, model, train = context.recipe, context.recipe.model, context.recipe.train
+    recipe = context.recipe
+    model, train = recipe.training()
     data = open_data(context)
     place = Place.from_environment()
     rank_order = None
@@ -74,7 +76,8 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     from gristmill.evaluation.live import check_live, evaluate_live  # as above
     from gristmill.evaluation.run import Corpus
 
-    evaluation, recipe = context.recipe.train.evaluation, context.recipe
+    recipe = context.recipe
+    evaluation = recipe.training().train.evaluation
     tasks_folder = None if recipe.evaluate.data is None else Path(recipe.evaluate.data)
     corpus = Corpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
     tokenizer = context.inputs["tokenizer"]
@@ -104,13 +107,14 @@ def open_data(context: StageContext) -> Any:
     from gristmill.training.run import Data  # as above
 
     recipe, folder = context.recipe, context.inputs["index"]
+    model, train = recipe.training()
     dataset = read_dataset(folder)
-    samples = open_samples(folder, "train", recipe.model.context, recipe.seed, recipe.index)
-    num_samples = -(-recipe.train.tokens // recipe.model.context)
+    samples = open_samples(folder, "train", model.context, recipe.seed, recipe.index)
+    num_samples = -(-train.tokens // model.context)
     samples.check_budget(num_samples)
     context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
     try:
-        held_out = open_samples(folder, "validation", recipe.model.context, recipe.seed, recipe.index)
+        held_out = open_samples(folder, "validation", model.context, recipe.seed, recipe.index)
     except InputError as error:
         context.reporter.say(f"train: no validation, because {error}")
         held_out = None
@@ -136,6 +140,7 @@ STAGE: Stage = Stage(
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,
+    sections=("model", "train"),
     libraries=("torch",),
     parallel=True,
 )
