@@ -15,6 +15,7 @@ from gristmill.data_pipeline.curate import CurateConfig
 from gristmill.data_pipeline.curated import CuratedSource
 from gristmill.data_pipeline.decide import QUARANTINED
 from gristmill.data_pipeline.decontamination.decontaminate import Decontamination
+from gristmill.data_pipeline.decontamination.questions import found_questions
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.examples import duplicate_examples, rule_examples
@@ -27,7 +28,7 @@ from gristmill.data_pipeline.splits import SPLITS
 QUARANTINE_NAME = "quarantine.jsonl"
 EXAMPLES_NAME = "examples.jsonl"
 DECONTAMINATION_FOLDER = "decontamination"
-REPORT_JSON, REPORT_MARKDOWN = "report.json", "report.md"
+REPORT_JSON, REPORT_MARKDOWN, QUESTIONS_NAME = "report.json", "report.md", "questions.jsonl"
 
 
 def write_shards(
@@ -129,3 +130,5 @@ def write_contamination(found: Decontamination, folder: Path) -> None:
     where = folder / DECONTAMINATION_FOLDER
     write_atomic(where / REPORT_JSON, canonical_json(found.report) + b"\n")
     write_atomic(where / REPORT_MARKDOWN, report_markdown(found.report).encode())
+    lines = [canonical_json(question) + b"\n" for question in found_questions(found.matches, found.hits)]
+    write_atomic(where / QUESTIONS_NAME, b"".join(lines))

@@ -169,7 +169,8 @@ def _contaminated(row: dict[str, Any]) -> list[Event]:
     if not found:
         return []
     lines = [
-        f"{match['benchmark']} {match['example']} ({match['field']}): {match['matched']} of {match['of']} n-grams"
+        f"{match['benchmark']} {match['example']} ({match['field']}): {match['kind']}, {match['matched']} of "
+        f"{match['of']} n-grams"
         for match in found[:MOST_SHOWN]
     ]
     if len(found) > MOST_SHOWN:

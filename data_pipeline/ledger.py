@@ -21,6 +21,7 @@ MATCH = pa.struct(
         ("benchmark", pa.string()),
         ("example", pa.string()),
         ("field", pa.string()),
+        ("kind", pa.string()),
         ("matched", pa.int64()),
         ("of", pa.int64()),
     ]

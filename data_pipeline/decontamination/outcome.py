@@ -12,6 +12,9 @@ from gristmill.data_pipeline.decontamination.cut import cut_spans, pieces
 from gristmill.data_pipeline.decontamination.index import NgramIndex
 from gristmill.data_pipeline.decontamination.report import EXCERPT_MARGIN
 
+# Ways a benchmark text is found in a document, strongest first. verbatim: all its n-grams; part: some of them.
+KINDS = ("verbatim", "part")
+
 # One row a document and benchmark text that share at least one n-gram that counts. `excerpt` is the document's text
 # around the first match.
 MATCHES = pa.schema(
@@ -20,6 +23,7 @@ MATCHES = pa.schema(
         ("benchmark", pa.string()),
         ("example", pa.string()),
         ("field", pa.string()),
+        ("kind", pa.string()),
         ("text", pa.int64()),
         ("matched", pa.int64()),
         ("of", pa.int64()),
@@ -55,7 +59,8 @@ def matches_of(doc_id, text, mine, spans, index, counting, examples) -> list[tup
         start = max(spans[0, earliest[owner]] - EXCERPT_MARGIN, 0)
         excerpt = text[start : start + 4 * EXCERPT_MARGIN]
         example = examples[owner]
-        names = (example.benchmark, example.example, example.field)
+        kind = "verbatim" if len(ngrams) == int(counting[owner]) else "part"
+        names = (example.benchmark, example.example, example.field, kind)
         found.append((doc_id, *names, owner, len(ngrams), int(counting[owner]), excerpt))
     return found
 

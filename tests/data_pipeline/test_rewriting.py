@@ -100,7 +100,7 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
         {"parent_id": split["doc_id"], "piece": number, "shelf": 35} for number in (0, 1)
     ]
     assert all("rivers" not in piece["text"] and len(piece["text"]) >= 200 for piece in pieces)
-    found = {"benchmark": "rivers", "example": "r7", "field": "question", "matched": 7, "of": 7}
+    found = {"benchmark": "rivers", "example": "r7", "field": "question", "kind": "verbatim", "matched": 7, "of": 7}
     assert split["contamination"] == rows[36]["contamination"] == [found]
     (cut,) = split["cuts"]
     assert (cut["rule"], cut["benchmark"], cut["example"]) == ("decontaminate.split", "rivers", "r7")
@@ -108,6 +108,18 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
     assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.most_pieces", 12, 10)
     report = orjson.loads((tmp_path / "curate/decontamination/report.json").read_bytes())["rivers"]
     assert (report["examples"], report["fully"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
+    fates = {35: "split", 36: "dropped", 37: "dropped"}
+    (question,) = (tmp_path / "curate/decontamination/questions.jsonl").read_text().splitlines()
+    assert orjson.loads(question) == {
+        "benchmark": "rivers",
+        "example": "r7",
+        "kind": "verbatim",
+        "fields": {"question": "verbatim"},
+        "documents": sorted(
+            ({"doc_id": rows[k]["doc_id"], "kind": "verbatim", "fate": fate} for k, fate in fates.items()),
+            key=lambda row: row["doc_id"],
+        ),
+    }
     assert "| rivers | 1 |" in (tmp_path / "curate/decontamination/report.md").read_text()
 
 
