@@ -1,0 +1,63 @@
+"""Runs gristmill's command line in forks of one process that has loaded everything: a run costs no start-up.
+
+Reads one JSON line a run from standard input, {"arguments": [...], "cwd": ..., "log": ...}; answers with one line that
+names the run's process, the leader of a process group of its own, and with one line that gives its wait status."""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from multiprocessing import resource_tracker, util
+
+from gristmill.pipelines.cli import main as gristmill
+
+
+def main() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.chdir(order["cwd"])
+            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+                os.dup2(target, stream)
+            sys.argv = ["gristmill", *order["arguments"]]
+            leave(gristmill)
+        print(json.dumps({"pid": child}), flush=True)
+        _, status = os.waitpid(child, 0)
+        print(json.dumps({"status": status}), flush=True)
+
+
+def leave(command) -> None:
+    """Ends this process with the command's exit code, as an interpreter of its own would."""
+    code = 0
+    try:
+        command()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        util._exit_function()  # joins or ends this process's children; os._exit would leave them
+        resource_tracker._resource_tracker._stop()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+LOADED = (  # before the first fork: what the stages load when they run
+    "lm_eval.tasks",
+    "matplotlib.figure",
+    "sklearn.linear_model",
+    "torch.distributed.checkpoint",
+    "gristmill.evaluation.run",
+    "gristmill.training.run",
+)
+
+if __name__ == "__main__":
+    for module in LOADED:
+        importlib.import_module(module)
+    main()
