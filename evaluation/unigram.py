@@ -19,7 +19,9 @@ def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
         raise InputError(f"{index / 'train'}: no .idx file; run the stage `index`")
     counts = np.zeros(vocab_size, dtype=np.int64)
     for prefix in prefixes:
-        tokens = IndexedReader(prefix).tokens
+        reader = IndexedReader(prefix)
+        reader.check_ids(vocab_size, prefix.name)
+        tokens = reader.tokens
         for part in np.array_split(tokens, 1 + len(tokens) // (1 << 24)):
             counts += np.bincount(part, minlength=vocab_size)
     return counts

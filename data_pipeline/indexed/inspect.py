@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, read_dataset
 from gristmill.data_pipeline.indexed.format import bin_path, idx_path
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 
@@ -44,10 +45,15 @@ def inspect(
     decode: Callable[[Sequence[int]], str] | None = None,
     num_documents: int = 3,
     num_tokens: int = 64,
+    vocab_size: int | None = None,
 ) -> Inspection:
-    """Reads the whole .idx and the first documents. Raises InputError if the files are damaged."""
+    """Reads the whole .idx, the first documents, and with a vocab_size (or a dataset.json above) every token id.
+
+    Raises InputError if the files are damaged, or a token id lies outside the vocabulary."""
     reader = IndexedReader(prefix)
-    reader.check()
+    vocab_size = vocab_size or _vocab_size_of(prefix)
+    if vocab_size is not None:
+        reader.check_ids(vocab_size, prefix.name)
     shortest, longest, bins = _histogram(reader)
     firsts = [reader.document(number)[:num_tokens].tolist() for number in range(min(num_documents, len(reader)))]
     return Inspection(
@@ -81,6 +87,12 @@ def lines(found: Inspection) -> list[str]:
         ),
         *(f"  document {number}: {text!r}" for number, text in enumerate(found.first_documents)),
     ]
+
+
+def _vocab_size_of(prefix: Path) -> int | None:
+    """That of the index folder the file lies in (FOLDER/train/books), None if it lies in none."""
+    folder = prefix.parent.parent
+    return read_dataset(folder).vocab_size if (folder / DATASET_NAME).is_file() else None
 
 
 def _histogram(reader: IndexedReader) -> tuple[int, int, list[LengthBin]]:

@@ -65,17 +65,16 @@ class BestFit:
     """Documents stay whole where they fit (best-fit decreasing, Ding et al. 2024, arXiv:2404.10830), then padding.
 
     A document longer than a window is cut into full windows, which overlap by one token, and a remainder that is packed
-    like a document. Opening reads all lengths once and keeps one number for 4096 documents; a window packs its group
-    again, so it is a pure function of the files too. An epoch goes from group to group, which the shuffle of the
-    documents allows: it starts at a keyed place and takes the windows of a group in a keyed order."""
+    like a document. first_window: int64[groups + 1], where the windows of each group of 4096 documents begin
+    (`first_windows`); a window packs its group again, so it is a pure function of the files too. An epoch goes from
+    group to group, which the shuffle of the documents allows: it starts at a keyed place and takes the windows of a
+    group in a keyed order."""
 
-    def __init__(self, reader: IndexedReader, context: int, end_of_document: int):
+    def __init__(self, reader: IndexedReader, context: int, end_of_document: int, first_window: np.ndarray):
         self._reader, self._context, self._end = reader, context, end_of_document
         self._pack = lru_cache(maxsize=4)(self._pack_group)
-        num_groups = -(-reader.num_documents // GROUP_DOCUMENTS)
-        counts = [len(self._pack_group(group)[0]) - 1 for group in range(num_groups)]
-        self._first_window = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.num_windows = int(self._first_window[-1])
+        self._first_window = first_window
+        self.num_windows = int(first_window[-1])
 
     def window(self, index: int) -> Window:
         group = self._group_of(index)
@@ -110,15 +109,29 @@ class BestFit:
         return int(np.searchsorted(self._first_window, index, side="right")) - 1
 
     def _pack_group(self, group: int) -> tuple[np.ndarray, np.ndarray]:
-        """edges: int64[windows + 1]; pieces: int64[n, 3], columns (document, start in it, length), by window."""
-        first = group * GROUP_DOCUMENTS
-        last = min(first + GROUP_DOCUMENTS, self._reader.num_documents)
-        pieces = cut(document_lengths(self._reader, first, last), self._context)
-        windows = best_fit_decreasing(pieces[:, 2], self._context + 1)
-        by_window = np.argsort(windows, kind="stable")
-        counts = np.bincount(windows)
-        pieces[:, 0] += first
-        return np.concatenate([[0], np.cumsum(counts)]), pieces[by_window]
+        return pack_group(self._reader, self._context, group)
+
+
+def first_windows(reader: IndexedReader, context: int) -> np.ndarray:
+    """int64[groups + 1]: the first window of each group of documents, and the number of windows. Reads all lengths."""
+    counts = [len(pack_group(reader, context, group)[0]) - 1 for group in range(num_groups(reader.num_documents))]
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def num_groups(num_documents: int) -> int:
+    return -(-num_documents // GROUP_DOCUMENTS)
+
+
+def pack_group(reader: IndexedReader, context: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """edges: int64[windows + 1]; pieces: int64[n, 3], columns (document, start in it, length), by window."""
+    first = group * GROUP_DOCUMENTS
+    last = min(first + GROUP_DOCUMENTS, reader.num_documents)
+    pieces = cut(document_lengths(reader, first, last), context)
+    windows = best_fit_decreasing(pieces[:, 2], context + 1)
+    by_window = np.argsort(windows, kind="stable")
+    counts = np.bincount(windows)
+    pieces[:, 0] += first
+    return np.concatenate([[0], np.cumsum(counts)]), pieces[by_window]
 
 
 def document_lengths(reader: IndexedReader, first: int, last: int) -> np.ndarray:

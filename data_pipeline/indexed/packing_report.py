@@ -6,7 +6,7 @@ import numpy as np
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.indexed.dataset import read_dataset, source_prefix
-from gristmill.data_pipeline.indexed.packing import BestFit, cut, document_lengths
+from gristmill.data_pipeline.indexed.packing import cut, document_lengths, first_windows
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 
 # Documents looked at in one go.
@@ -55,7 +55,7 @@ def best_fit_cost(reader: IndexedReader, source: str, context: int) -> PackingCo
         pieces = cut(document_lengths(reader, first, min(first + CHUNK, len(reader))), context)
         cuts += int((np.bincount(pieces[:, 0]) > 1).sum())
         packed += int(pieces[:, 2].sum())
-    windows = BestFit(reader, context, 0).num_windows
+    windows = int(first_windows(reader, context)[-1])
     return _cost(source, "best_fit", reader, cuts, windows, windows * (context + 1) - packed, context)
 
 

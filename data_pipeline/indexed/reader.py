@@ -7,15 +7,17 @@ import numpy as np
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.format import CODES, HEADER_BYTES, MAGIC, VERSION, Header, bin_path, idx_path
+from gristmill.data_pipeline.indexed.tables import check_bounds, check_sequences, first_id_outside
 
 
 class IndexedReader:
-    """tokens: dtype[num_tokens], the whole .bin. lengths: int32[S]. pointers: int64[S], in bytes. bounds: int64[D].
+    """tokens: dtype[num_tokens], the whole .bin. lengths: int32[S]. pointers: int64[S], in bytes. bounds: int64[D + 1].
 
-    Opening costs the same for any size: the header and the last entries are checked, `check` reads all of the .idx.
-    Raises InputError if a file is missing, cut short, too long, or not of this format."""
+    The .idx is read whole and checked, entry by entry, unless `tables_checked` says that it was before (verify.py):
+    then only the header and the sizes are looked at, and opening costs the same for any size.
+    Raises InputError if a file is missing, cut short, too long, damaged, or not of this format."""
 
-    def __init__(self, prefix: Path):
+    def __init__(self, prefix: Path, tables_checked: bool = False):
         self.prefix = prefix
         self._index = _map_file(idx_path(prefix))
         header = _read_header(idx_path(prefix), self._index)
@@ -35,89 +37,76 @@ class IndexedReader:
         modes = self._index[bounds_end:].view(np.int8)
         self.modes = modes if len(modes) else None
         raw = _map_file(bin_path(prefix))
-        self._check_ends(raw)
+        self._check_bin_size(raw)
         self.tokens = raw.view(self.dtype.newbyteorder("<"))
         self.num_tokens = len(self.tokens)
+        if not tables_checked:
+            check_sequences(idx_path(prefix), self.lengths, self.pointers, self.dtype.itemsize, len(raw))
+            check_bounds(idx_path(prefix), self.bounds, self.num_sequences)
 
     def __len__(self) -> int:
         return self.num_documents
 
     def document(self, document_id: int) -> np.ndarray:
-        """The tokens of one document: a view when its sequences lie side by side, as gristmill writes them."""
+        """The tokens of one document, a view: its sequences lie side by side."""
         first, last = int(self.bounds[document_id]), int(self.bounds[document_id + 1])
-        if last == first + 1:
-            return self.sequence(first)
-        pieces = [self.sequence(sequence_id) for sequence_id in range(first, last)]
-        return np.concatenate(pieces) if pieces else self.tokens[:0]
-
-    def sequence(self, sequence_id: int) -> np.ndarray:
-        start = int(self.pointers[sequence_id]) // self.dtype.itemsize
-        return self.tokens[start : start + int(self.lengths[sequence_id])]
+        if first == last:
+            return self.tokens[:0]
+        start = int(self.pointers[first]) // self.dtype.itemsize
+        end = int(self.pointers[last - 1]) // self.dtype.itemsize + int(self.lengths[last - 1])
+        return self.tokens[start:end]
 
     def documents(self) -> Iterator[np.ndarray]:
         return (self.document(document_id) for document_id in range(self.num_documents))
 
-    def check(self, vocab_size: int | None = None) -> None:
-        """Reads the whole .idx, and with a vocab_size the whole .bin; raises InputError naming the first fault."""
-        name = idx_path(self.prefix)
-        ends = self.pointers + self.lengths.astype(np.int64) * self.dtype.itemsize
-        bin_bytes = self.num_tokens * self.dtype.itemsize
-        wrong = (
-            (self.lengths < 0) | (self.pointers < 0) | (ends > bin_bytes) | (self.pointers % self.dtype.itemsize != 0)
+    def check_ids(self, vocab_size: int, source: str | None = None) -> None:
+        """Reads the whole .bin; raises InputError naming the source, the document and the id of the first token that
+        is not in the vocabulary."""
+        name = f"{bin_path(self.prefix)}" + (f" (source {source!r})" if source else "")
+        if self.dtype.kind not in "iu":
+            raise InputError(f"{name}: holds {self.dtype}, which are no token ids; write the index again")
+        place = first_id_outside(self.tokens, vocab_size)
+        if place is None:
+            return
+        sequence = int(np.searchsorted(self.pointers, place * self.dtype.itemsize, side="right")) - 1
+        document = int(np.searchsorted(self.bounds, sequence, side="right")) - 1
+        inside = place - int(self.pointers[int(self.bounds[document])]) // self.dtype.itemsize
+        raise InputError(
+            f"{name}: document {document}, token {inside} has id {int(self.tokens[place])}; the vocabulary has ids 0 "
+            f"to {vocab_size - 1}: the dataset was made with another tokenizer, or the file is damaged; run "
+            "`gristmill index` again"
         )
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            raise InputError(
-                f"{name}: sequence {first} points at bytes {int(self.pointers[first])} to {int(ends[first])} of "
-                f"{bin_bytes} in {bin_path(self.prefix).name}; the two files do not belong together: write both again"
-            )
-        if len(self.bounds) and (int(self.bounds[0]) < 0 or (np.diff(self.bounds) < 0).any()):
-            raise InputError(f"{name}: document bounds do not rise; write the index again")
-        if vocab_size is not None and self.num_tokens:
-            largest = max(int(part.max()) for part in np.array_split(self.tokens, 1 + self.num_tokens // (1 << 24)))
-            if largest >= vocab_size:
-                raise InputError(
-                    f"{bin_path(self.prefix)}: token id {largest}, the vocabulary ends at {vocab_size - 1}; "
-                    "this dataset was made with another tokenizer"
-                )
 
-    def is_one_stream(self) -> bool:
-        """True if the documents lie in order and without gaps, so that the .bin itself is the stream of tokens."""
-        if self.num_sequences == 0:
-            return True
-        last_end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
-        return int(self.pointers[0]) == 0 and last_end == self.num_tokens * self.dtype.itemsize
-
-    def _check_ends(self, raw: np.ndarray) -> None:
+    def _check_bin_size(self, raw: np.ndarray) -> None:
         name = bin_path(self.prefix)
         if len(raw) % self.dtype.itemsize:
-            raise InputError(f"{name}: {len(raw)} bytes are no whole number of {self.dtype}; it was cut short")
-        if len(self.bounds) and int(self.bounds[-1]) > self.num_sequences:
             raise InputError(
-                f"{idx_path(self.prefix)}: a document ends at sequence {int(self.bounds[-1])} of {self.num_sequences}; "
-                "the file is damaged: write the index again"
+                f"{name}: {len(raw)} bytes are no whole number of {self.dtype}; it was cut short: write it again"
             )
-        if not self.num_sequences:
-            return
-        end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
-        if end != len(raw) or int(self.pointers[-1]) < 0:
+        ends = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if self.num_sequences else 0
+        if ends != len(raw):
             raise InputError(
-                f"{name}: {len(raw)} bytes, the index needs {end}; the .bin was cut short, written on, or belongs to "
+                f"{name}: {len(raw)} bytes, the index needs {ends}; the .bin was cut short, written on, or belongs to "
                 "another .idx: write both again"
             )
 
 
 def _read_header(path: Path, index: np.ndarray) -> Header:
     if bytes(index[:9]) != MAGIC:
-        raise InputError(f"{path}: starts with {bytes(index[:9])!r}, not with {MAGIC!r}; it is no Megatron .idx file")
+        raise InputError(
+            f"{path}: starts with {bytes(index[:9])!r}, not with {MAGIC!r}; it is no Megatron .idx file: "
+            "name a dataset by its prefix, or write the index again"
+        )
     if len(index) < HEADER_BYTES:
-        raise InputError(f"{path}: {len(index)} bytes, the header alone has {HEADER_BYTES}; it was cut short")
+        raise InputError(
+            f"{path}: {len(index)} bytes, the header alone has {HEADER_BYTES}; it was cut short: write it again"
+        )
     version = int(index[9:17].view("<u8")[0])
     if version != VERSION:
         raise InputError(f"{path}: version {version}; this reader knows version {VERSION}: convert the file first")
     code = int(index[17])
     if code not in CODES:
-        raise InputError(f"{path}: dtype code {code}; the format knows {sorted(CODES)}")
+        raise InputError(f"{path}: dtype code {code}, the format knows {sorted(CODES)}; write the index again")
     counts = index[18:34].view("<u8")
     num_sequences, num_bounds = int(counts[0]), int(counts[1])
     if max(num_sequences, num_bounds) > len(index) or num_bounds < 1:
@@ -134,4 +123,7 @@ def _map_file(path: Path) -> np.ndarray:
         raise InputError(f"{path}: no such file; a dataset is PREFIX.bin with PREFIX.idx, named by PREFIX")
     if path.stat().st_size == 0:
         return np.zeros(0, np.uint8)
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    try:
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check its rights and the disk") from error

@@ -16,11 +16,17 @@ from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, read_dataset, source_prefix
 from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
+from gristmill.data_pipeline.indexed.packing_table import kept_first_windows
 from gristmill.data_pipeline.indexed.permutation import key_of
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.verify import CheckedSource, manifest_digests, open_checked
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 
 Sample = dict[str, np.ndarray]
+Say = Callable[[str], None]
+
+
+class TooFewTokens(InputError):
+    """A split holds no whole sample of the context asked for; its files are sound."""
 
 
 @dataclass(frozen=True)
@@ -129,48 +135,47 @@ class Samples:
         return self._packings[source].order(key_of(self._seed, "epoch", self.sources[source], epoch))
 
 
-def open_samples(folder: Path, split: str, context: int, seed: int, config: IndexConfig) -> Samples:
-    """The samples of one split of an `index` folder.
+def open_samples(
+    folder: Path, split: str, context: int, seed: int, config: IndexConfig, say: Say = lambda message: None
+) -> Samples:
+    """The samples of one split of an `index` folder, whose files are checked first (verify.py). say hears of long work.
 
     Sources of the train split that cannot fill one sample are an error; those of a held-out split are left out, and
     there neither fill-in-the-middle nor caps apply: held-out text is measured as it stands, as often as one likes.
-    Raises InputError on damaged files or too little data, RecipeError on settings that do not fit the dataset."""
+    Raises InputError on damaged files, TooFewTokens on too little data, RecipeError on settings that do not fit."""
     dataset = read_dataset(folder)
+    digests = manifest_digests(folder)
     if split != "train":
         config = IndexConfig.model_validate({**config.model_dump(), "fim_rate": 0.0, "max_epochs": None})
     packings: dict[str, Packing] = {}
     left_out: list[str] = []
     for source in dataset.sources:
-        packing = _open_source(folder, split, source, dataset, context, config)
+        counts = source.splits.get(split)
+        packing = None
+        if counts is not None and counts.documents:
+            checked = open_checked(folder, split, source, dataset, digests, say)
+            packing = _open_packing(checked, folder, dataset, context, config, say)
         if packing is not None and packing.num_windows:
             packings[source.name] = packing
         elif split == "train":
-            raise InputError(_too_short(folder, split, source, context))
+            raise TooFewTokens(_too_short(folder, split, source, context))
         else:
             left_out.append(source.name)
     if not packings:
-        raise InputError(_too_short(folder, split, dataset.sources[0], context))
+        raise TooFewTokens(_too_short(folder, split, dataset.sources[0], context))
     identity = fingerprint([dataset.model_dump(mode="json"), split, context, seed, config.model_dump(mode="json")])
     return Samples(dataset, packings, tuple(left_out), context, seed, config, identity)
 
 
-def _open_source(
-    folder: Path, split: str, source: IndexedSource, dataset: Dataset, context: int, config: IndexConfig
-) -> Packing | None:
-    """None if the source has no documents in this split."""
-    counts = source.splits.get(split)
-    if counts is None or counts.documents == 0:
-        return None
-    reader = IndexedReader(source_prefix(folder, split, source.name))
-    if (reader.num_tokens, str(reader.dtype)) != (counts.tokens, dataset.dtype):
-        raise InputError(
-            f"{reader.prefix}: {reader.num_tokens} tokens of {reader.dtype}, dataset.json says {counts.tokens} of "
-            f"{dataset.dtype}; run `gristmill index` again"
-        )
-    if not reader.is_one_stream():
-        raise InputError(f"{reader.prefix}: its documents do not lie one after another; write it anew with `merge`")
-    packing: type[Concat] | type[BestFit] = BestFit if config.packing == "best_fit" else Concat
-    return packing(reader, context, dataset.end_of_document)
+def _open_packing(
+    checked: CheckedSource, folder: Path, dataset: Dataset, context: int, config: IndexConfig, say: Say
+) -> Packing:
+    end = dataset.end_of_document
+    if config.packing == "concat":
+        return Concat(checked.reader, context, end)
+    return BestFit(
+        checked.reader, context, end, kept_first_windows(folder, checked.reader, checked.identity, context, say)
+    )
 
 
 def _too_short(folder: Path, split: str, source: IndexedSource, context: int) -> str:

@@ -14,6 +14,7 @@ from gristmill.data_pipeline.provenance.files import file_digest, is_temporary, 
 
 MANIFEST_NAME = "manifest.json"
 LOG_FOLDER = "logs"  # times, rates and TensorBoard events: useful, different in every run, in no manifest
+CACHE_FOLDER = "cache"  # what can be made again from the other files: checks passed, tables; in no manifest either
 
 
 class Output(Config):
@@ -54,7 +55,7 @@ def write_manifest(
     origin: Mapping[str, Any],
     libraries: tuple[str, ...] = (),
 ) -> Manifest:
-    """Digests every file below the folder (logs apart) and writes the manifest; the folder is whole from then on."""
+    """Digests every file below the folder (logs and cache apart) and writes the manifest; the folder is whole then."""
     manifest = Manifest(
         fingerprint=stage_fingerprint(stage, code_version, config, inputs),
         stage=stage,
@@ -92,6 +93,7 @@ def output_files(folder: Path) -> list[Path]:
         and path not in skipped
         and not is_temporary(path)
         and LOG_FOLDER not in path.relative_to(folder).parts[:-1]
+        and path.relative_to(folder).parts[0] != CACHE_FOLDER
     )
 
 

@@ -29,9 +29,10 @@ def inspect_command(
     documents: Annotated[int, typer.Option(min=0, help="How many documents to show.")] = 3,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens of each.")] = 64,
 ) -> None:
-    """Counts, dtype, a histogram of lengths, the first documents."""
-    decode = load_tokenizer(tokenizer).decode if tokenizer is not None else None
-    for line in lines(inspect(prefix, decode, documents, tokens)):
+    """Checks the files; then counts, dtype, a histogram of lengths, the first documents."""
+    loaded = load_tokenizer(tokenizer) if tokenizer is not None else None
+    decode, vocab_size = (loaded.decode, loaded.vocab_size) if loaded is not None else (None, None)
+    for line in lines(inspect(prefix, decode, documents, tokens, vocab_size)):
         print(line)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
-from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.data_pipeline.indexed.samples import TooFewTokens, open_samples
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
@@ -109,13 +109,14 @@ def open_data(context: StageContext) -> Any:
     recipe, folder = context.recipe, context.inputs["index"]
     model, train = recipe.training()
     dataset = read_dataset(folder)
-    samples = open_samples(folder, "train", model.context, recipe.seed, recipe.index)
+    say = context.reporter.say
+    samples = open_samples(folder, "train", model.context, recipe.seed, recipe.index, say)
     num_samples = -(-train.tokens // model.context)
     samples.check_budget(num_samples)
     context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
     try:
-        held_out = open_samples(folder, "validation", model.context, recipe.seed, recipe.index)
-    except InputError as error:
+        held_out = open_samples(folder, "validation", model.context, recipe.seed, recipe.index, say)
+    except TooFewTokens as error:
         context.reporter.say(f"train: no validation, because {error}")
         held_out = None
     return Data(

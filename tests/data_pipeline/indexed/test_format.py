@@ -1,5 +1,6 @@
 """The bytes of the format, written out by hand, and every way a file can be wrong."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.indexed import tables
 from gristmill.data_pipeline.indexed.format import CODES, bin_path, dtype_for, idx_path
+from gristmill.data_pipeline.indexed.inspect import inspect
+from gristmill.data_pipeline.indexed.merge import cut_out, merge
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.writer import indexed_writer, write_documents
 
@@ -42,7 +46,6 @@ def test_reading_copies_nothing(tmp_path):
     write_documents(tmp_path / "d", [[1, 2, 3], [4]], np.int32)
     reader = IndexedReader(tmp_path / "d")
     assert np.shares_memory(reader.document(0), reader.tokens)
-    assert reader.is_one_stream()
 
 
 def test_two_bytes_a_token_where_the_vocabulary_allows():
@@ -55,7 +58,6 @@ def test_what_was_written_is_read(tmp_path_factory, documents):
     prefix = tmp_path_factory.mktemp("d") / "name.with.dots"
     write_documents(prefix, documents, np.uint16)
     reader = IndexedReader(prefix)
-    reader.check()
     assert [document.tolist() for document in reader.documents()] == documents
 
 
@@ -96,17 +98,49 @@ def test_a_wrong_header_is_refused(tmp_path, at, replacement, message):
 @pytest.mark.parametrize(
     ("at", "replacement", "message"),
     [
-        (42, struct.pack("<q", 100), "points at bytes 100"),
-        (42, struct.pack("<q", -2), "points at bytes -2"),
-        (34, struct.pack("<i", -5), "points at bytes 0 to -10"),
-        (58, struct.pack("<3q", 0, 2, 1), "bounds do not rise"),
+        (42, struct.pack("<q", 100), "sequence 0 points at byte 100, the sequences before it end at byte 0"),
+        (42, struct.pack("<q", -2), "sequence 0 points at byte -2"),
+        (50, struct.pack("<q", 3), "index needs 5"),
+        (34, struct.pack("<i", -5), "sequence 0 has length -5"),
+        (34, struct.pack("<i", 2**31 - 1), "sequence 0 has length 2147483647 and ends at byte 4294967294, behind"),
+        (34, struct.pack("<2i", 1, 1), "sequence 1 points at byte 4, the sequences before it end at byte 2"),
+        (58, struct.pack("<3q", 1, 1, 2), "document 0 begins at sequence 1"),
+        (58, struct.pack("<3q", 0, 3, 2), "document 0 is sequences 0 to 3 of 2"),
+        (58, struct.pack("<3q", 0, 2, 1), "document 1 is sequences 2 to 1 of 2"),
+        (58, struct.pack("<3q", 0, 1, 1), "the last document ends at sequence 1 of 2"),
+        (58, struct.pack("<3q", 0, -(2**63), 2), "document 0 is sequences 0 to -9223372036854775808"),
     ],
 )
-def test_wrong_tables_are_found_by_check(tmp_path, at, replacement, message):
-    write_documents(tmp_path / "d", [[5, 6], [7]], np.uint16)
-    damaged(tmp_path / "d", at, replacement)
-    with pytest.raises(InputError, match=message):
-        IndexedReader(tmp_path / "d").check()
+def test_wrong_tables_are_named_with_entry_and_fix_on_every_path(tmp_path, at, replacement, message):
+    prefix = tmp_path / "d"
+    write_documents(prefix, [[5, 6], [7]], np.uint16)
+    damaged(prefix, at, replacement)
+    for opened in (
+        lambda: IndexedReader(prefix),
+        lambda: inspect(prefix),
+        lambda: merge([prefix], tmp_path / "merged"),
+        lambda: cut_out(prefix, tmp_path / "part", 0, 1),
+    ):
+        with pytest.raises(InputError, match=message) as error:
+            opened()
+        assert re.search("again", str(error.value))
+
+
+def test_every_chunk_of_the_tables_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK", 4)
+    prefix = tmp_path / "d"
+    write_documents(prefix, [[number] * 3 for number in range(11)], np.uint16)
+    whole = idx_path(prefix).read_bytes()
+    for sequence in range(10):  # the last one's is found by the size of the .bin
+        damaged(prefix, 34 + 11 * 4 + 8 * sequence, struct.pack("<q", 1))
+        with pytest.raises(InputError, match=f"sequence {sequence} points at byte 1,"):
+            IndexedReader(prefix)
+        idx_path(prefix).write_bytes(whole)
+    for document in range(1, 11):
+        damaged(prefix, 34 + 11 * 12 + 8 * document, struct.pack("<q", 99))
+        with pytest.raises(InputError, match=f"document {document - 1} is sequences {document - 1} to 99 of 11"):
+            IndexedReader(prefix)
+        idx_path(prefix).write_bytes(whole)
 
 
 def test_a_bin_cut_short_or_too_long_is_refused(tmp_path):
@@ -141,8 +175,16 @@ def test_ids_outside_the_vocabulary_are_refused_both_ways(tmp_path):
     with pytest.raises(InputError, match="token id 65536"):
         write_documents(tmp_path / "d", [[65536]], np.uint16)
     write_documents(tmp_path / "d", [[5], [100]], np.uint16)
-    with pytest.raises(InputError, match="token id 100, the vocabulary ends at 99"):
-        IndexedReader(tmp_path / "d").check(vocab_size=100)
+    reader = IndexedReader(tmp_path / "d")
+    with pytest.raises(InputError, match=r"d\.bin \(source 'books'\): document 1, token 0 has id 100; .* ids 0 to 99"):
+        reader.check_ids(100, "books")
+    reader.check_ids(101)
+    write_documents(tmp_path / "d", [[5, 6], [7, -3, 8]], np.int32)
+    with pytest.raises(InputError, match="document 1, token 1 has id -3"):
+        IndexedReader(tmp_path / "d").check_ids(100)
+    write_documents(tmp_path / "d", [[0.5]], np.float32)
+    with pytest.raises(InputError, match="holds float32, which are no token ids"):
+        IndexedReader(tmp_path / "d").check_ids(100)
 
 
 def test_an_empty_document_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.indexed import packing
-from gristmill.data_pipeline.indexed.packing import BestFit, Concat, best_fit_decreasing, cut
+from gristmill.data_pipeline.indexed.packing import BestFit, Concat, best_fit_decreasing, cut, first_windows
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.writer import write_documents
 
@@ -17,6 +17,10 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=60)
 def reader_of(tmp_path, documents) -> IndexedReader:
     write_documents(tmp_path / "d", documents, np.uint16)
     return IndexedReader(tmp_path / "d")
+
+
+def packed(reader: IndexedReader, context: int) -> BestFit:
+    return BestFit(reader, context, END, first_windows(reader, context))
 
 
 def test_concat_worked_by_hand(tmp_path):
@@ -66,9 +70,7 @@ def test_best_fit_is_what_a_naive_packer_does(lengths):
 
 
 def test_documents_stay_whole_where_they_fit(tmp_path):
-    best_fit = BestFit(
-        reader_of(tmp_path, [[10, 11, 12, 1], [20, 1], [30, 31, 1], [40, 41, 42, 43, 44, 45, 1]]), 5, END
-    )
+    best_fit = packed(reader_of(tmp_path, [[10, 11, 12, 1], [20, 1], [30, 31, 1], [40, 41, 42, 43, 44, 45, 1]]), 5)
     windows = [best_fit.window(index) for index in range(best_fit.num_windows)]
     assert [window.tokens.tolist() for window in windows] == [
         [40, 41, 42, 43, 44, 45],
@@ -82,7 +84,7 @@ def test_documents_stay_whole_where_they_fit(tmp_path):
 @pytest.mark.parametrize("group", [2, 3, 100])
 def test_an_epoch_of_best_fit_takes_every_window_once(tmp_path, monkeypatch, random_documents, group):
     monkeypatch.setattr(packing, "GROUP_DOCUMENTS", group)
-    best_fit = BestFit(reader_of(tmp_path, random_documents(0, 20, 15)), 8, END)
+    best_fit = packed(reader_of(tmp_path, random_documents(0, 20, 15)), 8)
     orders = [[best_fit.order(key)(place) for place in range(best_fit.num_windows)] for key in (5, 6)]
     assert [sorted(order) for order in orders] == [list(range(best_fit.num_windows))] * 2
     assert orders[0] != orders[1]

@@ -20,6 +20,7 @@ from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.data_pipeline.provenance.manifest import output_files
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import StageContext
 from gristmill.pipelines.stages import index, tokenizer
@@ -68,7 +69,7 @@ def context_of(folder: Path, inputs: dict[str, Path], workers: int = 1, recipe: 
 
 
 def digests(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = output_files(folder)
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -95,7 +96,7 @@ def test_every_document_is_indexed_once_in_the_keyed_order(corpus, whole):
         for source in ("front", "back"):
             texts = pq.read_table(corpus / "documents" / split / f"{source}-00000.parquet")["text"].to_pylist()
             reader = IndexedReader(whole["index"] / split / source)
-            reader.check(encoder.vocab_size)
+            reader.check_ids(encoder.vocab_size)
             order = Permutation(len(texts), key_of(7, "documents", source, split)).whole()
             expected = [[*encoder.encode(texts[place]), encoder.end_of_document] for place in order]
             assert [document.tolist() for document in reader.documents()] == expected
