@@ -13,6 +13,7 @@ from gristmill.data_pipeline.decide import DecideTask, Rules, signal_values
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError
 
+MAX_THRESHOLDS = 1000
 _SWEEP = re.compile(r"(?P<rule>[\w.]+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<count>\d+)")
 
 
@@ -41,14 +42,20 @@ def parse_sweep(text: str) -> Sweep:
     """`gopher_quality.min_words=20:100:5` -> 20, 40, 60, 80, 100. Raises RecipeError on any other form."""
     found = _SWEEP.fullmatch(text)
     try:
-        if found is None or int(found["count"]) < 1:
+        if found is None:
             raise ValueError
-        steps = np.linspace(float(found["low"]), float(found["high"]), int(found["count"]))
+        low, high, count = float(found["low"]), float(found["high"]), int(found["count"][:9])
+        if not (np.isfinite(low) and np.isfinite(high)) or count < 1:
+            raise ValueError
     except ValueError:
         raise RecipeError(
             f"{text!r} is no sweep; write rule=low:high:n, as gopher_quality.min_words=20:100:5"
         ) from None
-    return Sweep(found["rule"], tuple(float(step) for step in steps))
+    if count > MAX_THRESHOLDS:
+        raise RecipeError(
+            f"{text!r} asks for {found['count']} thresholds; at most {MAX_THRESHOLDS:,} are counted at once"
+        )
+    return Sweep(found["rule"], tuple(float(step) for step in np.linspace(low, high, count)))
 
 
 def sweep(sources: Sequence[tuple[str, Sequence[DecideTask]]], wanted: Sweep, engine: LocalEngine) -> list[SweepRow]:

@@ -17,7 +17,7 @@ class SamplingConfig(Config):
     top_k: int | None = Field(None, ge=1)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     repetition_penalty: float = Field(1.0, gt=0.0)
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
 
 
 CPU_BATCH_TOKENS = 1024  # the activations of a small model stay in the cache: 8,192 took 1.5 times as long a token
@@ -44,11 +44,11 @@ class EvaluateConfig(Config):
     batch_tokens: int | None = Field(None, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
     weights: Literal["as_trained", "int8"] = "as_trained"
-    cloze_items: int = Field(400, ge=1)
-    cloze_choices: int = Field(4, ge=2)
+    cloze_items: int = Field(400, ge=1, le=1_000_000)
+    cloze_choices: int = Field(4, ge=2, le=100)
     text_bytes: int = Field(300_000, ge=1)
-    samples: int = Field(4, ge=0)
-    sample_tokens: int = Field(48, ge=1)
+    samples: int = Field(4, ge=0, le=10_000)
+    sample_tokens: int = Field(48, ge=1, le=1_000_000)
     sampling: SamplingConfig = SamplingConfig(temperature=0.8, top_p=0.95)
 
     def pass_tokens(self, device: str) -> int:

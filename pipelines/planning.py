@@ -9,7 +9,9 @@ from rich.console import Console
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import RecipeError
-from gristmill.pipelines.recipe_file import SIZE_SUFFIXES, load_recipe, parse_size
+from gristmill.data_pipeline.strict_yaml import SIZE_SUFFIXES, parse_size
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.training.config import MAX_PROCESSES
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, write_plot
 from gristmill.training.planner.job import Pins
 from gristmill.training.planner.models import load_shape
@@ -24,7 +26,9 @@ def layout(
     model: Annotated[
         str | None, typer.Option(metavar="FILE|NAME", help="A model file, or gpt-1t, llama3-8b ...")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many; for a recipe, what its layout takes.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(max=MAX_PROCESSES, help="How many; for a recipe, what its layout takes.")
+    ] = None,
     hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile's file.")] = "h100",
     batch_tokens: Size = None,
     tokens: Size = None,

@@ -27,7 +27,9 @@ class TokenizerConfig(Config):
     keeps the recipe's weights and large values make all groups equal."""
 
     algorithm: Literal["bpe", "unigram", "characters"] = "bpe"
-    vocab_size: int = Field(8192, gt=0, description="pieces, the 256 bytes and the control symbols included")
+    vocab_size: int = Field(
+        8192, gt=0, le=10_000_000, description="pieces, the 256 bytes and the control symbols included"
+    )
     strategy: Literal["default", "case", "arithmetic", "combined", "characters"] | None = Field(
         None, description="one of mGPT's five; sets algorithm, split_digits and case_marks together"
     )

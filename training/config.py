@@ -2,6 +2,7 @@
 
 A field marked `execution` changes how the work is done, not what the result is."""
 
+from math import isqrt
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -9,6 +10,16 @@ from pydantic import Field, field_validator, model_validator
 from gristmill.data_pipeline.config import Config
 
 EXECUTION: dict[str, Any] = {"execution": True}
+
+# Bounds that no real run reaches (the deepest published transformers have about 1,000 layers; Llama 3 405B is 16,384
+# wide): a misplaced digit is named before memory is asked for.
+MAX_LAYERS = 10_000
+MAX_WIDTH = 1_000_000
+MAX_SEQUENCE = 100_000_000
+MAX_PROCESSES = 1_000_000
+MAX_TOKENS = 10**18
+MAX_BATCH_TOKENS = 10**12
+MAX_RAMP_STEPS = 10_000
 
 Mixer = Literal["attention"]
 Channel = Literal["swiglu", "gelu"]
@@ -30,13 +41,15 @@ class ModelConfig(Config):
     tied embeddings together are GPT-2. `mixer`, `channel`, `window` and `norm_order` take one value for all layers, or
     a pattern that is repeated over them: window [256, 256, null] looks far in every third layer."""
 
-    layers: int = Field(ge=1)
-    width: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(0, ge=0, description="key/value heads; 0 means as many as heads")
-    head_width: int = Field(0, ge=0, description="0 means width / heads")
-    hidden: int = Field(0, ge=0, description="0 means 4 x width for gelu, 8/3 x width rounded up to 64 for swiglu")
-    context: int = Field(512, ge=1, description="tokens of a sample")
+    layers: int = Field(ge=1, le=MAX_LAYERS)
+    width: int = Field(ge=1, le=MAX_WIDTH)
+    heads: int = Field(ge=1, le=MAX_WIDTH)
+    kv_heads: int = Field(0, ge=0, le=MAX_WIDTH, description="key/value heads; 0 means as many as heads")
+    head_width: int = Field(0, ge=0, le=MAX_WIDTH, description="0 means width / heads")
+    hidden: int = Field(
+        0, ge=0, le=MAX_WIDTH, description="0 means 4 x width for gelu, 8/3 x width rounded up to 64 for swiglu"
+    )
+    context: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
     mixer: Mixer | tuple[Mixer, ...] = "attention"
     channel: Channel | tuple[Channel, ...] = "swiglu"
     window: int | tuple[int | None, ...] | None = None
@@ -124,19 +137,21 @@ class LayoutConfig(Config):
 
     auto: bool = Field(False, description="`layout: auto`: the planner chooses, when the number of processes is known")
     hardware: str = Field("h100", description="the profile it plans for: a100-80g, h100, h200 or a file")
-    data: int = Field(1, ge=1)
-    replicate: int = Field(1, ge=1)
-    tensor: int = Field(1, ge=1)
-    pipeline: int = Field(1, ge=1)
-    context: int = Field(1, ge=1)
-    expert: int = Field(1, ge=1)
+    data: int = Field(1, ge=1, le=MAX_PROCESSES)
+    replicate: int = Field(1, ge=1, le=MAX_PROCESSES)
+    tensor: int = Field(1, ge=1, le=MAX_PROCESSES)
+    pipeline: int = Field(1, ge=1, le=MAX_PROCESSES)
+    context: int = Field(1, ge=1, le=MAX_PROCESSES)
+    expert: int = Field(1, ge=1, le=MAX_PROCESSES)
     sequence_parallel: bool = Field(True, description="norms and residuals on sequence shards; matters if tensor > 1")
     schedule: Schedule = "1f1b"
     virtual_stages: int = Field(
-        0, ge=0, description="stages a pipeline rank holds; 0 means the schedule's usual number"
+        0, ge=0, le=MAX_LAYERS, description="stages a pipeline rank holds; 0 means the schedule's usual number"
     )
     cuts: tuple[int, ...] | None = Field(None, description="first layer of each stage but the first; None cuts by cost")
-    micro_batch: int = Field(0, ge=0, description="samples in a micro-batch; 0 lets the engine choose")
+    micro_batch: int = Field(
+        0, ge=0, le=MAX_BATCH_TOKENS, description="samples in a micro-batch; 0 lets the engine choose"
+    )
     reshard_after_forward: bool = Field(True, description="true is ZeRO-3, false ZeRO-2; always false with a pipeline")
     recompute: Recompute = "none"
     recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
@@ -221,9 +236,9 @@ class ScheduleConfig(Config):
 class RampConfig(Config):
     """The batch grows from start_tokens in equal increments until it is batch_tokens, after over_tokens of training."""
 
-    start_tokens: int = Field(ge=1)
-    increment_tokens: int = Field(ge=1)
-    over_tokens: int = Field(ge=1)
+    start_tokens: int = Field(ge=1, le=MAX_BATCH_TOKENS)
+    increment_tokens: int = Field(ge=1, le=MAX_BATCH_TOKENS)
+    over_tokens: int = Field(ge=1, le=MAX_TOKENS)
 
 
 class ValidationConfig(Config):
@@ -289,8 +304,8 @@ class WatchConfig(Config):
 class TrainConfig(Config):
     """tokens of training (rounded up to whole batches), batch_tokens a step over all processes."""
 
-    tokens: int = Field(ge=1)
-    batch_tokens: int = Field(ge=1)
+    tokens: int = Field(ge=1, le=MAX_TOKENS)
+    batch_tokens: int = Field(ge=1, le=MAX_BATCH_TOKENS)
     batch_ramp: RampConfig | None = None
     precision: Literal["bf16", "fp32", "fp16", "fp64"] = "bf16"
     z_loss: float = Field(0.0, ge=0, description="weight of log(Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)")
@@ -325,6 +340,23 @@ class TrainConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def ramp_rises_to_the_batch(self) -> Self:
+        ramp = self.batch_ramp
+        if ramp is None:
+            return self
+        if ramp.start_tokens > self.batch_tokens:
+            raise ValueError(
+                f"batch_ramp.start_tokens={ramp.start_tokens} is above batch_tokens={self.batch_tokens}; a ramp grows: "
+                "lower start_tokens"
+            )
+        steps = (self.batch_tokens - ramp.start_tokens) // ramp.increment_tokens
+        if steps > MAX_RAMP_STEPS:
+            raise ValueError(
+                f"batch_ramp has {steps} increments; raise increment_tokens, such as to {self.batch_tokens // 100}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def float8_beside_bf16(self) -> Self:
         if self.float8 and self.precision != "bf16":
             raise ValueError(f"float8 products come out in bf16, not {self.precision}; set precision: bf16")
@@ -342,7 +374,8 @@ class TrainConfig(Config):
 
 def divisors(number: int) -> list[int]:
     """12 -> [1, 2, 3, 4, 6, 12]."""
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _entry(value: Any, index: int) -> Any:

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from bad_input import small
+
 from gristmill.pipelines.config import Recipe
 
 AREAS = sorted(path for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))

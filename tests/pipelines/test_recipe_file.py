@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import yaml
 
 from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.strict_yaml import read_yaml
 from gristmill.pipelines.config import Recipe, identity
-from gristmill.pipelines.recipe_file import RecipeLoader, load_recipe, recipe_names
+from gristmill.pipelines.recipe_file import load_recipe, recipe_names
 
 TINY = """\
 name: tiny
@@ -32,12 +32,12 @@ def tiny(tmp_path):
     [("4M", 4_000_000), ("16k", 16_000), ("0.5B", 500_000_000), ("64Ki", 65_536), ("2T", 2 * 10**12), ('"4M"', "4M")],
 )
 def test_sizes(written, meant):
-    assert yaml.load(written, Loader=RecipeLoader) == meant
+    assert read_yaml(written, "text").value == meant
 
 
 @pytest.mark.parametrize(("written", "meant"), [("no", "no"), ("true", True), ("1e-3", 0.001), ("3e4", 30000.0)])
 def test_yaml_without_the_old_traps(written, meant):
-    assert yaml.load(written, Loader=RecipeLoader) == meant
+    assert read_yaml(written, "text").value == meant
 
 
 def test_a_recipe_and_its_overrides(tiny):

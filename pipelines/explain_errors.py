@@ -1,0 +1,138 @@
+"""pydantic's errors in our words: file, line, field, what is wrong and how to fix it."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from gristmill.data_pipeline.strict_yaml import SURROGATE, YamlDocument
+
+LONGEST_SHOWN = 80  # characters of a value that a message repeats
+Location = tuple[int | str, ...]
+
+
+def explain_errors(
+    error: ValidationError,
+    model: type[BaseModel],
+    content: Any,
+    origin: str = "",
+    document: YamlDocument | None = None,
+) -> list[str]:
+    """One line an error: 'demo.yaml:12: train.tokenss: unknown field, did you mean 'tokens'?'
+
+    A value that fits no branch of a union is one error, and a list is not said to be short because its entries are
+    wrong."""
+    by_field: dict[Location, list[Any]] = {}
+    for item in error.errors():
+        by_field.setdefault(_field(item["loc"], content, item["type"]), []).append(item)
+    said = []
+    for location, items in by_field.items():
+        inside = any(other[: len(location)] == location for other in by_field if other != location)
+        if inside and all(item["type"] in ("too_short", "tuple_type", "list_type") for item in items):
+            continue
+        if inside and _is_union(items, location):
+            continue
+        line = document.line(location) if document else None
+        where = f"{origin}:{line}: " if line else f"{origin}: " if origin else ""
+        field = ".".join(str(part) for part in location)
+        message = " ".join(_visible(_explain(items, location, model)).split("\n"))
+        said.append(f"{where}{_visible(field)}: {message}" if field else f"{where}{message}")
+    return said
+
+
+def _field(location: Location, content: Any, kind: str) -> Location:
+    """The location without the names that pydantic puts in for the branches of a union.
+
+    A missing field is the last part, which stands nowhere in the content."""
+    found: Location = ()
+    for number, part in enumerate(location):
+        is_last = number + 1 == len(location)
+        if (isinstance(content, dict) and part in content) or _has_position(content, part):
+            content = content[part]
+        elif not (kind == "missing" and is_last):
+            continue
+        found = (*found, part)
+    return found
+
+
+def _has_position(content: Any, part: int | str) -> bool:
+    return isinstance(content, list | tuple) and isinstance(part, int) and part < len(content)
+
+
+def _is_union(items: Sequence[Any], location: Location) -> bool:
+    return any(len(item["loc"]) > len(location) for item in items)
+
+
+def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -> str:
+    item = items[0]
+    if item["type"] == "extra_forbidden":
+        known = fields_at(model, location[:-1])
+        return f"unknown field{did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
+    if item["type"] == "missing":
+        return "missing; it has no default, so write it"
+    messages = dict.fromkeys(_message(each) for each in items)
+    shown = ""
+    if item["type"] != "value_error":
+        given = _given(item.get("input"))
+        shown = f" (given: {given})" if given else ""
+    return ", or ".join([next(iter(messages)), *_rest(messages)]) + shown
+
+
+def _rest(messages: dict[str, None]) -> Iterator[str]:
+    for message in list(messages)[1:]:
+        yield message.removeprefix("Input should be ")
+
+
+def _message(item: Any) -> str:
+    """What pydantic says, in words for somebody who reads YAML."""
+    if item["type"] == "finite_number":
+        return "must be a finite number; infinity and NaN are none"
+    if item["type"] == "int_parsing" and re.fullmatch(r"[0-9.]+ ?[A-Za-z]+", str(item.get("input"))):
+        return "Input should be a valid integer; sizes are written 4M, 16k, 0.5B (powers of ten) or 512Ki"
+    message = re.sub(" or instance of [A-Za-z]+", "", item["msg"].removeprefix("Value error, "))
+    if item["type"] == "literal_error":
+        message += did_you_mean(str(item.get("input")), re.findall("'([^']*)'", message))
+    return message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping of fields")
+
+
+def _given(value: Any) -> str:
+    """The value as the file has it; nothing where it is long."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return ""
+    return text if len(text) <= LONGEST_SHOWN else ""
+
+
+def _visible(text: str) -> str:
+    return SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def did_you_mean(wrong: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(wrong[:200], known, n=1, cutoff=0.5)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def fields_at(model: type[BaseModel], location: Location) -> list[str]:
+    """The fields of the config that stands at a location: ("train", "layout") -> those of LayoutConfig."""
+    here = [model]
+    for part in location:
+        if isinstance(part, int):
+            continue
+        inner = [
+            found
+            for candidate in here
+            if part in candidate.model_fields
+            for found in _models_in(candidate.model_fields[part].annotation)
+        ]
+        here = inner or here
+    return sorted({name for candidate in here for name in candidate.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
