@@ -79,6 +79,12 @@ class AnnotateTask:
     parts: tuple[FilePart, ...]
 
     @property
+    def label(self) -> str:
+        """The raw files it reads, for messages."""
+        names = list(dict.fromkeys(part.file.name for part in self.parts))
+        return f"source {self.source.name}, {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}"
+
+    @property
     def bytes(self) -> int:
         return sum(part.end - part.start if part.end else part.file.bytes for part in self.parts)
 

@@ -3,18 +3,26 @@
 A task is a picklable value; the function is a module-level function of one task. The engine knows nothing of what
 they do, and no result may depend on the number of workers: tests run every step with one and with two."""
 
-import multiprocessing
-import os
-import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TypeVar
+import signal
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
 
+from gristmill.data_pipeline.engine.pool import WorkerDied, WorkerPool
 from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+# Where a task says what it works on, the first that it has: a raw or annotated file before the one that is made of it.
+NAMING_FIELDS = ("label", "annotated", "part", "path", "documents", "prefix", "folder")
+CAUSES: dict[int, str] = {
+    signal.SIGKILL: "killed; most often by the kernel, because memory ran out",
+    signal.SIGBUS: "killed by SIGBUS; a mapped file was cut short or the disk is full",
+    signal.SIGSEGV: "killed by SIGSEGV, a fault in a native library",
+}
 
 
 class LocalEngine:
@@ -26,7 +34,7 @@ class LocalEngine:
     def __init__(self, workers: int, reporter: Reporter):
         self.workers = workers
         self.reporter = reporter
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: WorkerPool | None = None
 
     def map(
         self,
@@ -38,52 +46,69 @@ class LocalEngine:
     ) -> list[Result]:
         """The results in the order of the tasks. `sizes` are the tasks' weights on the progress bar, in `unit`.
 
-        The first exception of a task is raised here; tasks not yet started are dropped."""
+        The first exception of a task is raised here, and tasks that are not finished are dropped: then, and when this
+        process is interrupted, the workers are gone. Raises InputError, which names the task, if a worker dies."""
         weights = list(sizes) if sizes is not None else [1.0] * len(tasks)
         with self.reporter.meter(description, sum(weights), unit) as meter:
-            if self.workers <= 1 or len(tasks) <= 1:
-                results = []
-                for task, weight in zip(tasks, weights, strict=True):
-                    results.append(function(task))
-                    meter.advance(weight)
-                return results
-            pool = self._started()
-            futures = {pool.submit(function, task): index for index, task in enumerate(tasks)}
             found: dict[int, Result] = {}
-            try:
-                for future in as_completed(futures):
-                    index = futures[future]
-                    found[index] = future.result()
+            with closing(self._results(function, tasks, description)) as results:
+                for index, result in results:
+                    found[index] = result
                     meter.advance(weights[index])
-            except BaseException:
-                self._pool = None
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
             return [found[index] for index in range(len(tasks))]
+
+    def _results(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], description: str
+    ) -> Generator[tuple[int, Result], None, None]:
+        if self.workers <= 1 or len(tasks) <= 1:
+            yield from ((index, function(task)) for index, task in enumerate(tasks))
+            return
+        try:
+            pool = self._started()
+            yield from pool.run(function, tasks)
+        except BaseException as error:
+            self._end()
+            if isinstance(error, WorkerDied):
+                raise InputError(
+                    f"{description}: a worker process was {cause_of_death(error.exit_code)}, at task {error.task + 1} "
+                    f"of {len(tasks)}{name_of(tasks[error.task])}; what is finished is kept: run the same command with "
+                    f"fewer --workers than {self.workers}"
+                ) from error
+            raise
 
     def close(self) -> None:
         """Ends the workers and waits until they are gone."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.close()
             self._pool = None
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _started(self) -> WorkerPool:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_leave_with_parent,
-                initargs=(os.getpid(),),
-            )
+            try:
+                self._pool = WorkerPool(self.workers)
+            except OSError as error:
+                raise InputError(
+                    f"{self.workers} worker processes cannot be started ({error.strerror}); give fewer --workers"
+                ) from error
         return self._pool
 
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.end()
+            self._pool = None
 
-def _leave_with_parent(parent: int) -> None:
-    """A worker whose parent was killed ends too: orphans must not hold memory or go on writing."""
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
+def cause_of_death(exit_code: int | None) -> str:
+    """-9 -> 'killed; most often by the kernel, because memory ran out'."""
+    if exit_code is None or exit_code >= 0:
+        return f"lost (exit code {exit_code})"
+    return CAUSES.get(-exit_code, f"killed by signal {-exit_code}")
 
-    threading.Thread(target=watch, daemon=True).start()
+
+def name_of(task: Any) -> str:
+    """', FILE' of a task that tells what it works on, else ''. A tuple is named by the first of its members that is."""
+    if isinstance(task, str | Path):
+        return f", {task}"
+    if isinstance(task, tuple | list):
+        return next((name for member in task if (name := name_of(member))), "")
+    return next((name_of(value) for field in NAMING_FIELDS if (value := getattr(task, field, None)) is not None), "")

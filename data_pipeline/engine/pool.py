@@ -1,0 +1,183 @@
+"""Worker processes with a pipe each: the death of one, at any moment, is seen at once and never blocks the others.
+
+`concurrent.futures` hands all results over through one pipe: a worker that is killed in the middle of a large result
+leaves its reader waiting for the rest for ever, because the other workers hold the same pipe open."""
+
+import ctypes
+import multiprocessing
+import multiprocessing.reduction
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
+SECONDS_TO_TIDY_UP = 2.0  # between asking a worker to end and ending it
+
+
+class WorkerDied(Exception):
+    """A worker ended without an answer. task: the index of what it worked on. exit_code: minus the signal, if any."""
+
+    def __init__(self, task: int, exit_code: int | None):
+        super().__init__(task, exit_code)
+        self.task, self.exit_code = task, exit_code
+
+
+class RemoteTraceback(Exception):
+    """Where an exception was raised in the worker; the cause of the one that is raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Worker:
+    """One process and the driver's end of its pipe. task: the index of the task it works on."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, remote = context.Pipe()
+        from_main_thread = threading.current_thread() is threading.main_thread()
+        self.process: SpawnProcess = context.Process(
+            target=_work, args=(remote, os.getpid(), from_main_thread), daemon=True
+        )
+        self.process.start()
+        remote.close()  # the worker holds the only copy now, so its death closes the pipe
+        self.task: int | None = None
+
+    def give(self, task: int, function: Callable[[Any], Any], value: Any) -> None:
+        """Raises WorkerDied if it has died while it had nothing to do."""
+        self.task = task
+        try:
+            self.connection.send((function, value))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._died() from error
+
+    def answer(self) -> Any:
+        """The result of its task. Raises the task's exception, or WorkerDied."""
+        assert self.task is not None
+        try:
+            ok, value = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        self.task = None
+        if ok:
+            return value
+        exception, text = value
+        raise exception from RemoteTraceback(text)
+
+    def _died(self) -> WorkerDied:
+        assert self.task is not None
+        self.process.join(SECONDS_TO_TIDY_UP)
+        return WorkerDied(self.task, self.process.exitcode)
+
+
+class WorkerPool:
+    """So many workers, started at once, that serve one call of `run` after the other."""
+
+    def __init__(self, workers: int):
+        self._workers: list[Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(Worker())
+        except BaseException:
+            self.end()
+            raise
+
+    def run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """(index, result) of every task, as they come. Raises a task's exception, or WorkerDied."""
+        waiting = deque(range(len(tasks)))
+        while True:
+            for worker in self._workers:
+                if worker.task is None and waiting:
+                    index = waiting.popleft()
+                    worker.give(index, function, tasks[index])
+            busy = [worker for worker in self._workers if worker.task is not None]
+            if not busy:
+                return
+            ready = set(wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)]))
+            for worker in busy:
+                if worker.connection in ready or worker.process.sentinel in ready:
+                    task = worker.task
+                    assert task is not None
+                    yield task, worker.answer()
+
+    def close(self) -> None:
+        """Lets the workers end by themselves and waits until they are gone."""
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join()
+
+    def end(self) -> None:
+        """All workers are gone, whatever they were at; they have a moment to remove what they were writing."""
+        try:
+            for worker in self._workers:
+                worker.process.terminate()
+            deadline = time.monotonic() + SECONDS_TO_TIDY_UP
+            for worker in self._workers:
+                worker.process.join(max(deadline - time.monotonic(), 0))
+        finally:
+            for worker in self._workers:
+                worker.process.kill()
+                worker.process.join()
+                worker.connection.close()
+
+
+def _work(connection: Connection, parent: int, from_main_thread: bool) -> None:
+    """A worker's life: tasks in, results out, until the driver closes the pipe. Ctrl-C is the driver's to act on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    _leave_with_parent(parent, from_main_thread)
+    while True:
+        try:
+            order = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        answer = _answer(order)
+        try:
+            connection.send(answer)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as error:  # the result cannot be pickled
+            connection.send((False, (TypeError(f"a result cannot be handed over: {error}"), traceback.format_exc())))
+
+
+def _answer(order: bytes) -> tuple[bool, Any]:
+    """(True, the result) or (False, (exception, its traceback))."""
+    try:
+        function, value = multiprocessing.reduction.ForkingPickler.loads(order)
+        return True, function(value)
+    except Exception as error:
+        return False, (_portable(error), traceback.format_exc())
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, or one that says the same where it does not survive pickling."""
+    try:
+        multiprocessing.reduction.ForkingPickler.loads(multiprocessing.reduction.ForkingPickler.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _leave_with_parent(parent: int, from_main_thread: bool) -> None:
+    """A worker whose parent was killed ends too: orphans must not hold memory or go on writing.
+
+    On Linux the kernel sees to it at once (it goes by the thread that started the worker, so only a main thread's
+    death counts); elsewhere, and for other threads, a look every half second."""
+    if sys.platform == "linux" and from_main_thread:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
