@@ -41,10 +41,11 @@ Location = tuple[str | int, ...]
 @dataclass
 class YamlDocument:
     """value: what the text says, of dict, list, str, int, float, bool and None. lines: location of a value, such as
-    ("sources", 0, "name") -> the line where it begins, counted from 1."""
+    ("sources", 0, "name") -> the line where it begins, counted from 1. replaced: location -> who set it since."""
 
     value: Any
     lines: dict[Location, int] = field(default_factory=dict)
+    replaced: dict[Location, str] = field(default_factory=dict)
 
     def line(self, location: Location) -> int | None:
         """The line of the deepest value on the way to a location; a part that names nothing is passed over."""
@@ -53,6 +54,14 @@ class YamlDocument:
             if (*here, part) in self.lines:
                 here = (*here, part)
         return self.lines.get(here)
+
+    def where(self, location: Location, origin: str) -> str:
+        """origin:line of a location, or what replaced the value."""
+        for depth in range(len(location), 0, -1):
+            if location[:depth] in self.replaced:
+                return self.replaced[location[:depth]]
+        line = self.line(location)
+        return f"{origin}:{line}" if line else origin
 
 
 def read_yaml(text: str | bytes, origin: str, name_lines: bool = True) -> YamlDocument:

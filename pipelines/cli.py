@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.engine.progress import Reporter
@@ -20,6 +19,7 @@ from gristmill.pipelines.commands.corpus import signatures_app, similar_command,
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
 from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.console import print_block, print_error
 from gristmill.pipelines.planning import calibrate, layout
 from gristmill.pipelines.raw import pin
 from gristmill.pipelines.recipe_file import load_recipe
@@ -29,7 +29,11 @@ from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.wanted import runnable_stages, stages_up_to
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Raw text to an evaluated model."
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Raw text to an evaluated model.",
 )
 
 RecipeArgument = Annotated[
@@ -56,7 +60,7 @@ def main() -> None:
 
 
 def _leave(error: object, code: int) -> None:
-    Console(stderr=True).print(f"gristmill: {error}", markup=False, highlight=False, soft_wrap=True)
+    print_error(error)
     sys.exit(code)
 
 
@@ -202,7 +206,7 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
     table = Table("stage", "what", "why", "fingerprint")
     for planned in _runner(loaded, stages, workdir, write=False).plan():
         table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
-    Console().print(table)
+    print_block(table)
     if left_out:
         print(left_out)
 

@@ -35,8 +35,8 @@ def explain_errors(
             continue
         if inside and _is_union(items, location):
             continue
-        line = document.line(location) if document else None
-        where = f"{origin}:{line}: " if line else f"{origin}: " if origin else ""
+        said_where = document.where(location, origin) if document else origin
+        where = f"{said_where}: " if said_where else ""
         field = ".".join(str(part) for part in location)
         message = " ".join(_visible(_explain(items, location, model)).split("\n"))
         said.append(f"{where}{_visible(field)}: {message}" if field else f"{where}{message}")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.strict_yaml import SIZE_SUFFIXES, parse_size
+from gristmill.pipelines.console import print_block
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import MAX_PROCESSES
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, write_plot
@@ -115,7 +115,7 @@ def _show(plan: Plan, said: str, top: int, as_json: bool) -> None:
         print(json.dumps(to_json(plan, top) | ({"recipe": said} if said else {}), indent=2))
         plan.best  # noqa: B018 (nothing fits: the sentence and the exit code)
         return
-    Console().print(tables(plan, top))
+    print_block(tables(plan, top))
     if said:
         print(f"\n{said}")
     print(f"\n{recipe_text(plan)}")

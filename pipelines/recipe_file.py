@@ -45,7 +45,7 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
         found = "empty" if document.value is None else f"a {type(document.value).__name__}"
         raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), this is {found}")
     for override in overrides:
-        _apply(document.value, override)
+        _apply(document, override)
     return validate(document.value, str(path), document)
 
 
@@ -64,30 +64,33 @@ def validate_config(model: type[ConfigClass], fields: dict[str, Any]) -> ConfigC
         raise RecipeError("; ".join(explain_errors(error, model, fields))) from error
 
 
-def _apply(content: dict[str, Any], override: str) -> None:
+def _apply(document: YamlDocument, override: str) -> None:
     """`train.layout.tensor=2` or `sources.0.paths=[a.txt]`: the value is read as YAML."""
     dotted, equals, text = override.partition("=")
     if not equals or not dotted:
         raise RecipeError(f"--set {override}: write field=value, such as --set train.tokens=8M")
     value = read_yaml(text, f"--set {override}", name_lines=False).value
     *parents, last = dotted.split(".")
-    target: Any = content
+    target: Any = document.value
+    location: list[str | int] = []
     for key in parents:
+        location.append(_index_or_name(target, key, override))
         if isinstance(target, list):
-            target = target[_list_index(target, key, override)]
-        elif isinstance(target, dict):
+            target = target[int(key)]
+        else:
             inner = target.get(key)
             target[key] = inner = {} if inner is None else inner
             target = inner
         if not isinstance(target, dict | list):
             raise RecipeError(f"--set {override}: {key!r} is a plain value, it has no fields")
-    if isinstance(target, list):
-        target[_list_index(target, last, override)] = value
-    else:
-        target[last] = value
+    location.append(_index_or_name(target, last, override))
+    target[location[-1]] = value
+    document.replaced[tuple(location)] = f"--set {override}"
 
 
-def _list_index(target: list[Any], key: str, override: str) -> int:
+def _index_or_name(target: dict[str, Any] | list[Any], key: str, override: str) -> int | str:
+    if isinstance(target, dict):
+        return key
     if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(target):
         raise RecipeError(f"--set {override}: {key!r} must be a position from 0 to {len(target) - 1}")
     return int(key)

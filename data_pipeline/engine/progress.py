@@ -4,11 +4,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 SECONDS_BETWEEN_LOG_LINES = 10.0
+NO_WRAP_WIDTH = 100_000  # columns of a log or a pipe: lines and tables are as long as their text
+
+
+def plain_console(file: TextIO, quiet: bool = False) -> Console:
+    """A console that prints text as it is: `[bold]` and `:100:` in a message or a file's name stay what they are, and
+    lines are wrapped on a terminal only."""
+    width = None if file.isatty() else NO_WRAP_WIDTH
+    return Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 class Meter:
@@ -22,12 +31,12 @@ class Meter:
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
                 TaskProgressColumn(),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
                 console=console,
                 transient=True,
             )
@@ -42,15 +51,14 @@ class Meter:
             self._bar.update(self._bar_id, completed=self.done, rate=self._rate(), note=self.note)
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LOG_LINES:
             self._last_line = time.monotonic()
-            self.console.print(f"{self.description}: {self._state()} {self.note}".rstrip(), highlight=False)
+            self.console.print(f"{self.description}: {self._state()} {self.note}".rstrip())
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
         seconds = time.monotonic() - self._started
         self.console.print(
-            f"{self.description}: {_short(self.done)} {self.unit} in {seconds:.1f} s {self.note}".rstrip(),
-            highlight=False,
+            f"{self.description}: {_short(self.done)} {self.unit} in {seconds:.1f} s {self.note}".rstrip()
         )
 
     def _rate(self) -> str:
@@ -73,11 +81,11 @@ class Reporter:
 
     @classmethod
     def to_terminal(cls) -> "Reporter":
-        return cls(Console(file=sys.stderr))
+        return cls(plain_console(sys.stderr))
 
     @classmethod
     def silent(cls) -> "Reporter":
-        return cls(Console(quiet=True, file=sys.stderr))
+        return cls(plain_console(sys.stderr, quiet=True))
 
     @contextmanager
     def meter(self, description: str, total: float, unit: str = "it") -> Iterator[Meter]:
@@ -88,8 +96,8 @@ class Reporter:
             meter.close()
 
     def say(self, message: str) -> None:
-        """One line for the user. Text is printed as it is, without markup."""
-        self.console.print(message, markup=False, highlight=False)
+        """One line for the user, as it is."""
+        self.console.print(message)
 
 
 def _short(number: float) -> str:

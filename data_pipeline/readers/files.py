@@ -7,6 +7,7 @@ from typing import BinaryIO
 import fsspec
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.readers.local_files import local_files, local_path
 
 
 def is_address(location: str) -> bool:
@@ -45,18 +46,13 @@ def matching(pattern: str) -> dict[str, str]:
     """Name -> location of every file the glob matches, sorted; a name is the path below the pattern's fixed folder.
 
     data/*/a.txt -> {"x/a.txt": "data/x/a.txt", ...}. A folder stands for all files below it. Hidden files are left
-    out. Raises InputError if nothing matches."""
-    locations = _remote(pattern) if is_address(pattern) else _local(pattern)
+    out. `~` and file:/// are expanded. Raises InputError if nothing matches."""
+    pattern = local_path(pattern)
+    locations = _remote(pattern) if is_address(pattern) else local_files(pattern)
     if not locations:
         raise InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
     fixed = _fixed_folder(pattern)
     return {location[len(fixed) :].lstrip("/"): location for location in sorted(locations)}
-
-
-def _local(pattern: str) -> list[str]:
-    if Path(pattern).is_dir():
-        pattern = f"{pattern.rstrip('/')}/**"
-    return [path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
 
 
 def _remote(pattern: str) -> list[str]:

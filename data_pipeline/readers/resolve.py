@@ -1,12 +1,14 @@
 """From a source of the recipe to its raw files, each with the digest that pins it."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile, in_canonical_order
-from gristmill.data_pipeline.readers.files import matching, open_raw, raw_size
+from gristmill.data_pipeline.readers.files import is_address, matching, open_raw, raw_size
+from gristmill.data_pipeline.readers.foreign import check_kinds
 from gristmill.data_pipeline.readers.hub import dataset_digest
 from gristmill.data_pipeline.readers.python_files import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -18,18 +20,23 @@ GROUP_BYTES = 64_000_000
 def locate(source: SourceConfig) -> dict[str, str]:
     """Name -> location of every raw file, without reading any. A name holds no folder of this machine.
 
-    Two globs may find one name in two places; the second is then named by its whole location."""
+    Two globs may find one name in two places; the second is then named by its whole location. A file that is found
+    by two spellings, or through a link too, is counted once."""
     if source.format == "python_docs":
         return python_files(source)
     if source.format == "datasets":
         return {source.paths[0]: source.paths[0]}
     found: dict[str, str] = {}
+    seen: set[str] = set()
     for pattern in source.paths:
         for name, location in matching(pattern).items():
-            if found.get(name, location) != location:
+            same = location if is_address(location) else os.path.realpath(location)
+            if same in seen:
+                continue
+            seen.add(same)
+            if name in found:
                 name = location
-            if location not in found.values():
-                found[name] = location
+            found[name] = location
     return found
 
 
@@ -42,6 +49,8 @@ def resolve(source: SourceConfig, engine: LocalEngine) -> LockedSource:
         files = [RawFile(name=source.paths[0], bytes=size, sha256=digest)]
         return LockedSource(name=source.name, request=request(source), files=tuple(files))
     located = locate(source)
+    if source.format != "python_docs":
+        check_kinds(source.name, source.format, list(located.values()))
     sizes = {name: raw_size(location) for name, location in located.items()}
     groups = grouped(sorted(located.items()), [sizes[name] for name in sorted(located)], GROUP_BYTES)
     weights = [float(sum(sizes[name] for name, _ in group)) for group in groups]

@@ -1,5 +1,6 @@
 """A source of raw text as the recipe names it."""
 
+import difflib
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -8,6 +9,12 @@ from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 
 Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "datasets"]
+
+# Those that text files usually have, for the nearest name; any that Python knows is taken.
+ENCODINGS = (
+    "utf-8", "utf-16", "latin-1", "cp1252", "utf-8-sig", "utf-32", "ascii", "iso-8859-15", "cp1250", "cp1251", "koi8-r",
+    "shift-jis", "euc-jp", "euc-kr", "gb18030", "gbk", "big5", "mac-roman",
+)  # fmt: skip
 
 
 class SourceConfig(Config):
@@ -36,6 +43,28 @@ class SourceConfig(Config):
     filters: tuple[FilterChoice, ...] | None = None  # set: in place of the recipe's filters, for this source alone
     weight: float = Field(default=1.0, ge=0)
     priority: int = Field(default=1, ge=1)
+
+    @field_validator("paths")
+    @classmethod
+    def paths_name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            if not path.strip():
+                raise ValueError(
+                    "an empty path; name files or a folder, such as data/*.jsonl, or the whole folder with `.`"
+                )
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def encoding_is_known(cls, value: str) -> str:
+        """Python's name of an encoding of text: utf-8, latin-1, cp1252, ... (`rot13` and `base64` are none)."""
+        try:
+            "".encode(value)
+        except (LookupError, ValueError):
+            near = difflib.get_close_matches(value.lower().replace("_", "-"), ENCODINGS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"such as {', '.join(ENCODINGS[:4])}"
+            raise ValueError(f"no encoding is called {value!r}; {hint}") from None
+        return value
 
     @field_validator("filters", mode="before")
     @classmethod

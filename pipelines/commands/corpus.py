@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
@@ -18,6 +17,7 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.explain import corpus_folder
 from gristmill.data_pipeline.explain import why as life_of
+from gristmill.pipelines.console import print_block
 
 signatures_app = typer.Typer(no_args_is_help=True, help="Signature stores of corpora, for others to be compared with.")
 
@@ -50,7 +50,7 @@ def similar_command(
         table.add_row(
             f"{found.similarity:.4f}", f"{found.estimate:.4f}", found.doc_id, found.source, found.excerpt[:60]
         )
-    Console().print(table)
+    print_block(table)
 
 
 def nearest(text: str, corpus: Path, limit: int, exhaustive: bool, workers: int) -> list[Neighbour]:

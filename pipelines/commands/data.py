@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.engine.progress import Reporter
@@ -13,6 +12,7 @@ from gristmill.data_pipeline.indexed import packing_report
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
 from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
 from gristmill.pipelines.compare import GROUP_FIGURES, compare, group_rows, read_texts, rows
+from gristmill.pipelines.console import print_block
 from gristmill.pipelines.proxy_config import ProxyConfig
 from gristmill.tokenizers.config import STRATEGIES
 from gristmill.tokenizers.tokenizer import load_tokenizer
@@ -100,4 +100,4 @@ def _print(table_rows: list[list[str]]) -> None:
     table = Table(*table_rows[0])
     for row in table_rows[1:]:
         table.add_row(*row)
-    Console().print(table)
+    print_block(table)

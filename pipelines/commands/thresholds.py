@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.curation import annotated
@@ -14,6 +13,7 @@ from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.explore import TABLES, open_corpus
 from gristmill.data_pipeline.sweep import parse_sweep
 from gristmill.data_pipeline.sweep import sweep as count
+from gristmill.pipelines.console import print_block
 from gristmill.pipelines.raw import pin
 from gristmill.pipelines.recipe_file import load_recipe
 
@@ -38,7 +38,7 @@ def decide(
         table.add_row(
             row.source, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}"
         )
-    Console().print(table)
+    print_block(table)
 
 
 def explore(
