@@ -8,6 +8,7 @@ from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.curate import CurateConfig
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.indexed.config import IndexConfig
+from gristmill.data_pipeline.indexed.epochs import check_all_or_none
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.tokenizers.config import TokenizerConfig
@@ -42,6 +43,11 @@ class Recipe(Config):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"two sources are named {doubled[0]!r}; a source's name is its identity, rename one")
+        return self
+
+    @model_validator(mode="after")
+    def all_sources_have_weights_or_none(self) -> Self:
+        check_all_or_none({source.name: source.weight for source in self.sources})
         return self
 
     def missing_sections(self, names: tuple[str, ...]) -> list[str]:

@@ -28,21 +28,23 @@ class Candidate:
 
 
 def training_texts(
-    corpus: Path, weights: Mapping[str, float], config: TokenizerConfig, seed: int
+    corpus: Path, weights: Mapping[str, float | None], config: TokenizerConfig, seed: int
 ) -> tuple[list[str], dict[str, int]]:
     """Texts of about config.sample_bytes in all, and the bytes taken by group.
 
     Each group has its share of the blend, flattened by config.temperature; what a group lacks goes to the others, and
     no text is taken twice. A pure function of the corpus, the settings and the seed. A source of weight 0
-    gives none. Raises InputError if a source has no documents in the train split."""
-    by_source = {source: _candidates(corpus, source, config, seed) for source in weights if weights[source] > 0}
+    gives none, one of weight None has its share of the text (there are no tokens yet). Raises InputError if a source
+    has no documents in the train split."""
+    shares = {name: _text_bytes(corpus, name) if weight is None else weight for name, weight in weights.items()}
+    by_source = {source: _candidates(corpus, source, config, seed) for source in shares if weights[source] != 0}
     cells: dict[tuple[str, str], list[Candidate]] = {}
     mass: dict[tuple[str, str], float] = {}
     for source, candidates in by_source.items():
         total = sum(candidate.bytes for candidate in candidates)
         for candidate in candidates:
             cells.setdefault(candidate.cell, []).append(candidate)
-            mass[candidate.cell] = mass.get(candidate.cell, 0.0) + weights[source] * candidate.bytes / total
+            mass[candidate.cell] = mass.get(candidate.cell, 0.0) + shares[source] * candidate.bytes / total
     names = sorted(cells)
     available = [sum(candidate.bytes for candidate in cells[name]) for name in names]
     quotas = fill(_flattened(names, mass, config.temperature), available, config.sample_bytes)
@@ -87,6 +89,10 @@ def _flattened(
     whole = sum(groups.values())
     flat = {group: (amount / whole) ** (1.0 / temperature) for group, amount in groups.items()}
     return [flat[name[1]] / sum(flat.values()) * mass[name] / groups[name[1]] for name in names]
+
+
+def _text_bytes(corpus: Path, source: str) -> float:
+    return float(sum(part.bytes for part in slices(corpus, "train", source)))
 
 
 def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> list[Candidate]:

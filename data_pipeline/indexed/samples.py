@@ -14,6 +14,7 @@ from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.indexed.blend import Schedule
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, read_dataset, source_prefix
+from gristmill.data_pipeline.indexed.epochs import repeat_warnings
 from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
 from gristmill.data_pipeline.indexed.packing_table import kept_first_windows
@@ -118,6 +119,12 @@ class Samples:
             f"{draw.source} {draw.tokens / whole:.1%} ({draw.tokens:,} tokens, {draw.epochs:.2f} epochs)"
             for draw in draws
         )
+
+    def repeat_warnings(self, num_samples: int) -> list[str]:
+        """A line for each source that a run of `num_samples` sees more than 4 times."""
+        epochs = {draw.source: draw.epochs for draw in self.drawn(num_samples)}
+        tokens = {name: self.samples_of(name) * self.context for name in self.sources}
+        return repeat_warnings(epochs, tokens, num_samples * self.context)
 
     def check_budget(self, num_samples: int) -> None:
         """Raises InputError, before training starts, if a run of `num_samples` would overdraw a capped source."""

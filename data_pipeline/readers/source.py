@@ -21,8 +21,8 @@ class SourceConfig(Config):
     """Where documents come from and which fields of a record hold what.
 
     paths: globs or fsspec addresses (`s3://`, `https://`, `memory://`); for `datasets` a hub name or a local folder.
-    weight is the source's share of training batches, priority decides which copy of a duplicate stays (1 is kept
-    before 2). Neither changes what is read."""
+    weight is the source's share of training batches; where no source has one, each is drawn in proportion to its
+    tokens. priority decides which copy of a duplicate stays (1 is kept before 2). Neither changes what is read."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     format: Format
@@ -41,7 +41,7 @@ class SourceConfig(Config):
     revision: str | None = None  # datasets: the hub's commit
     split: str = "train"  # datasets: which of its splits to read
     filters: tuple[FilterChoice, ...] | None = None  # set: in place of the recipe's filters, for this source alone
-    weight: float = Field(default=1.0, ge=0)
+    weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
 
     @field_validator("paths")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.provenance.manifest import read_manifest
 from gristmill.pipelines.config import Recipe
@@ -63,7 +64,7 @@ def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
     samples = open_samples(folders.index, "train", model.context, recipe.seed, recipe.index)
     trained = last_line(folders.train / "metrics.jsonl", "tokens")
     drawn = samples.drawn(trained // model.context)
-    weights = {source.name: source.weight for source in recipe.sources}
+    weights = {source.name: source.weight for source in read_dataset(folders.index).sources}
     total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
     rows = tuple(
         (

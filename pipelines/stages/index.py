@@ -18,6 +18,7 @@ from gristmill.data_pipeline.indexed.dataset import (
     write_dataset,
 )
 from gristmill.data_pipeline.indexed.documents import slices
+from gristmill.data_pipeline.indexed.epochs import blend_weights, epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.format import bin_path, dtype_for
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
@@ -65,6 +66,8 @@ def run(context: StageContext) -> dict[str, Any]:
     dataset = _describe(context, tokenizer)
     write_dataset(context.folder, dataset)
     shutil.rmtree(context.folder / PARTS, ignore_errors=True)
+    for line in repeats(context.recipe, dataset):
+        context.reporter.say(f"index: {line}")
     return _facts(dataset, tokenizer)
 
 
@@ -128,6 +131,8 @@ def _merge(task: MergeTask) -> None:
 
 def _describe(context: StageContext, tokenizer: Tokenizer) -> Dataset:
     fim = tokenizer.fim_ids()
+    tokens = {source.name: _counts(context.folder, "train", source.name).tokens for source in context.recipe.sources}
+    weights = blend_weights({source.name: source.weight for source in context.recipe.sources}, tokens)
     return Dataset(
         vocab_size=tokenizer.vocab_size,
         end_of_document=tokenizer.end_of_document,
@@ -136,13 +141,23 @@ def _describe(context: StageContext, tokenizer: Tokenizer) -> Dataset:
         sources=tuple(
             IndexedSource(
                 name=source.name,
-                weight=source.weight,
+                weight=weights[source.name],
                 tokenizer=tokenizer.fingerprint,
                 splits={split: _counts(context.folder, split, source.name) for split in SPLITS},
             )
             for source in context.recipe.sources
         ),
     )
+
+
+def repeats(recipe: Recipe, dataset: Dataset) -> list[str]:
+    """A line for each source that the recipe's training would see more than 4 times; none where it trains nothing."""
+    if recipe.train is None:
+        return []
+    tokens = {source.name: source.splits["train"].tokens for source in dataset.sources}
+    weights = {source.name: source.weight for source in dataset.sources}
+    epochs = epochs_by_source(tokens, weights, recipe.train.tokens, recipe.index.phases)
+    return repeat_warnings(epochs, tokens, recipe.train.tokens)
 
 
 def _counts(folder: Path, split: str, source: str) -> SplitCounts:

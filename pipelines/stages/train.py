@@ -114,6 +114,8 @@ def open_data(context: StageContext) -> Any:
     num_samples = -(-train.tokens // model.context)
     samples.check_budget(num_samples)
     context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
+    for line in samples.repeat_warnings(num_samples):
+        say(f"train: {line}")
     try:
         held_out = open_samples(folder, "validation", model.context, recipe.seed, recipe.index, say)
     except TooFewTokens as error:

@@ -95,6 +95,13 @@ def test_two_sources_of_one_name(tiny):
         load_recipe(str(tiny))
 
 
+def test_weights_of_some_sources_alone(tiny):
+    both = TINY.replace("model:", "  - {name: more, format: text, paths: [other.txt], weight: 2}\nmodel:")
+    tiny.write_text(both)
+    with pytest.raises(RecipeError, match="source 'more' has a weight and source 'notes' has none; give every source"):
+        load_recipe(str(tiny))
+
+
 def test_identity_leaves_out_how_it_is_executed(tiny):
     one = load_recipe(str(tiny), ["train.layout.data=1"])
     two = load_recipe(str(tiny), ["train.layout.data=2"])

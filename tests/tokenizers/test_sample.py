@@ -54,6 +54,11 @@ def test_sources_have_their_weights(corpus):
     assert taken(corpus, {"news": 3.0, "code": 1.0}) == {"news": 7500, "code": 2500}
 
 
+def test_sources_without_weights_have_their_share_of_the_text(corpus):
+    found = taken(corpus, {"news": None, "code": None})
+    assert found["news"] / found["code"] == pytest.approx(5, rel=0.1)
+
+
 def test_temperature_flattens_the_blend(corpus):
     flat = taken(corpus, {"news": 0.9, "code": 0.1}, temperature=2.0)
     assert flat == {"news": 7500, "code": 2500}  # sqrt(0.9) : sqrt(0.1) = 3 : 1

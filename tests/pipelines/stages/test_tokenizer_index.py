@@ -16,6 +16,7 @@ import pytest
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed import documents
+from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
@@ -115,6 +116,20 @@ def test_the_dataset_says_what_it_holds(corpus, whole):
     drawn = {draw.source: draw.samples for draw in samples.drawn(1024 * 10)}
     assert drawn["front"] + drawn["back"] == 10240
     assert abs(drawn["front"] - 7168) < 2
+
+
+def test_without_weights_sources_are_drawn_by_their_tokens_and_repeats_are_said(whole, tmp_path):
+    sources = [{"name": name, "format": "text", "paths": ["x"]} for name in ("front", "back")]
+    context = context_of(
+        tmp_path, whole, recipe=recipe_of(sources=sources, train={"tokens": 9_000_000, "batch_tokens": 64})
+    )
+    index.run(context)
+    described = read_dataset(tmp_path).sources
+    tokens = [source.splits["train"].tokens for source in described]
+    assert [source.weight for source in described] == [count / sum(tokens) for count in tokens]
+    (front, _) = index.repeats(context.recipe, read_dataset(tmp_path))
+    assert f"source 'front' has {tokens[0]:,} tokens and is seen {9e6 / sum(tokens):.1f} times" in front
+    assert index.repeats(recipe_of(), read_dataset(tmp_path)) == []
 
 
 def test_the_number_of_workers_and_of_parts_leaves_no_trace(whole, tmp_path, monkeypatch):
