@@ -19,6 +19,7 @@ from measure import Figure, arguments, in_turn, print_figures
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.evaluation.config import CPU_BATCH_TOKENS
+from gristmill.evaluation.few_shot import set_shots
 from gristmill.evaluation.harness import TASK_FOLDER
 from gristmill.evaluation.held_out import HeldOut, Question
 from gristmill.evaluation.held_out_tasks import bits_per_byte_task, cloze_task
@@ -36,7 +37,7 @@ VOCABULARY = 4096
 MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, context=1024)  # 6.8 M parameters
 BATCH_SIZES = (1, 8, 32, 128)
 DOCUMENTS = {False: 120, True: 16}  # of each task, by --quick
-CHOICE_TASKS = ("arc_easy", "piqa", "hellaswag", "openbook_qa")
+CHOICE_TASKS = ("arc_easy", "piqa", "gristmill_hellaswag", "openbookqa")
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ def local_works(data: Path, quick: bool) -> list[Work]:
     """Requests of the local tasks; `whole_texts` are their questions."""
     manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata={"data": str(data)})
     count = DOCUMENTS[quick]
-    choices = requests(manager, [f"gristmill_{name}" for name in CHOICE_TASKS], count)
-    shots = requests(manager, ["gristmill_copa", "gristmill_openbook_qa"], count, shots=4)
+    choices = requests(manager, CHOICE_TASKS, count)
+    shots = requests(manager, ["copa", "openbookqa"], count, shots=4)
     questions = [str(request.args[0]) for request in choices]
     whole = [HeldOut(str(i), "questions", "\n".join(questions[i : i + 40])) for i in range(0, len(questions), 40)]
-    generated = requests(manager, ["gristmill_gsm8k"], 2 if quick else 16, shots=1)
+    generated = requests(manager, ["gsm8k"], 2 if quick else 16, shots=1)
     for request in generated:
         request.args[1]["max_gen_toks"] = 32 if quick else 96
     return [
@@ -111,7 +112,7 @@ def requests(manager: TaskManager, tasks: Sequence[Any], limit: int | None, shot
     found: list[Instance] = []
     for task in manager.load(list(tasks))["tasks"].values():
         task.set_config("num_fewshot", shots)
-        task.set_fewshot_seed(seed=1234)
+        set_shots(task, shots)
         task.build_all_requests(limit=limit)
         found += task.instances
     return found

@@ -146,7 +146,8 @@ def evaluate_series(
         folder = step_folder(root, step)
         tokens = verified(folder).get("trainer", {}).get("progress", {}).get("tokens")
         reporter.say(f"{folder.name}")
-        for row in evaluate_checkpoint(folder, output / folder.name, config, reporter, tokenizer, cache, corpus):
+        rows = evaluate_checkpoint(folder, output / folder.name, config, reporter, tokenizer, cache, corpus)
+        for row in (row for row in rows if row.score is not None):
             points.append(
                 {"step": step, "tokens": tokens, "task": row.task, "metric": row.metric, "score": row.score,
                  "error": row.error, "chance": row.chance}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.evaluation.not_evaluated import MARK
 from gristmill.evaluation.standard_errors import LN2
 
 DRAWS = 2000  # the ends of a 95 % interval then stand on 50 draws each
@@ -41,7 +42,8 @@ class Comparison:
 
 
 def compare_folders(first: Path, second: Path, seed: int = 0) -> list[Comparison]:
-    """Every metric of the tasks that both results folders have. Raises InputError if they were not asked the same."""
+    """Every metric of the tasks that both results folders have, over the questions that both were asked whole. Raises
+    InputError if they were not asked the same."""
     left, right = _read_results(first), _read_results(second)
     shared = sorted(left["task_hashes"].keys() & right["task_hashes"].keys())
     if not shared:
@@ -53,7 +55,16 @@ def compare_folders(first: Path, second: Path, seed: int = 0) -> list[Comparison
                 f"{task}: {first} and {second} were not asked the same questions (other documents, prompts, shots or "
                 "limit); evaluate both with the same settings"
             )
-        pairs = list(zip(_read_samples(first, task), _read_samples(second, task), strict=True))
+        pairs = [
+            pair
+            for pair in zip(_read_samples(first, task), _read_samples(second, task), strict=True)
+            if not any(MARK in sample for sample in pair)
+        ]
+        if not pairs:
+            raise InputError(
+                f"{task}: {first} and {second} have no question that both were asked whole; evaluate models whose "
+                "context is long enough"
+            )
         found += _compare_task(task, pairs, left["higher_is_better"].get(task, {}), seed)
     return found
 
@@ -62,8 +73,8 @@ def _compare_task(
     task: str, pairs: Sequence[tuple[Any, Any]], higher_is_better: Mapping[str, bool], seed: int
 ) -> list[Comparison]:
     found = []
-    for metric in pairs[0][0]["metrics"]:
-        values = [(left[metric], right[metric]) for left, right in pairs]
+    for metric in dict.fromkeys(metric for left, _ in pairs for metric in left["metrics"]):
+        values = [(left[metric], right[metric]) for left, right in pairs if metric in left and metric in right]
         if metric == "bits_per_byte":
             bits = np.array([[-left[0] / LN2, -right[0] / LN2] for left, right in values])
             sizes = np.array([left[1] for left, _ in values], dtype=np.float64)

@@ -16,23 +16,26 @@ from lm_eval.tasks import TaskManager
 
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.few_shot import set_shots
 from gristmill.evaluation.held_out_tasks import HELD_OUT_TASKS
+from gristmill.evaluation.not_evaluated import leave_out, left_out_notes, too_long_of
 from gristmill.evaluation.offline import offline
 from gristmill.evaluation.standard_errors import add_standard_errors
 from gristmill.evaluation.suites import SUITES, expand
 
 TASK_FOLDER = Path(__file__).with_name("tasks")
-FEWSHOT_SEED = 1234  # lm-eval's default: the same examples before the same question as there
 
 
 @dataclass(frozen=True)
 class Results:
-    """lm-eval's result dictionary without the samples; the samples by task; tasks of a suite that were left out, in
-    words; what lm-eval printed on the way."""
+    """lm-eval's result dictionary without the samples; the samples by task; the tasks; what a reader must know of them
+    (tasks of a suite that were left out, questions that were not evaluated, whence examples come); what lm-eval
+    printed on the way."""
 
     summary: dict[str, Any]
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     log: str = ""
 
 
@@ -51,17 +54,18 @@ def run_tasks(
     printed = io.StringIO()
     with offline(not download), redirect_stderr(printed), redirect_stdout(printed):
         loaded, left_out = _load(tasks, data, download)
-        for task in loaded["tasks"].values():
-            _set_shots(task, config.shots)
+        examples = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
         with _heard_by(model.rank):
             raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
-    if raw is None:
-        return None
-    samples = raw.pop("samples")
-    ordered = {name: _numbered(found) for name, found in sorted(samples.items())}
+        too_long = too_long_of(model)
+        if raw is None:
+            return None
+        samples = {name: _numbered(found) for name, found in sorted(raw.pop("samples").items())}
+        leave_out(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
     summary = _portable(raw)
-    add_standard_errors(summary, ordered)
-    return Results(summary, ordered, left_out, printed.getvalue())
+    add_standard_errors(summary, samples)
+    notes = [*left_out_notes(samples), *filter(None, examples), *left_out]
+    return Results(summary, samples, loaded["tasks"], notes, printed.getvalue())
 
 
 @contextmanager
@@ -110,13 +114,6 @@ def require_known(names: Sequence[str], known: Sequence[str], download: bool = F
             near = get_close_matches(name, [*known, *HELD_OUT_TASKS], n=1, cutoff=0.0)[0]
             hint = "" if download else "; lm-eval's own tasks are known where downloading is allowed (--download)"
             raise RecipeError(f"no task {name!r}; the nearest is {near!r}{hint}")
-
-
-def _set_shots(task: Task, shots: int | None) -> None:
-    """Sets the number of examples where the task leaves it open, and the seed they are drawn with."""
-    if task.get_config("num_fewshot") is None or (shots is not None and task.get_config("num_fewshot") != 0):
-        task.set_config("num_fewshot", shots or 0)
-    task.set_fewshot_seed(seed=FEWSHOT_SEED)
 
 
 LEFT_OUT_OF_CONFIGS = ("custom_dataset", "process_docs", "fewshot_config")  # code

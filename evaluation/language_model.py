@@ -19,6 +19,7 @@ from gristmill.evaluation.packing import Request
 from gristmill.evaluation.scoring import Score, score
 from gristmill.training.parallel.mesh import ALONE, Axis
 
+NOT_ASKED = (0.0, False)  # stands in the place of an answer; no score counts it
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
 
 
@@ -36,7 +37,8 @@ class Codec(Protocol):
 
 
 class LanguageModel(TemplateLM):
-    """Answers lm-eval's three kinds of request. Whatever had to be cut to fit the context is counted.
+    """Answers lm-eval's three kinds of request. What does not fit the context whole is not asked: too_long says why, by
+    task and document.
 
     cache: answers given before are not asked for again. share: see `packing`; False is for measuring. data: the copies
     of the model, each of which answers a part of the documents."""
@@ -55,7 +57,8 @@ class LanguageModel(TemplateLM):
         self._rank, self._world_size, self._group = data.rank, data.size, data.group
         self.backbone, self.codec, self.batch_tokens, self.reporter = backbone, codec, batch_tokens, reporter
         self.cache, self.share = cache, share
-        self.cut_requests = self.cut_tokens = self.read_tokens = self.asked_tokens = 0
+        self.read_tokens = self.asked_tokens = 0
+        self.too_long: dict[tuple[str, int], str] = {}
         self._device = backbone.device
         self._encoded: dict[str, list[int]] = {}
 
@@ -95,7 +98,21 @@ class LanguageModel(TemplateLM):
         self._remember([text for request in requests for text in _texts(*request.args)])
         pairs = [self._encode_request(*request.args) for request in requests]
         self._encoded.clear()
-        return self._loglikelihood_tokens(pairs)
+        fitting = [index for index, pair in enumerate(pairs) if self._fits(requests[index], *pair[1:])]
+        answers = [NOT_ASKED] * len(requests)
+        for index, answer in zip(fitting, self._loglikelihood_tokens([pairs[i] for i in fitting]), strict=True):
+            answers[index] = answer
+        return answers
+
+    def _fits(self, request: Instance, context: list[int], continuation: list[int]) -> bool:
+        """The last token is scored and not read, so context and continuation may have one token more than the model."""
+        tokens = len(context) + len(continuation) - 1
+        if tokens > self.max_length:
+            self._too_long(request, f"its {tokens} tokens are more than the model's context of {self.max_length}")
+        return tokens <= self.max_length
+
+    def _too_long(self, request: Instance, reason: str) -> None:
+        self.too_long.setdefault((request.task_name or "", request.doc_id or 0), reason)
 
     def _encode_request(self, context: str, continuation: str) -> tuple[tuple[str, str], list[int], list[int]]:
         """Raises InputError if the continuation has no token of its own: its score would be 0, and it would win."""
@@ -134,49 +151,57 @@ class LanguageModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """A prompt that leaves no token to write is not asked, and an answer that the context cut off is not counted:
+        neither ended at a stop string, at the end of a document, or at max_gen_toks."""
         answers = [""] * len(requests)
         with self.reporter.meter("generating answers", len(requests), "answers") as meter:
             for settings, indices in _by_settings(requests).items():
-                prompts = [self._prompt(requests[index].args[0], settings[1]) for index in indices]
-                for index, text in zip(indices, self._generate(prompts, *settings), strict=True):
+                prompts = {
+                    index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
+                }
+                fitting = [index for index in indices if self._leaves_room(requests[index], len(prompts[index]))]
+                found = self._generate([prompts[index] for index in fitting], *settings)
+                for index, (text, cut_off) in zip(fitting, found, strict=True):
                     answers[index] = text
+                    if cut_off:
+                        tokens = len(prompts[index])
+                        reason = f"its prompt of {tokens} tokens left {self.max_length - tokens} for an answer, too few"
+                        self._too_long(requests[index], reason)
                 meter.advance(len(indices))
         return answers
 
+    def _leaves_room(self, request: Instance, tokens: int) -> bool:
+        if tokens >= self.max_length:
+            self._too_long(request, f"its prompt of {tokens} tokens fills the model's context of {self.max_length}")
+        return tokens < self.max_length
+
     def _generate(
         self, prompts: list[list[int]], stops: tuple[str, ...], new_tokens: int, sampling: SamplingConfig
-    ) -> list[str]:
-        """What is sampled is drawn anew each time; only what is greedy can be remembered."""
-        if self.cache is None or sampling.temperature > 0:
+    ) -> list[tuple[str, bool]]:
+        """(text, was it cut off by the context?). What is sampled is drawn anew each time; only what is greedy can be
+        remembered."""
+
+        def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
             found = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self._generation_tokens)
-            return [result.text for result in found]
-        asked = [question("generate", prompt, stops, new_tokens, sampling.model_dump()) for prompt in prompts]
+            return [(made.text, made.ended == "length" and len(made.tokens) < new_tokens) for made in found]
+
+        if self.cache is None or sampling.temperature > 0:
+            return write(prompts)
+        asked = [question("write", prompt, stops, new_tokens, sampling.model_dump()) for prompt in prompts]
         known = self.cache.find(asked)
         new = {digest: prompt for digest, prompt in zip(asked, prompts, strict=True) if digest not in known}
-        budget = self._generation_tokens
-        made = generate(self.backbone, self.codec, [*new.values()], new_tokens, sampling, stops, budget)
-        answers = {digest: result.text for digest, result in zip(new, made, strict=True)}
+        answers = dict(zip(new, write([*new.values()]), strict=True))
         self.cache.add(answers)
-        return [{**known, **answers}[digest] for digest in asked]
+        known |= answers
+        return [(known[digest][0], known[digest][1]) for digest in asked]
 
     @property
     def _generation_tokens(self) -> int:
         """More rows than in scoring: after the prompts a pass reads one token a row."""
         return 8 * self.batch_tokens
 
-    def _prompt(self, text: str, new_tokens: int) -> list[int]:
-        """The prompt's last tokens that leave room for the answer; what is cut is counted."""
-        ids = self.tok_encode(text) or [self.prefix_token_id]
-        room = max(1, self.max_length - new_tokens)
-        self.cut_requests += len(ids) > room
-        self.cut_tokens += max(0, len(ids) - room)
-        return ids[-room:]
-
     def _score(self, requests: list[Request], description: str, share: bool) -> list[Score]:
         """Each different request is asked once, and not at all if the answer is known."""
-        cuts = [len(request.context) + len(request.continuation) - self.max_length - 1 for request in requests]
-        self.cut_requests += sum(cut > 0 for cut in cuts)
-        self.cut_tokens += sum(cut for cut in cuts if cut > 0)
         digests = {request: question("score", request.context, request.continuation) for request in requests}
         known = {} if self.cache is None else self.cache.find([*digests.values()])
         new = [request for request, digest in digests.items() if digest not in known]

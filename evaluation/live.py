@@ -60,7 +60,7 @@ def evaluate_live(
     budget_seconds: float | None = None,
     reporter: Reporter | None = None,
 ) -> LiveScores:
-    """{"gristmill_piqa": {"acc": 0.61, "acc_stderr": 0.02, ...}, ...}, the same on every process; all must call it.
+    """{"piqa": {"acc": 0.61, "acc_stderr": 0.02, ...}, ...}, the same on every process; all must call it.
 
     model: the live parts of this process by stage (`ModelParts.parts`), sharded or not, or a whole model; layout and
     mesh: those it trains on. Its own weights are read in the precision it computes in; gradients, optimizer, random
@@ -83,9 +83,13 @@ def evaluate_live(
             reporter.say(f"evaluation: its {budget_seconds:g} s are spent; left out: {', '.join(config.tasks[index:])}")
             break
         asked = LanguageModel(backbone, codec, config.pass_tokens(mesh.device.type), Reporter.silent(), data=mesh.data)
-        for row in _rows(asked, config, task, data, corpus, mesh):
+        rows = _rows(asked, config, task, data, corpus, mesh)
+        for task_name, count in {row.task: row.not_evaluated for row in rows if row.not_evaluated}.items():
+            reporter.say(f"evaluation: {task_name}: {count} questions do not fit the context and were not evaluated")
+        for row in rows:
             found = scores.setdefault(row.task, {})
-            found[row.metric] = row.score
+            if row.score is not None:
+                found[row.metric] = row.score
             if row.error is not None:
                 found[f"{row.metric}_stderr"] = row.error
     return scores

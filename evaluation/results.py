@@ -25,6 +25,7 @@ def write_results(
         write_atomic(folder / "samples" / f"{_file_name(name)}.jsonl", lines.encode())
     whole = {
         **summary,
+        "verdicts": verdicts(rows),
         "task_hashes": {name: task_hash(found) for name, found in samples.items()},
         "lm_eval_version": importlib.metadata.version("lm_eval"),
     }
@@ -32,6 +33,20 @@ def write_results(
     write_atomic(folder / "results.json", text.encode() + b"\n")
     write_atomic(folder / "table.md", markdown(rows, notes).encode())
     write_atomic(folder / "table.html", html(rows, notes, "Scores").encode())
+
+
+def verdicts(rows: Sequence[ScoreRow]) -> dict[str, dict[str, Any]]:
+    """By task and metric, as the table names them: questions of the score and left out, p-value, verdict."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(row.task, {})[row.metric] = {
+            "n": row.count,
+            "not_evaluated": row.not_evaluated,
+            "chance": row.chance,
+            "p_value": None if row.verdict is None else row.verdict.p,
+            "verdict": None if row.verdict is None else str(row.verdict),
+        }
+    return found
 
 
 def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:

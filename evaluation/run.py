@@ -45,10 +45,11 @@ class Corpus:
 
 @dataclass(frozen=True)
 class HeldOutWork:
-    """The held-out tasks in lm-eval's terms, and by task name what the unigram of the training tokens scores."""
+    """The held-out tasks in lm-eval's terms, and by task name the bits of each document under the unigram of the
+    training tokens."""
 
     tasks: list[dict[str, Any]]
-    unigram: dict[str, float]
+    unigram: dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def evaluate(
         return []
     add_all_sources(results, held_out.unigram)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
-    said = [*notes(model, config, held_out.unigram), *results.left_out]
+    said = [*notes(config, held_out.unigram), *results.notes]
     write_results(places.output, results.summary, results.samples, rows, said)
     return rows
 
@@ -137,20 +138,17 @@ def _add_bits_per_byte(
     codec: Codec,
     counts: np.ndarray,
 ) -> None:
-    measured: list[HeldOut] = []
     for source, found in documents.items():
         texts = texts_to_measure(found, config.text_bytes)
         if texts:
             task = bits_per_byte_task(source, texts)
             work.tasks.append(task)
-            work.unigram[task["task"]] = unigram_bits(counts, texts, codec)
-            measured += texts[: config.limit]
-    work.unigram[BITS_PER_BYTE] = unigram_bits(counts, measured, codec)
+            work.unigram[task["task"]] = [unigram_bits(counts, text, codec) for text in texts]
 
 
-def add_all_sources(results: Results, chances: Mapping[str, float]) -> None:
+def add_all_sources(results: Results, unigram: Mapping[str, Sequence[float]]) -> None:
     """One bits per byte over the texts of all sources, as a group in lm-eval's sense: bits and bytes are summed."""
-    names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in chances]
+    names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in unigram]
     if len(names) < 2:
         return
     pairs = [sample[BITS_PER_BYTE] for name in names for sample in results.samples[name]]
@@ -170,10 +168,10 @@ def add_all_sources(results: Results, chances: Mapping[str, float]) -> None:
     summary["n-shot"][BITS_PER_BYTE] = 0
 
 
-def notes(model: LanguageModel, config: EvaluateConfig, chances: Mapping[str, float]) -> list[str]:
+def notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
     """What a reader must know to trust the table."""
     said = []
-    if chances:
+    if unigram:
         said.append(
             "chance of bits_per_byte: the same text under the frequencies of the training tokens; lower is better"
         )
@@ -181,11 +179,6 @@ def notes(model: LanguageModel, config: EvaluateConfig, chances: Mapping[str, fl
         said.append("bits_per_byte counts the UTF-8 bytes of the text; a text has no context but its own beginning")
     if config.limit is not None:
         said.append(f"only the first {config.limit} documents of each task were asked (limit)")
-    if model.cut_requests:
-        said.append(
-            f"{model.cut_requests} requests were longer than the model's context of {model.max_length} tokens and lost "
-            f"{model.cut_tokens} tokens on their left"
-        )
     if config.weights != "as_trained":
         said.append(f"weights were quantised to {config.weights} for this evaluation")
     return said

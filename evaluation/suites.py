@@ -10,26 +10,26 @@ from gristmill.evaluation.tasks.loaders import find
 SUITES = {
     # Megatron-Turing NLG 530B (arXiv 2201.11990), section 5.1
     "mtnlg": [
-        "lambada",
-        "race_high",
+        "lambada_openai",
+        "race",
         "boolq",
         "piqa",
-        "hellaswag",
+        "gristmill_hellaswag",
         "winogrande",
         "anli_r1",
         "anli_r2",
         "anli_r3",
-        "hans",
+        "gristmill_hans",
         "wic",
     ],
     "small": [
-        "lambada",
-        "hellaswag",
+        "lambada_openai",
+        "gristmill_hellaswag",
         "piqa",
         "winogrande",
         "arc_easy",
         "arc_challenge",
-        "openbook_qa",
+        "openbookqa",
         "copa",
         "boolq",
         "blimp",
@@ -46,8 +46,8 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
         if name not in SUITES:
             tasks.append(name)
             continue
-        for member in (f"gristmill_{short}" for short in SUITES[name]):
-            absent = _absent(index[member].cfg, data)
+        for member in SUITES[name]:
+            absent = _absent(member, index, data)
             if absent is None:
                 tasks.append(member)
             else:
@@ -55,9 +55,10 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
     return list(dict.fromkeys(tasks)), said
 
 
-def _absent(config: Mapping[str, Any], data: Path | None) -> str | None:
+def _absent(task: str, index: Mapping[str, Any], data: Path | None) -> str | None:
     """The name of the file that is not there. Paths are not told: they differ from machine to machine."""
-    first = config["task"][0] if isinstance(config["task"], list) else config
+    config = index[task].cfg
+    first = index[config["task"][0]].cfg if isinstance(config["task"], list) else config
     file = first["dataset_kwargs"]["file"]
     try:
         find(file, None if data is None else str(data))

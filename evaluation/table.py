@@ -6,59 +6,117 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from gristmill.evaluation.standard_errors import leaves
+from gristmill.evaluation.not_evaluated import evaluated
+from gristmill.evaluation.standard_errors import LN2, leaves
+from gristmill.evaluation.verdicts import Verdict, accuracy_verdict, sign_verdict
 
-HEADINGS = ("task", "shots", "n", "metric", "score", "± s.e.", "chance", "verdict")
-CLEAR = 3.0  # standard errors from chance that we call clear: by luck alone once in 740 times (normal, one-sided)
+HEADINGS = ("task", "shots", "n", "not evaluated", "metric", "score", "± s.e.", "chance", "verdict")
+Samples = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score. chance: what a model scores that knows nothing of the question (see the task); None if unknown."""
+    """One score. count: the questions it is of; not_evaluated: those it leaves out. score: None if it has none.
+
+    chance: what a model scores that knows nothing of the question (see the task); None if unknown. verdict: of the
+    exact test against chance; None where there is no such test."""
 
     task: str
     shots: int
     count: int
     metric: str
-    score: float
+    score: float | None
     error: float | None
     higher_is_better: bool
     chance: float | None
-
-    @property
-    def verdict(self) -> str:
-        """How the score stands to chance, in standard errors."""
-        if self.chance is None or not self.error or not math.isfinite(self.error):
-            return ""
-        distance = (self.score - self.chance) / self.error * (1 if self.higher_is_better else -1)
-        word = "better than chance" if distance > CLEAR else "worse than chance" if distance < -CLEAR else "like chance"
-        return f"{word} ({distance:+.1f} s.e.)"
+    verdict: Verdict | None = None
+    not_evaluated: int = 0
 
 
-def score_rows(
-    summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]], unigram: Mapping[str, float]
+def score_rows(summary: Mapping[str, Any], samples: Samples, unigram: Mapping[str, Sequence[float]]) -> list[ScoreRow]:
+    """A row for each metric of each task and group. unigram: the bits of each document under the frequencies of the
+    training tokens, by task: the chance of bits per byte."""
+    return [
+        row
+        for name, result in summary["results"].items()
+        for row in rows_of(name, result, summary, {task: samples[task] for task in tasks_of(name, summary, samples)},
+                           unigram)
+    ]  # fmt: skip
+
+
+def rows_of(
+    name: str,
+    result: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    samples: Samples,
+    unigram: Mapping[str, Sequence[float]],
 ) -> list[ScoreRow]:
-    """A row for each metric of each task and group. unigram: the chance of bits per byte, by task name."""
+    """The rows of one task or group. result: its scores by "metric,filter"; samples: those the scores are of."""
+    asked = {(task, sample["doc_id"]) for task, found in samples.items() for sample in found}
+    kept = {task: evaluated(found) for task, found in samples.items()}
+    left_out = len(asked) - len({(task, sample["doc_id"]) for task, found in kept.items() for sample in found})
+    better = summary["higher_is_better"].get(name, {})
+    keys = [key for key in result if "," in key and "_stderr," not in key]
+    if not keys and left_out:
+        keys = [f"{metric},none" for metric in better]
     rows = []
-    for name, result in summary["results"].items():
-        guessing = guessing_chance(name, summary, samples)
-        for key in result:
-            if "," not in key or "_stderr," in key:
-                continue
-            metric, chosen_filter = key.split(",", 1)
-            rows.append(
-                ScoreRow(
-                    task=result.get("alias", name).strip(),
-                    shots=summary["n-shot"].get(name, 0),
-                    count=result["sample_len"],
-                    metric=metric if chosen_filter == "none" else f"{metric} ({chosen_filter})",
-                    score=result[key],
-                    error=result.get(f"{metric}_stderr,{chosen_filter}"),
-                    higher_is_better=summary["higher_is_better"].get(name, {}).get(metric, True),
-                    chance=unigram.get(name) if metric == "bits_per_byte" else guessing if guessed(metric) else None,
-                )
+    for key in keys:
+        metric, chosen_filter = key.split(",", 1)
+        found = [
+            (task, sample)
+            for task, of_task in kept.items()
+            for sample in of_task
+            if metric in sample and sample["filter"] == chosen_filter
+        ]
+        chance, verdict = against_chance(metric, found, summary["configs"], unigram)
+        rows.append(
+            ScoreRow(
+                task=result.get("alias", name).strip(),
+                shots=summary["n-shot"].get(name, 0),
+                count=len(found),
+                metric=metric if chosen_filter == "none" else f"{metric} ({chosen_filter})",
+                score=result.get(key),
+                error=result.get(f"{metric}_stderr,{chosen_filter}"),
+                higher_is_better=better.get(metric, True),
+                chance=chance,
+                verdict=verdict,
+                not_evaluated=left_out,
             )
+        )
     return rows
+
+
+def tasks_of(name: str, summary: Mapping[str, Any], samples: Samples) -> list[str]:
+    """The task itself, or those below a group."""
+    found = [name] if name in samples else leaves(name, summary["group_subtasks"])
+    return [task for task in found if task in samples]
+
+
+def against_chance(
+    metric: str,
+    found: Sequence[tuple[str, Mapping[str, Any]]],
+    configs: Mapping[str, Any],
+    unigram: Mapping[str, Sequence[float]],
+) -> tuple[float | None, Verdict | None]:
+    """(what chance scores, how the score stands to it) of (task, sample) pairs; None where neither is known.
+
+    Bits per byte: an exact sign test over the documents, of which the model needs fewer bits for one half by chance.
+    Right or wrong answers: the exact test of the number right. Perplexities have neither."""
+    if metric == "bits_per_byte":
+        pairs = [(task, sample) for task, sample in found if task in unigram]
+        if not pairs:
+            return None, None
+        guessed_bits = [unigram[task][sample["doc_id"]] for task, sample in pairs]
+        bits = [-sample[metric][0] / LN2 for _, sample in pairs]
+        chance = sum(guessed_bits) / sum(sample[metric][1] for _, sample in pairs)
+        return chance, sign_verdict([mine - other for mine, other in zip(bits, guessed_bits, strict=True)])
+    chances = [_chance_of(configs.get(task, {}), sample) for task, sample in found] if guessed(metric) else []
+    if not chances or any(chance is None for chance in chances):
+        return None, None
+    known = [chance for chance in chances if chance is not None]
+    values = [sample[metric] for _, sample in found]
+    verdict = accuracy_verdict(int(sum(values)), known) if all(value in (0, 1) for value in values) else None
+    return sum(known) / len(known), verdict
 
 
 def guessed(metric: str) -> bool:
@@ -66,16 +124,13 @@ def guessed(metric: str) -> bool:
     return metric.startswith(("acc", "exact_match"))
 
 
-def guessing_chance(
-    name: str, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> float | None:
-    """Of multiple choice: the mean of 1 / choices over what was asked. Of other tasks: what their metadata says."""
-    tasks = [name] if name in samples else leaves(name, summary["group_subtasks"])
-    configs = [summary["configs"].get(task, {}) for task in tasks]
-    if configs and all(config.get("output_type") == "multiple_choice" for config in configs):
-        shares = [1 / _num_choices(summary["configs"][task], sample) for task in tasks for sample in samples[task]]
-        return sum(shares) / len(shares)
-    return configs[0].get("metadata", {}).get("chance") if len(configs) == 1 else None
+def _chance_of(config: Mapping[str, Any], sample: Mapping[str, Any]) -> float | None:
+    """Of multiple choice: right choices over all choices of this question. Of other tasks: what their metadata says."""
+    if config.get("output_type") == "multiple_choice":
+        target = sample["target"]
+        return (len(set(target)) if isinstance(target, list) else 1) / _num_choices(config, sample)
+    stated: float | None = config.get("metadata", {}).get("chance")
+    return stated
 
 
 def _num_choices(config: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
@@ -122,13 +177,16 @@ STYLE = (
     "table{border-collapse:collapse}th,td{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:left}"
     "th{border-bottom:2px solid #888}th.n,td.n{text-align:right;font-variant-numeric:tabular-nums}ul{color:#555}"
 )
-NUMBERS = (1, 2, 4, 5, 6)  # columns aligned to the right
+NUMBERS = (1, 2, 3, 5, 6, 7)  # columns aligned to the right
 
 
 def _cells(row: ScoreRow) -> tuple[str, ...]:
     error = "" if row.error is None or not math.isfinite(row.error) else _number(row.error)
     chance = "" if row.chance is None else f"{row.chance:.4f}"
-    return (row.task, str(row.shots), str(row.count), row.metric, _number(row.score), error, chance, row.verdict)
+    score = "" if row.score is None else _number(row.score)
+    verdict = "not evaluated" if not row.count else "" if row.verdict is None else str(row.verdict)
+    counts = (str(row.shots), str(row.count), str(row.not_evaluated))
+    return (row.task, *counts, row.metric, score, error, chance, verdict)
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,5 @@
 """What a model would score that knows how often each token occurs, and nothing else. A real one must do better."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def unigram_bits(counts: np.ndarray, texts: Sequence[HeldOut], codec: Codec) -> float:
-    """Bits per byte of the texts under the counts, each text encoded as the model reads it."""
-    ids = [token for text in texts for token in codec.encode(text.text)]
-    return unigram_bits_per_byte(counts, ids, sum(len(text.text.encode()) for text in texts))
+def unigram_bits(counts: np.ndarray, text: HeldOut, codec: Codec) -> float:
+    """Bits of the text under the counts, encoded as the model reads it."""
+    return unigram_bits_per_byte(counts, codec.encode(text.text), num_bytes=1)

@@ -49,7 +49,7 @@ def last_checkpoint(train: Path) -> Path:
 
 STAGE: Stage = Stage(
     name="evaluate",
-    code_version=3,
+    code_version=4,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,

@@ -147,7 +147,7 @@ def checkpoint_of_layout(tmp_path: Path, pool: ForkedPool) -> Callable[..., Path
     """The same, saved by the processes of a layout: checkpoint_of_layout("gpt2", tensor=2, data=2, pipeline=2)."""
 
     def make(family: str, vocab_size: int = 257, step: int = 3, **axes: int) -> Path:
-        config = ModelConfig(**({"layers": 4, "width": 32, "heads": 4, "context": 96} | SHAPES[family]))
+        config = ModelConfig(**({"layers": 4, "width": 32, "heads": 4, "context": 128} | SHAPES[family]))
         layout = LayoutConfig(**axes)
         root = tmp_path / "checkpoints"
         pool.run(layout.world_size, save_on_mesh, root, config, vocab_size, layout, step)
@@ -161,7 +161,7 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Saves a random model of a family: random_checkpoint("llama", layers=2) -> its step folder."""
 
     def make(family: str = "llama", name: str = "checkpoints", vocab_size: int = 257, step: int = 3, **fields) -> Path:
-        settings = {"layers": 2, "width": 32, "heads": 4, "context": 96} | SHAPES[family] | fields
+        settings = {"layers": 2, "width": 32, "heads": 4, "context": 128} | SHAPES[family] | fields
         config = ModelConfig(**settings)
         model = random_model(config, vocab_size)
         tensors = {f"model.{key}": value.detach() for key, value in model.named_parameters()}
@@ -190,7 +190,7 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def broken_checkpoint(tmp_path: Path) -> Path:
     """A whole checkpoint of a training that diverged: one weight is not a number."""
-    config = ModelConfig(layers=1, width=16, heads=2, context=96)
+    config = ModelConfig(layers=1, width=16, heads=2, context=128)
     model = random_model(config, 257)
     with torch.no_grad():
         model.final_norm.weight[0] = float("nan")

@@ -17,15 +17,15 @@ huggingface = pytest.importorskip("lm_eval.models.huggingface")
 CHOICES = [
     "arc_easy",
     "arc_challenge",
-    "openbook_qa",
+    "openbookqa",
     "copa",
     "piqa",
     "boolq",
-    "hellaswag",
+    "gristmill_hellaswag",
     "winogrande",
-    "winograd_wsc",
+    "gristmill_winograd_wsc",
     "wic",
-    "lambada",
+    "lambada_openai",
 ]
 
 
@@ -63,24 +63,23 @@ def assert_same_answer(left, right):
 def test_every_choice_task_gives_the_same_examples(both, shared_data):
     data = shared_data("benchmarks/arc_easy.jsonl.zst").parents[1]
     config = EvaluateConfig(limit=6)
-    names = [f"gristmill_{name}" for name in CHOICES]
-    ours, theirs = (run_tasks(model, names, config, data) for model in both)
+    ours, theirs = (run_tasks(model, CHOICES, config, data) for model in both)
     assert_same_examples(ours, theirs)
 
 
 def test_few_shot_prompts_are_the_same(both, shared_data):
     data = shared_data("benchmarks/copa.jsonl.zst").parents[1]
     config = EvaluateConfig(limit=6, shots=2)
-    names = ["gristmill_copa", "gristmill_winogrande"]
+    names = ["copa", "winogrande"]
     ours, theirs = (run_tasks(model, names, config, data) for model in both)
-    assert ours.summary["n-shot"] == {"gristmill_copa": 2, "gristmill_winogrande": 2}
+    assert ours.summary["n-shot"] == {"copa": 2, "winogrande": 2}
     assert_same_examples(ours, theirs)
 
 
 def test_generated_answers_are_the_same(both, shared_data):
     data = shared_data("benchmarks/gsm8k_test.jsonl.zst").parents[1]
     config = EvaluateConfig(limit=4, shots=1)
-    ours, theirs = (run_tasks(model, ["gristmill_gsm8k"], config, data) for model in both)
+    ours, theirs = (run_tasks(model, ["gsm8k"], config, data) for model in both)
     assert_same_examples(ours, theirs)
 
 
@@ -88,6 +87,6 @@ def test_minimal_pairs_and_whole_texts_are_the_same(both, shared_data):
     data = shared_data("benchmarks/blimp").parents[1]
     text = HeldOut("0", "notes", "The mill turns all day, and at night it stands. " * 60)
     config = EvaluateConfig(limit=2)
-    tasks = [bits_per_byte_task("notes", [text]), "gristmill_blimp"]
+    tasks = [bits_per_byte_task("notes", [text]), "blimp"]
     ours, theirs = (run_tasks(model, tasks, config, data) for model in both)
     assert_same_examples(ours, theirs)

@@ -1,5 +1,6 @@
 """The commands that take a checkpoint, as a user calls them: what they write and say, and what they refuse."""
 
+import json
 import sys
 
 import pytest
@@ -64,7 +65,7 @@ def test_what_generate_refuses(call, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     assert call("generate", "--checkpoint", checkpoint, "--prompt", "")[0] == 2
     code, said = call("generate", "--checkpoint", checkpoint, "--prompt", "y" * 200)
-    assert code == 1 and "has 201 tokens, the model takes 95; shorten it" in said
+    assert code == 1 and "has 201 tokens, the model takes 127; shorten it" in said
     code, said = call("generate", "--checkpoint", checkpoint, "--prompt", "y", "--top-p", "0")
     assert code == 2 and "top_p" in said
 
@@ -74,14 +75,31 @@ def test_a_tokenizer_of_another_vocabulary(call, hans, random_checkpoint, tokeni
     assert code == 1 and "has 257 tokens and the checkpoint was trained on 300" in said
 
 
-def test_a_question_longer_than_the_model_is_cut_from_the_left_and_counted(
+def test_a_question_longer_than_the_model_is_not_evaluated_and_counted(
     tmp_path, call, hans, random_checkpoint, tokenizer_folder
 ):
-    code, said = call("evaluate", "--checkpoint", random_checkpoint(context=40), *TASK, "--data", hans)
-    assert (
-        code == 0 and "18 requests were longer than the model's context of 40 tokens" in said
-    )  # two of each of nine questions
-    assert "on their left" in said
+    """Four of the nine premises are a word longer: 97 bytes of prompt and answer, and 101."""
+    path = hans / "benchmarks" / "hans_evaluation.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records[:4]:
+        record["sentence1"] += " Far and wide."
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    common = ("evaluate", *TASK, "--data", hans)
+    code, said = call(*common, "--checkpoint", random_checkpoint(context=100), "--output", tmp_path / "some")
+    assert code == 0 and "gristmill_hans: 4 of 9 questions were not evaluated and count in no score" in said
+    results = json.loads((tmp_path / "some" / "results.json").read_text())
+    assert results["verdicts"]["gristmill_hans"]["acc"]["n"] == results["results"]["gristmill_hans"]["sample_len"] == 5
+    assert results["n-samples"]["gristmill_hans"]["not_evaluated"] == 4
+    samples = [json.loads(line) for line in (tmp_path / "some/samples/gristmill_hans.jsonl").read_text().splitlines()]
+    kept = [sample["acc"] for sample in samples[4:]]
+    assert results["results"]["gristmill_hans"]["acc,none"] == sum(kept) / 5
+    assert all(sample["metrics"] == [] and "acc" not in sample for sample in samples[:4])
+    code, said = call(
+        *common, "--checkpoint", random_checkpoint(name="small", context=40), "--output", tmp_path / "none"
+    )
+    assert code == 0 and "9 of 9 questions were not evaluated" in said and "| not evaluated |" in said
+    code, said = call("compare", tmp_path / "some", tmp_path / "none")
+    assert code == 1 and "gristmill_hans" in said and "no question that both were asked" in said
 
 
 def test_an_unknown_task_names_the_nearest(call, hans, random_checkpoint, tokenizer_folder):

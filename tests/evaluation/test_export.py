@@ -80,5 +80,5 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
 
 
 def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
-    with pytest.raises(InputError, match="has 121 tokens, the model takes 95; shorten it"):
-        generate_text(random_checkpoint(), ["y" * 120], 4, SamplingConfig())
+    with pytest.raises(InputError, match="has 201 tokens, the model takes 127; shorten it"):
+        generate_text(random_checkpoint(), ["y" * 200], 4, SamplingConfig())

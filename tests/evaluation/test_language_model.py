@@ -35,11 +35,42 @@ def test_answers_are_scored_after_their_question(model):
     assert [value for value, _ in found] == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_long_question_loses_its_beginning_and_it_is_counted(model):
-    text = "x" * 50
-    found = model.loglikelihood(ask("loglikelihood", (text, "yz")))
-    assert found[0][0] == pytest.approx(logprob(model, list(text.encode()), list(b"yz")), abs=1e-9)
-    assert (model.cut_requests, model.cut_tokens) == (1, 52 - 33)
+def test_what_does_not_fit_the_context_whole_is_not_asked_and_said(model):
+    """32 tokens are read; the last of 33 is scored only."""
+    requests = [
+        Instance("loglikelihood", {}, ("x" * context, "y" * answer), 0, metadata=("quiz", number, 1))
+        for number, (context, answer) in enumerate([(31, 2), (32, 2), (2, 40), (0, 32), (0, 33)])
+    ]
+    found = model.loglikelihood(requests)
+    assert found[0][0] == pytest.approx(logprob(model, list(b"x" * 31), list(b"yy")), abs=1e-9)
+    assert [found[number] for number in (1, 2, 4)] == [(0.0, False)] * 3 and found[3][0] < 0
+    assert model.too_long == {
+        ("quiz", 1): "its 33 tokens are more than the model's context of 32",
+        ("quiz", 2): "its 41 tokens are more than the model's context of 32",
+        ("quiz", 4): "its 33 tokens are more than the model's context of 32",
+    }
+
+
+def test_an_answer_that_the_context_cut_off_is_not_counted(model):
+    """Greedy text of random weights does not stop by itself; a stop string or the task's length ends it in time."""
+    options = {"until": [], "max_gen_toks": 8, "do_sample": False}
+    requests = [
+        Instance("generate_until", {}, ("x" * size, dict(options)), 0, metadata=("quiz", number, 1))
+        for number, size in enumerate([24, 25, 31, 32, 50])
+    ]
+    texts = model.generate_until(requests)
+    assert [bool(text) for text in texts] == [True, True, True, False, False]
+    assert model.too_long == {
+        ("quiz", 1): "its prompt of 25 tokens left 7 for an answer, too few",
+        ("quiz", 2): "its prompt of 31 tokens left 1 for an answer, too few",
+        ("quiz", 3): "its prompt of 32 tokens fills the model's context of 32",
+        ("quiz", 4): "its prompt of 50 tokens fills the model's context of 32",
+    }
+    model.too_long.clear()
+    stopped = [
+        Instance("generate_until", {}, ("x" * 25, {**options, "until": [texts[1][:1]]}), 0, metadata=("quiz", 5, 1))
+    ]
+    assert model.generate_until(stopped) == [""] and not model.too_long
 
 
 def test_a_text_is_read_in_windows(model):

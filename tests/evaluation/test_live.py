@@ -15,7 +15,7 @@ from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.run import choose_passes
 
-SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "context": 64}
+SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "context": 128}
 
 
 def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans, random_checkpoint, tokenizer_folder):
@@ -77,10 +77,10 @@ def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_chec
     )
     model, _ = load_model(random_checkpoint())
     heard = Heard()
-    tasks = ["gristmill_hans", "gristmill_anli_r1"]
+    tasks = ["gristmill_hans", "anli_r1"]
     scores = evaluate_live(model, tokenizer_folder, tasks, data=hans, budget_seconds=0.0, reporter=heard)
     assert list(scores) == ["gristmill_hans"]
-    assert heard.said == ["evaluation: its 0 s are spent; left out: gristmill_anli_r1"]
+    assert heard.said == ["evaluation: its 0 s are spent; left out: anli_r1"]
     assert list(evaluate_live(model, tokenizer_folder, tasks, data=hans)) == tasks
 
 
@@ -97,6 +97,6 @@ def test_what_would_end_a_run_is_found_before_it_begins(hans, tokenizer_folder):
     with pytest.raises(RecipeError, match="no task 'gristmill_hams'; the nearest is 'gristmill_hans'"):
         check_live(tokenizer_folder, 257, 256, ["gristmill_hams"], hans)
     with pytest.raises(InputError, match=r"anli_r2_test\.jsonl: absent"):
-        check_live(tokenizer_folder, 257, 256, ["gristmill_anli_r2"], hans)
+        check_live(tokenizer_folder, 257, 256, ["anli_r2"], hans)
     with pytest.raises(InputError, match="the tokenizer has 257 tokens and the checkpoint was trained on 300"):
         check_live(tokenizer_folder, 300, 256, ["gristmill_hans"], hans)

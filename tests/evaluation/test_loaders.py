@@ -62,27 +62,52 @@ def test_the_two_other_forms(tmp_path):
     (tmp_path / "h.txt").write_text("A man\n2\nsits.\n")
     with pytest.raises(InputError, match="no whole number of records of 6 lines"):
         load("h.txt", ["context"], form="hellaswag", data=str(tmp_path))
-    article = {"article": "T", "questions": ["Q1", "Q2"], "options": [["a", "b", "c", "d"]] * 2, "answers": ["B", "D"]}
-    write(tmp_path / "r.jsonl", article)
-    found = load("r.jsonl", ["article", "question", "options", "gold"], form="race", data=str(tmp_path))["test"]
-    assert [(each["question"], each["gold"]) for each in found] == [("Q1", 1), ("Q2", 3)]
+    with pytest.raises(InputError, match="a task asks for the form 'hella'; there are jsonl, hellaswag"):
+        load("h.txt", ["context"], form="hella", data=str(tmp_path))
 
 
-def test_race_and_anli_come_as_their_authors_or_as_the_hub_has_them(tmp_path):
-    forms = {
-        "race": (
-            {"article": "Grain.", "questions": ["What?"], "options": [["a", "b", "c", "d"]], "answers": ["C"]},
-            {"article": "Grain.", "question": "What?", "options": ["a", "b", "c", "d"], "answer": "C"},
-        ),
-        "anli": (
-            {"context": "It rains.", "hypothesis": "It is dry.", "label": "c"},
-            {"premise": "It rains.", "hypothesis": "It is dry.", "label": 2},
-        ),
-    }
-    fields = {"race": ["article", "question", "options", "gold"], "anli": ["context", "hypothesis", "label"]}
-    for form, records in forms.items():
-        found = []
-        for number, record in enumerate(records):
-            (tmp_path / f"{form}{number}.jsonl").write_text(json.dumps(record) + "\n")
-            found.append(load(f"{form}{number}.jsonl", fields[form], form=form, data=str(tmp_path))["test"][0])
-        assert [found[0][name] for name in fields[form]] == [found[1][name] for name in fields[form]]
+def test_race_comes_in_three_forms(tmp_path):
+    """An article with its questions, a question a line, and as EleutherAI/race has it: the same record."""
+    options = [["a", "b", "c", "d"], ["e", "f", "g", "h"]]
+    problems = [
+        {"question": "What?", "answer": "C", "options": options[0]},
+        {"question": "Why?", "answer": "A", "options": options[1]},
+    ]
+    forms = (
+        [{"article": "Grain.", "questions": ["What?", "Why?"], "options": options, "answers": ["C", "A"]}],
+        [{"article": "Grain.", **problem} for problem in problems],
+        [{"article": "Grain.", "problems": repr(problems)}],
+    )
+    for number, records in enumerate(forms):
+        write(tmp_path / f"{number}.jsonl", *records)
+        found = load(f"{number}.jsonl", ["article", "problems"], form="race", data=str(tmp_path))["test"]
+        assert found.to_list() == [{"article": "Grain.", "problems": repr(problems)}]
+
+
+def test_anli_comes_as_its_authors_or_as_the_hub_has_it(tmp_path):
+    write(tmp_path / "0.jsonl", {"context": "It rains.", "hypothesis": "It is dry.", "label": "c"})
+    write(tmp_path / "1.jsonl", {"premise": "It rains.", "hypothesis": "It is dry.", "label": 2})
+    first, second = (load(f"{n}.jsonl", ["premise"], form="anli", data=str(tmp_path))["test"] for n in (0, 1))
+    assert first.to_list() == second.to_list()
+
+
+def test_a_record_of_another_form_is_named(tmp_path):
+    for form, record in {
+        "race": {"article": "T", "questions": ["Q"], "options": [["a"]], "answers": ["E"]},
+        "anli": {"context": "T", "hypothesis": "H", "label": "x"},
+        "boolq": {"query": "no question", "choices": ["no", "yes"], "gold": 0},
+        "arc": {"query": "Question: ?", "choices": ["a"], "gold": 7},
+    }.items():
+        write(tmp_path / "set.jsonl", record)
+        with pytest.raises(InputError, match=f"a record is not of the form '{form}'"):
+            load("set.jsonl", [], form=form, data=str(tmp_path))
+
+
+def test_examples_come_from_a_file_of_their_own_if_it_is_there(tmp_path):
+    write(tmp_path / "set.jsonl", {"query": "?"})
+    assert len(load("set.jsonl", ["query"], fewshot_file="shown.jsonl", data=str(tmp_path))["train"]) == 0
+    write(tmp_path / "shown.jsonl", {"query": "!"})
+    found = load("set.jsonl", ["query"], fewshot_file="shown.jsonl", split="validation", data=str(tmp_path))
+    assert found["train"].to_list() == [{"query": "!"}] and found["validation"].to_list() == [{"query": "?"}]
+    with pytest.raises(InputError, match=r"a path below the data folder, without '\.\.'"):
+        load("../set.jsonl", ["query"], data=str(tmp_path / "in"))

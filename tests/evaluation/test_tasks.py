@@ -46,30 +46,29 @@ def data(tmp_path):
 
 
 def test_the_sets_that_are_not_pinned_take_their_published_forms(model, data):
-    names = ["gristmill_anli_r1", "gristmill_hans", "gristmill_race_high"]
+    names = ["anli_r1", "gristmill_hans", "race"]
     results = run_tasks(model, names, EvaluateConfig(), data)
     asked = {
         name: [(sample["arguments"][0][0], sample["target"]) for sample in results.samples[name]] for name in names
     }
-    prompt = "Premise: The mill stands.\nHypothesis: The mill fell.\nIs the hypothesis true, false or neither?\nAnswer:"
-    assert asked["gristmill_anli_r1"][1] == (prompt, 2)
-    assert [target for _, target in asked["gristmill_anli_r1"]] == [1, 2]
+    prompt = "The mill stands.\nQuestion: The mill fell. True, False, or Neither?\nAnswer:"
+    assert asked["anli_r1"][1] == (prompt, "False")
+    assert [target for _, target in asked["anli_r1"]] == ["Neither", "False"]
     assert [target for _, target in asked["gristmill_hans"]] == [0, 1]
-    assert asked["gristmill_race_high"] == [("Grain goes in.\n\nQuestion: What goes in?\nAnswer:", 1)]
+    assert asked["race"] == [("Article: Grain goes in.\n\nWhat goes in?", 1)]
     chances = {row.task: row.chance for row in score_rows(results.summary, results.samples, {})}
     assert chances == {names[0]: pytest.approx(1 / 3), names[1]: 0.5, names[2]: 0.25}
 
 
 def test_a_suite_says_what_it_leaves_out_and_a_named_task_is_not_left_out(model, data):
     results = run_tasks(model, ["mtnlg"], EvaluateConfig(), data)
-    assert sorted(results.samples) == ["gristmill_anli_r1", "gristmill_hans", "gristmill_race_high"]
-    assert len(results.left_out) == len(SUITES["mtnlg"]) - 3
-    assert results.left_out[0] == (
-        "gristmill_lambada of the suite mtnlg was left out: benchmarks/lambada_openai.jsonl is absent"
-    )
+    assert sorted(results.samples) == ["anli_r1", "gristmill_hans", "race"]
+    said = [note for note in results.notes if "was left out" in note]
+    assert len(said) == len(SUITES["mtnlg"]) - 3
+    assert said[0] == ("lambada_openai of the suite mtnlg was left out: benchmarks/lambada_openai.jsonl is absent")
     with pytest.raises(InputError, match=r"piqa\.jsonl: absent"):
-        run_tasks(model, ["gristmill_piqa"], EvaluateConfig(), data)
-    with pytest.raises(RecipeError, match="nothing to evaluate: gristmill_lambada of the suite small"):
+        run_tasks(model, ["piqa"], EvaluateConfig(), data)
+    with pytest.raises(RecipeError, match="nothing to evaluate: lambada_openai of the suite small"):
         run_tasks(model, ["small"], EvaluateConfig(), data)
 
 
@@ -88,8 +87,6 @@ def test_every_task_says_where_it_is_from_and_what_guessing_gives():
 def test_pinned_files_are_the_ones_we_have(model, shared_data):
     """Two documents of each task; chance as the YAML states it."""
     root = shared_data("benchmarks/copa.jsonl.zst").parents[1]
-    results = run_tasks(
-        model, ["gristmill_copa", "gristmill_hellaswag", "gristmill_wic"], EvaluateConfig(limit=2), root
-    )
+    results = run_tasks(model, ["copa", "gristmill_hellaswag", "wic"], EvaluateConfig(limit=2), root)
     for row in score_rows(results.summary, results.samples, {}):
         assert row.chance == results.summary["configs"][row.task]["metadata"]["chance"]
