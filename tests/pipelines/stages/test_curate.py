@@ -81,7 +81,7 @@ def test_a_corpus_is_protected_merged_and_asked(call, place):
     [
         ("lines: [question, gold]", "lines: [question, gold, x]", 1, "2 lines are no whole number of records of 3"),
         ("fields: [question]", "fields: [answer]", 2, "no line is called 'answer'; lines are ('question', 'gold')"),
-        ("anli_r1, fields: [hypothesis]", "anli_r1, fields: [premise]", 1, "record 0: no field 'premise'"),
+        ("anli_r1, fields: [hypothesis]", "anli_r1, fields: [context]", 1, "record 0: no field 'context'"),
         ("name: anli_r1,", "name: anli_r9,", 2, "no task 'anli_r9'; the nearest is"),
         ("rivers.txt", "lakes.txt", 1, "lakes.txt: the benchmark cannot be read"),
         ("protected: []", "protected: [nowhere]", 1, "nowhere: no signature store"),
