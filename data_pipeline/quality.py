@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import orjson
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
-from gristmill.data_pipeline.provenance.files import atomic_path, write_atomic
+from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.data_pipeline.quality_config import LEAST_DOCUMENTS, QualityConfig
 
 WEIGHTS_NAME, FACTS_NAME = "quality.safetensors", "quality.json"
@@ -38,8 +38,7 @@ class QualityClassifier:
     def save(self, folder: Path) -> None:
         """Weights as safetensors, facts as JSON; the facts are written last and say that both are whole."""
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(folder / WEIGHTS_NAME) as temporary:
-            save_file({"weights": self.weights, "bias": np.array([self.bias])}, temporary)
+        write_atomic(folder / WEIGHTS_NAME, save({"weights": self.weights, "bias": np.array([self.bias])}))
         write_atomic(folder / FACTS_NAME, canonical_json(self.facts) + b"\n")
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest
+from gristmill.data_pipeline.provenance.disk import disk_trouble
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
 from gristmill.pipelines.chain import STAGES
 from gristmill.pipelines.commands.checkpoint import compare, data_folder, evaluate_checkpoint, export, generate, import_
 from gristmill.pipelines.commands.corpus import signatures_app, similar_command, why
@@ -26,6 +27,7 @@ from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.verify import verify as verify_folder
 from gristmill.pipelines.wanted import runnable_stages, stages_up_to
 
 app = typer.Typer(
@@ -45,6 +47,9 @@ WorkersOption = Annotated[int, typer.Option(min=1, help="Processes; the bytes do
 UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
 
 
+INTERRUPTED = "interrupted; what is finished is kept, and the same command goes on from there"
+
+
 def main() -> None:
     """Exit codes: 0 done, 1 the work failed, 2 the call or the recipe is wrong. A user's mistake shows no traceback."""
     if sys.argv[1:3] == ["tokenizer", "compare"]:  # a stage's command takes a recipe, so it can hold no other command
@@ -55,8 +60,18 @@ def main() -> None:
         _leave(error, 2)
     except InputError as error:
         _leave(error, 1)
+    except OSError as error:
+        if (said := disk_trouble(error)) is None:
+            raise
+        _leave(said, 1)
+    except MemoryError:
+        _leave("memory ran out; what is finished is kept: run the same command with fewer --workers", 1)
     except KeyboardInterrupt:
-        _leave("stopped; the same command goes on where it was", 130)
+        _leave(INTERRUPTED, 130)
+    except SystemExit as error:  # typer makes one of a KeyboardInterrupt, and says nothing
+        if error.code == 130:
+            _leave(INTERRUPTED, 130)
+        raise
 
 
 def _leave(error: object, code: int) -> None:
@@ -213,20 +228,12 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
 
 @app.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A stage's folder, or a work folder.")]) -> None:
-    """Compare every output with its manifest. Exit code 1 names each file that differs."""
-    folders = (
-        [folder] if (folder / MANIFEST_NAME).is_file() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST_NAME}"))
-    )
-    if not folders:
-        raise InputError(f"{folder}: no {MANIFEST_NAME} here or one level below; nothing to verify")
-    wrong = []
-    for each in folders:
-        manifest = read_manifest(each)
-        found = differences(each, manifest)
-        wrong += found
-        print(f"{each}: {len(manifest.outputs)} files, {'identical' if not found else f'{len(found)} differ'}")
-    if wrong:
-        raise InputError("\n".join(wrong))
+    """Compare every file, fingerprint and link with the manifests. Exit code 1 names each that differs."""
+    found = verify_folder(folder)
+    for line in found.lines:
+        print(line)
+    if found.wrong:
+        raise InputError("\n".join(found.wrong))
 
 
 @app.command()

@@ -3,11 +3,11 @@
 A stage's folder is WORKDIR/NAME. While it is being filled it is WORKDIR/.NAME-FINGERPRINT, so a half-done folder is
 taken up again only by the very same work; the manifest is written last and the folder then renamed."""
 
-import errno
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import differing_fields
-from gristmill.data_pipeline.provenance.files import sync, write_atomic
+from gristmill.data_pipeline.provenance.disk import disk_trouble
+from gristmill.data_pipeline.provenance.files import sweep, sync, write_atomic
 from gristmill.data_pipeline.provenance.lock import Lock
 from gristmill.data_pipeline.provenance.manifest import (
     LOG_FOLDER,
@@ -88,11 +89,44 @@ class Runner:
             return
         with lease(self.workdir):
             self._restore()
+            self._sweep_temporaries()
             for plan in self.plan():
                 if only is None or plan.stage.name == only:
-                    self._bring_about(plan)
+                    with self._stopping(plan.stage):
+                        self._bring_about(plan)
                 if plan.stage.name in (to, only):
                     return
+
+    @contextmanager
+    def _stopping(self, stage: Stage) -> Iterator[None]:
+        """Of a stage that ends early: says what is kept, and removes what was being written."""
+        try:
+            with self._swept():
+                yield
+        except OSError as error:
+            said = disk_trouble(error, str(self.workdir))
+            if said is None:
+                raise
+            raise InputError(f"{stage.name}: {said}") from error
+        except KeyboardInterrupt:
+            whole = [each.name for each in self.stages if (self.folder(each) / MANIFEST_NAME).is_file()]
+            self.reporter.say(
+                f"{stage.name}: interrupted; kept: {', '.join(whole) or 'no stage'} whole, and the finished files of "
+                f"{stage.name}"
+            )
+            raise
+
+    @contextmanager
+    def _swept(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._sweep_temporaries()
+            raise
+
+    def _sweep_temporaries(self) -> None:
+        for path in sweep(self.workdir):
+            self.reporter.say(f"removed {path}, which a writer that was stopped left behind")
 
     def _state(
         self, stage: Stage, fingerprint: str, config: Mapping[str, Any], inputs: Mapping[str, str]
@@ -136,15 +170,7 @@ class Runner:
             workers=self.workers,
             reporter=self.reporter,
         )
-        try:
-            return plan.stage.run(context)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise InputError(
-                    f"{plan.stage.name}: the disk of {self.workdir} is full; free some space and run the same command: "
-                    "what is whole is kept"
-                ) from error
-            raise
+        return plan.stage.run(context)
 
     def _whole_inputs(self, plan: Plan) -> dict[str, Path]:
         folders = {}

@@ -10,7 +10,7 @@ import numpy as np
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import atomic_path, is_temporary, write_atomic
+from gristmill.data_pipeline.provenance.files import atomic_path, is_temporary, sweep, write_atomic
 
 MARK_NAME = "identity.json"
 
@@ -46,8 +46,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
         for path in others:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_atomic(mark, content)
-    for path in [path for path in folder.rglob("*") if is_temporary(path)]:
-        path.unlink()
+    sweep(folder)
 
 
 def part_identity(part: Part) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import json
 import math
 from typing import Any
 
+DIGEST_FIELD = "digest"  # of files that vouch for others, and so must vouch for themselves
+
 
 def canonical_json(value: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8. {"b": 1, "a": [True]} -> b'{"a":[true],"b":1}'.
@@ -18,6 +20,33 @@ def canonical_json(value: Any) -> bytes:
 def fingerprint(value: Any) -> str:
     """32 hex digits of the SHA-256 of the canonical JSON."""
     return hashlib.sha256(canonical_json(value)).hexdigest()[:32]
+
+
+def digested_json(value: dict[str, Any]) -> bytes:
+    """Canonical JSON and a line end, with a field `digest` added: the SHA-256 of the canonical JSON of the others."""
+    return canonical_json(value | {DIGEST_FIELD: _digest(value)}) + b"\n"
+
+
+def read_digested_json(content: bytes) -> dict[str, Any]:
+    """The value that `digested_json` wrote. Raises ValueError if any byte is not as it was written."""
+    try:
+        found = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(found, dict) or DIGEST_FIELD not in found:
+        raise ValueError(f"it has no field `{DIGEST_FIELD}`, which would tell whether a byte changed")
+    value = {name: inner for name, inner in found.items() if name != DIGEST_FIELD}
+    try:
+        written = digested_json(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"altered after it was written ({error})") from error
+    if written != content:
+        raise ValueError("altered after it was written, for its digest is another")
+    return value
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def differing_fields(old: Any, new: Any, path: str = "") -> list[str]:

@@ -1,9 +1,10 @@
 """Files that are whole or absent: digests, atomic writes, durable renames."""
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -33,16 +34,64 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; renamed to `path` when the block ends well, removed when it does not."""
+    """A temporary path beside `path`; renamed to `path` when the block ends well, removed when it does not.
+
+    An empty file stands there already, locked as long as its writer lives: `sweep` leaves it alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
+        with _locked(temporary):
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _locked(temporary: Path) -> Iterator[None]:
+    """A new file, locked. The kernel frees the lock when the process ends, however it ends."""
+    while True:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            with suppress(OSError):  # a file system without locks: nothing is swept there either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not _is_at(descriptor, temporary):  # swept between the two calls
+                continue
+            yield
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Removes the temporary files that killed writers left anywhere below the folder, never one of a living writer.
+
+    Returns what was removed."""
+    return [path for path in sorted(folder.rglob(".*.tmp")) if path.is_file() and _removed_if_abandoned(path)]
+
+
+def _removed_if_abandoned(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+        return True
+    except OSError:  # its writer holds the lock, or the file system has none
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

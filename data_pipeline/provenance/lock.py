@@ -1,13 +1,12 @@
 """A lock pins raw inputs by digest: the same recipe reads the same bytes a year later, or says which file differs."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
+from gristmill.data_pipeline.provenance.canonical import digested_json, fingerprint, read_digested_json
 from gristmill.data_pipeline.provenance.files import digest_changes, write_atomic
 
 LOCK_NAME = "lock.json"
@@ -59,7 +58,7 @@ def in_canonical_order(files: Sequence[RawFile]) -> tuple[RawFile, ...]:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    write_atomic(path, canonical_json(lock.model_dump(mode="json")) + b"\n")
+    write_atomic(path, digested_json(lock.model_dump(mode="json")))
 
 
 def read_lock(path: Path) -> Lock | None:
@@ -67,7 +66,7 @@ def read_lock(path: Path) -> Lock | None:
     if not path.exists():
         return None
     try:
-        return Lock.model_validate(json.loads(path.read_bytes()))
+        return Lock.model_validate(read_digested_json(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files anew") from error
 

@@ -1,7 +1,6 @@
 """A manifest says what a folder holds and what it was made from. It is written last: a folder without one is rubble."""
 
 import importlib.metadata
-import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
+from gristmill.data_pipeline.provenance.canonical import digested_json, fingerprint, read_digested_json
 from gristmill.data_pipeline.provenance.files import file_digest, is_temporary, write_atomic
 
 MANIFEST_NAME = "manifest.json"
@@ -68,17 +67,17 @@ def write_manifest(
         origin=dict(origin),
         outputs=tuple(describe(folder, path) for path in output_files(folder)),
     )
-    write_atomic(folder / MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")) + b"\n")
+    write_atomic(folder / MANIFEST_NAME, digested_json(manifest.model_dump(mode="json")))
     return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises InputError if the folder has no manifest or one that cannot be read."""
+    """Raises InputError if the folder has no manifest, or one that cannot be read or is not as it was written."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise InputError(f"{folder}: no {MANIFEST_NAME}, so this folder is not whole; run the stage that makes it")
     try:
-        return Manifest.model_validate(json.loads(path.read_bytes()))
+        return Manifest.model_validate(read_digested_json(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"{path}: not a manifest ({error}); remove the folder and run its stage again") from error
 

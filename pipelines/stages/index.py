@@ -24,7 +24,7 @@ from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import file_digest, is_temporary, write_atomic
+from gristmill.data_pipeline.provenance.files import file_digest, write_atomic
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.tokenizers.encode import EncodeTask, encode_part, note_path, tasks_of
@@ -53,7 +53,6 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    _sweep(context.folder)
     tokenizer = load_bulk_tokenizer(context.inputs["tokenizer"])
     context.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _tasks(context, tokenizer)
@@ -69,12 +68,6 @@ def run(context: StageContext) -> dict[str, Any]:
     for line in repeats(context.recipe, dataset):
         context.reporter.say(f"index: {line}")
     return _facts(dataset, tokenizer)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what a killed run was in the middle of writing."""
-    for path in [path for path in folder.rglob(".*") if is_temporary(path)]:
-        path.unlink()
 
 
 def _engine(context: StageContext, seconds: float) -> LocalEngine:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -118,9 +119,77 @@ def test_a_failure_leaves_no_whole_looking_stage_and_the_next_run_goes_on(mill):
 
 def test_a_full_disk_says_so_and_leaves_no_whole_looking_stage(mill):
     mill.fail["b"] = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(InputError, match=r"disk of .* is full; free some space"):
+    with pytest.raises(InputError, match=r"b: .*/work: the disk is full; free some space"):
         mill.run()
     assert not (mill.workdir / "b").exists()
+
+
+def test_a_read_only_disk_says_so(mill):
+    mill.fail["b"] = OSError(errno.EROFS, "Read-only file system", "somewhere/x")
+    with pytest.raises(InputError, match="b: somewhere/x: the disk is read-only"):
+        mill.run()
+
+
+def test_ctrl_c_says_what_is_kept(mill, capfd):
+    mill.fail["b"] = KeyboardInterrupt()
+    runner = mill.runner()
+    runner.reporter = Reporter.to_terminal()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    said = " ".join(capfd.readouterr().err.split())
+    assert "b: interrupted; kept: a whole, and the finished files of b" in said
+    mill.fail.clear()
+    assert mill.run() == "bc"
+
+
+def test_temporary_files_of_killed_writers_are_swept_and_those_of_living_ones_are_not(mill):
+    mill.run()
+    dead = [mill.workdir / name for name in ("a/.first.4321.tmp", "cache/annotated/.x.1.tmp", ".lock.json.2.tmp")]
+    for path in dead:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(mill.workdir / "cache/living")], stdout=subprocess.PIPE
+    )
+    assert writer.stdout.readline() == b"writes\n"
+    mill.run()
+    assert not any(path.exists() for path in dead)
+    living = list((mill.workdir / "cache").glob(".living.*.tmp"))
+    assert len(living) == 1
+    writer.kill()
+    writer.wait()
+    mill.run()
+    assert not living[0].exists()
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from gristmill.data_pipeline.provenance.files import atomic_path
+with atomic_path(Path(sys.argv[1])) as temporary:
+    temporary.write_bytes(b"half")
+    print("writes", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_work_folder_that_was_moved_copied_or_is_a_link_is_as_whole_as_before(mill, tmp_path):
+    mill.run()
+    mill.workdir.rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "copied")
+    (tmp_path / "linked").symlink_to(tmp_path / "copied")
+    for name in ("moved", "copied", "linked"):
+        mill.workdir = tmp_path / name
+        assert mill.run() == ""
+
+
+def test_an_input_that_is_removed_between_two_stages_is_made_again_or_named(mill):
+    mill.run(to="a")
+    (mill.workdir / "a/second").unlink()
+    with pytest.raises(InputError, match="a/second: missing"):
+        mill.run(only="b")
+    shutil.rmtree(mill.workdir / "a")
+    assert mill.run() == "abc"
 
 
 def test_half_done_work_of_another_recipe_is_swept(mill):

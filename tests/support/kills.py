@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from gristmill.data_pipeline.provenance.files import file_digest
+from gristmill.data_pipeline.provenance.manifest import CACHE_FOLDER
 from gristmill.pipelines.lease import LEASE_NAME
 
 LAUNCHER = Path(__file__).parent / "warm_launcher.py"
@@ -149,7 +150,10 @@ def files_of(folder: Path, left_out: Sequence[str] = ("logs",)) -> dict[str, str
     return {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != LEASE_NAME and not set(left_out) & set(path.relative_to(folder).parts[:-1])
+        if path.is_file()
+        and path.name != LEASE_NAME
+        and not set(left_out) & set(path.relative_to(folder).parts[:-1])
+        and CACHE_FOLDER not in path.relative_to(folder).parts[1:-1]  # of a stage: it remembers inodes and times
     }
 
 

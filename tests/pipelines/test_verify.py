@@ -1,0 +1,106 @@
+"""`gristmill verify` on three small stages: what is not as the manifests say is named, and nothing else is."""
+
+import pytest
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.canonical import digested_json, fingerprint
+from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.data_pipeline.provenance.lock import Lock, LockedSource, RawFile, write_lock
+from gristmill.data_pipeline.provenance.manifest import read_manifest, stage_fingerprint, write_manifest
+from gristmill.pipelines.verify import verify
+
+LOCK = Lock(sources=(LockedSource(name="s", request={}, files=(RawFile(name="x", bytes=1, sha256="0" * 64),)),))
+OTHER = Lock(sources=(LockedSource(name="s", request={}, files=(RawFile(name="x", bytes=1, sha256="1" * 64),)),))
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """curate <- tokenizer <- index, a file each."""
+    inputs = {f"raw:{name}": digest for name, digest in LOCK.identity().items()}
+    origin = {"lock": LOCK.model_dump(mode="json")}
+    for stage in ("curate", "tokenizer", "index"):
+        write_atomic(tmp_path / stage / "file", stage.encode())
+        manifest = write_manifest(tmp_path / stage, stage, 1, {"seed": 1}, inputs, {"documents": 3}, origin)
+        inputs, origin = {stage: manifest.fingerprint}, {}
+    write_lock(tmp_path / "lock.json", LOCK)
+    return tmp_path
+
+
+def rewrite_manifest(folder, **changed):
+    """As a careful forger would: with a digest that is right."""
+    content = read_manifest(folder).model_dump(mode="json") | changed
+    (folder / "manifest.json").write_bytes(digested_json(content))
+
+
+def test_a_whole_work_folder(workdir):
+    found = verify(workdir)
+    assert found.wrong == []
+    assert [line.removeprefix(f"{workdir}/") for line in found.lines] == [
+        f"{stage}: 1 files, identical" for stage in ("curate", "index", "tokenizer")
+    ]
+    assert verify(workdir / "index").wrong == []
+
+
+@pytest.mark.parametrize("old_new", [(b'"seed":1', b'"seed":2'), (b'"documents":3', b'"documents":4'), (b"{", b" {")])
+def test_a_flip_inside_a_manifest_is_named(workdir, old_new):
+    path = workdir / "tokenizer/manifest.json"
+    path.write_bytes(path.read_bytes().replace(*old_new, 1))
+    wrong = verify(workdir).wrong
+    assert len(wrong) == 1
+    assert wrong[0].startswith(f"{path}: not a manifest (altered after it was written")
+
+
+def test_a_changed_config_gives_another_fingerprint_than_the_one_it_states(workdir):
+    rewrite_manifest(workdir / "curate", config={"seed": 2})
+    wrong = verify(workdir).wrong
+    assert len(wrong) == 1
+    assert wrong[0].startswith(f"{workdir}/curate/manifest.json: fingerprint ")
+
+
+def test_flips_inside_two_manifests_break_the_chain(workdir):
+    """A stage with another config and the fingerprint of it is not the one that the next stage was made from."""
+    old = read_manifest(workdir / "tokenizer")
+    forged = stage_fingerprint("tokenizer", 1, {"seed": 2}, old.inputs)
+    rewrite_manifest(workdir / "tokenizer", config={"seed": 2}, fingerprint=forged)
+    wrong = verify(workdir).wrong
+    assert len(wrong) == 1
+    assert f"index/manifest.json: made from tokenizer {old.fingerprint}, but" in wrong[0]
+    assert verify(workdir / "index").wrong == wrong
+
+
+def test_a_lock_of_other_raw_files(workdir):
+    write_lock(workdir / "lock.json", OTHER)
+    assert "source s: pins other raw files than" in verify(workdir).wrong[0]
+    rewrite_manifest(workdir / "curate", origin={"lock": OTHER.model_dump(mode="json")})
+    assert any("its inputs are not the raw files that its lock pins" in line for line in verify(workdir).wrong)
+
+
+def test_a_flip_inside_the_lock(workdir):
+    path = workdir / "lock.json"
+    path.write_bytes(path.read_bytes().replace(b'"bytes":1', b'"bytes":2'))
+    assert verify(workdir).wrong == [
+        f"{path}: not a lock (altered after it was written, for its digest is another); remove it to pin the raw files "
+        "anew"
+    ]
+
+
+@pytest.mark.parametrize("name", ["stray", "notes/stray", "curate/stray", "curate/.file.77.tmp"])
+def test_what_no_manifest_lists_is_named(workdir, name):
+    write_atomic(workdir / name, b"?")
+    wrong = verify(workdir).wrong
+    assert len(wrong) == 1
+    assert str(workdir / name).startswith(wrong[0].split(": ")[0])
+    assert "in no manifest" in wrong[0] or "not in the manifest" in wrong[0]
+
+
+def test_half_done_work_logs_and_cache_are_no_fault(workdir):
+    for name in (f".train-{fingerprint(1)}/shard", "logs/times.jsonl", "cache/annotated/x"):
+        write_atomic(workdir / name, b"?")
+    found = verify(workdir)
+    assert found.wrong == []
+    assert "half done" in found.lines[-1]
+
+
+def test_nothing_to_verify(tmp_path):
+    with pytest.raises(InputError, match="nothing to verify"):
+        verify(tmp_path)
