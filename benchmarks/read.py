@@ -17,6 +17,7 @@ from measure import Figure, arguments, in_turn, print_figures
 from text import documents
 
 from gristmill.data_pipeline.document import Record
+from gristmill.data_pipeline.provenance.files import file_digest
 from gristmill.data_pipeline.provenance.lock import RawFile
 from gristmill.data_pipeline.readers.read import FilePart, read_part
 from gristmill.data_pipeline.readers.source import Format, SourceConfig
@@ -47,14 +48,14 @@ def main() -> None:
 
 def figure(name: str, path: Path, kind: Format, bare: Callable[[Path], int], num_bytes: int, rounds: int) -> Figure:
     source = SourceConfig(name="s", format=kind, paths=(str(path),))
-    own, other, ratio = in_turn(lambda: ours(path, source), lambda: bare(path), rounds)
-    if ours(path, source) != bare(path):
+    part = FilePart(RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path)), str(path))
+    own, other, ratio = in_turn(lambda: ours(part, source), lambda: bare(path), rounds)
+    if ours(part, source) != bare(path):
         sys.exit(f"{name}: the two read other texts")
     return Figure(name, num_bytes / 1e6 / own, "MB/s/core", num_bytes / 1e6 / other, "bare loop", ratio, 1 / LIMIT)
 
 
-def ours(path: Path, source: SourceConfig) -> int:
-    part = FilePart(RawFile(name=path.name, bytes=path.stat().st_size, sha256="0" * 64), str(path))
+def ours(part: FilePart, source: SourceConfig) -> int:
     return sum(len(record.text) for record in read_part(part, source) if isinstance(record, Record))
 
 

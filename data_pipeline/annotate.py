@@ -33,7 +33,7 @@ from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.text import NormalizeConfig, normalize
 
-ANNOTATE_VERSION = 5  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 6  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
 LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
@@ -90,19 +90,29 @@ class AnnotateTask:
 
 
 def annotation_tasks(
-    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path
+    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path, engine: LocalEngine
 ) -> list[AnnotateTask]:
     """The source cut into tasks, in canonical order: (raw digest, record number)."""
     total = sum(file.bytes for file in locked.files)
     part_bytes = min(max(total // WANTED_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
     located = located_files(source, locked)
-    parts = [part for file, location in located for part in file_parts(file, location, source, part_bytes)]
+    large = [(file, location, source, part_bytes) for file, location in located if file.bytes > part_bytes]
+    cut = iter(engine.map(_file_parts, large, f"parts of {source.name}", [float(task[0].bytes) for task in large], "B"))
+    parts = [
+        part
+        for file, location in located
+        for part in (next(cut) if file.bytes > part_bytes else [FilePart(file, location)])
+    ]
     sizes = [part.file.bytes if part.end is None else part_bytes for part in parts]
     tasks = []
     for group in grouped(parts, sizes, part_bytes):
         name = fingerprint(_identity(source, config, group))
         tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group)))
     return tasks
+
+
+def _file_parts(task: tuple[RawFile, str, SourceConfig, int]) -> list[FilePart]:
+    return file_parts(*task)
 
 
 def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
@@ -135,7 +145,7 @@ def _annotated(
             "raw_digest": file.sha256,
             "record": record.number,
             "text_hash": xxhash.xxh3_64_intdigest(text.encode()),
-            "changes": list(done.changes),
+            "changes": [*(record.repairs if isinstance(record, Record) else ()), *done.changes],
             **_description(record),
         }
         for (file, record), done, text in zip(batch, normalized, texts, strict=True)

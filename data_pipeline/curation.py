@@ -62,7 +62,10 @@ def curate(
     if config.decontaminate is not None:
         all_examples(config.decontaminate, task_examples)
     protected = protected_corpora(config.near_dedup)
-    tasks = [annotation_tasks(s, lock.source(s.name), annotate_config(s, config), cache / "annotated") for s in sources]
+    annotated_folder = cache / "annotated"
+    tasks = [
+        annotation_tasks(s, lock.source(s.name), annotate_config(s, config), annotated_folder, engine) for s in sources
+    ]
     annotate_all([task for group in tasks for task in group], engine)
     curated = _decide(sources, config, tasks, engine)
     later: list[LaterStep] = []
@@ -97,7 +100,10 @@ def annotated(
     sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock, cache: Path, engine: LocalEngine
 ) -> list[tuple[str, list[DecideTask]]]:
     """By source, its annotated files with its rules, for a sweep. What is not in the cache is annotated."""
-    tasks = [annotation_tasks(s, lock.source(s.name), annotate_config(s, config), cache / "annotated") for s in sources]
+    annotated_folder = cache / "annotated"
+    tasks = [
+        annotation_tasks(s, lock.source(s.name), annotate_config(s, config), annotated_folder, engine) for s in sources
+    ]
     annotate_all([task for group in tasks for task in group], engine)
     return [
         (source.name, [DecideTask(task.path, source_rules(source, config)) for task in group])

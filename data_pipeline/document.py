@@ -28,6 +28,7 @@ class Record(NamedTuple):
     """One readable record. number: its place in the raw file, from 0 (lines count, blank ones too).
 
     html, charset: set where the text is still a page, to be extracted. metadata: whatever else the record held.
+    repairs: what had to be repaired to read it, by the names that counts are kept under.
     A tuple, because a frozen dataclass takes five times as long to make, and readers do little else."""
 
     number: int
@@ -37,6 +38,11 @@ class Record(NamedTuple):
     metadata: Mapping[str, Any] = NO_METADATA
     html: bytes | None = None
     charset: str | None = None
+    repairs: tuple[str, ...] = ()
+
+    def repaired(self, *names: str) -> "Record":
+        """The record with these repairs named before its own."""
+        return self._replace(repairs=(*names, *self.repairs))
 
 
 class Unreadable(NamedTuple):
@@ -61,7 +67,19 @@ def doc_id(source: str, file: RawFile, record: int) -> str:
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
+def too_large(number: int, num_bytes: int | None, limit: int, offset: int = -1, start: bytes | str = "") -> Unreadable:
+    """The record was not read because it is over max_record_bytes. num_bytes: None where nobody knows how many."""
+    size = f"over {limit} bytes" if num_bytes is None else f"{num_bytes} bytes, over the limit of {limit}"
+    reason = f"{size}; set max_record_bytes of the source higher to read it"
+    return Unreadable(number, "record_too_large", reason, offset, excerpt(start))
+
+
 def excerpt(raw: bytes | str, length: int = 120) -> str:
     """The first characters, on one line, whatever the bytes are."""
-    text = raw if isinstance(raw, str) else raw[: 4 * length].decode("utf-8", "backslashreplace")
-    return " ".join(text.split())[:length]
+    text = raw[: 4 * length] if isinstance(raw, str) else raw[: 4 * length].decode("utf-8", "backslashreplace")
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:length]
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says, on one line of at most 200 characters."""
+    return excerpt(str(error), 200) or type(error).__name__

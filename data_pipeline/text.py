@@ -50,7 +50,8 @@ _FULL = ftfy.TextFixerConfig(normalization=None, explain=False)
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe]")
 _C1 = re.compile("[\x80-\x9f]")
-_LINE_TAILS = re.compile(r"[^\S\n]+$", re.MULTILINE)
+# Begins where a run of blanks does and nowhere inside it: otherwise a run of n before a letter takes n * n / 2 steps.
+_LINE_TAILS = re.compile(r"(?<![^\S\n])[^\S\n]++$", re.MULTILINE)
 _BLANK_RUN = re.compile(r"\n{4,}")
 
 

@@ -1,9 +1,10 @@
-"""Compressed files as a stream of plain bytes, read as far as they can be."""
+"""Compressed files as a stream of plain bytes, read as far as they can be, in bounded memory."""
 
 import bz2
 import lzma
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -13,6 +14,14 @@ import zstandard
 # longer for JSON lines in zstd.
 BLOCK_BYTES = 1 << 17
 LZ4_BLOCK_BYTES = 1 << 16
+# zstandard's decompressobj has no limit on its output; of 512 bytes of input it makes at most 16 MiB (a block of
+# 128 KiB takes at least 4 bytes, RFC 8878, 3.1.1.2). Slices of 256 bytes to 64 KiB decompress equally fast.
+ZSTD_SLICE_BYTES = 512
+# The most plain bytes that one call of the other decompressors gives.
+PLAIN_BYTES = 1 << 20
+# What an xz decoder may allocate: `xz -9` needs 65 MiB, and a damaged header may ask for 4 GiB.
+XZ_MEMORY_BYTES = 256 << 20
+LINE_END_BYTES = 2  # of "\r\n", which is no part of a record
 SUFFIXES = ("gz", "zst", "bz2", "xz", "lz4")
 
 
@@ -25,8 +34,16 @@ class Damaged(Exception):
         self.kind = kind
 
 
+@dataclass(frozen=True)
+class TooLong:
+    """A line that is over the limit and was not held. num_bytes: with its line end."""
+
+    num_bytes: int
+
+
 def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The plain bytes of the file, in blocks; the name's suffix (.gz .zst .bz2 .xz .lz4) says how it is compressed.
+    """The plain bytes of the file, in blocks of at most 16 MiB however well it is compressed; the name's suffix (.gz
+    .zst .bz2 .xz .lz4) says how it is.
 
     Files of several compressed streams in a row are read through. Raises Damaged after the last readable byte."""
     suffix = name.rpartition(".")[2]
@@ -37,7 +54,27 @@ def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
         while block := file.read(BLOCK_BYTES):
             yield block
         return
-    yield from _decompressed(file, suffix)
+    yield from _joined(_decompressed(file, suffix))
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of at least BLOCK_BYTES / 2: streams of a few bytes each must not become as many blocks.
+    What was read before damage is handed out before it is raised."""
+    held: list[bytes] = []
+    size = 0
+    try:
+        for piece in pieces:
+            held.append(piece)
+            size += len(piece)
+            if size >= BLOCK_BYTES // 2:
+                yield held[0] if len(held) == 1 else b"".join(held)
+                held, size = [], 0
+    except Damaged:
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
 
 
 def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
@@ -50,11 +87,9 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
                     break
                 stream = _decompressor(suffix)
             try:
-                plain = stream.decompress(compressed)
-            except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError) as error:
+                yield from _FEEDS[suffix](stream, compressed)
+            except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError, EOFError) as error:
                 raise Damaged("damaged", f"damaged {suffix} data: {error}") from error
-            if plain:
-                yield plain
             compressed = b""
             if stream.eof:
                 compressed, stream = stream.unused_data, None
@@ -62,6 +97,54 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
         if suffix == "gz" and (rest := stream.flush()):
             yield rest
         raise Damaged("truncated", f"truncated {suffix} file: its end is missing")
+
+
+class _ZstdStream:
+    """zstandard's decompressobj, fed in slices."""
+
+    def __init__(self) -> None:
+        self._stream = zstandard.ZstdDecompressor().decompressobj()
+        self.unused_data = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    def feed(self, compressed: bytes) -> Iterator[bytes]:
+        view = memoryview(compressed)
+        for start in range(0, len(view), ZSTD_SLICE_BYTES):
+            if plain := self._stream.decompress(view[start : start + ZSTD_SLICE_BYTES]):
+                yield plain
+            if self._stream.eof:
+                self.unused_data = self._stream.unused_data + bytes(view[start + ZSTD_SLICE_BYTES :])
+                return
+
+
+def _feed_zlib(stream: Any, compressed: bytes) -> Iterator[bytes]:
+    while compressed and not stream.eof:
+        if plain := stream.decompress(compressed, PLAIN_BYTES):
+            yield plain
+        compressed = stream.unconsumed_tail
+
+
+def _feed_bounded(stream: Any, compressed: bytes) -> Iterator[bytes]:
+    """For bz2 and lzma, which keep the input they have not used."""
+    if plain := stream.decompress(compressed, PLAIN_BYTES):
+        yield plain
+    while not stream.eof and not stream.needs_input:
+        if plain := stream.decompress(b"", PLAIN_BYTES):
+            yield plain
+
+
+_FEEDS: dict[str, Any] = {"gz": _feed_zlib, "zst": _ZstdStream.feed, "bz2": _feed_bounded, "xz": _feed_bounded}
+
+
+def _decompressor(suffix: str) -> Any:
+    if suffix == "gz":
+        return zlib.decompressobj(wbits=31)
+    if suffix == "zst":
+        return _ZstdStream()
+    return bz2.BZ2Decompressor() if suffix == "bz2" else lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)
 
 
 def _lz4(file: BinaryIO) -> Iterator[bytes]:
@@ -85,29 +168,37 @@ def _lz4(file: BinaryIO) -> Iterator[bytes]:
         while plain := again.read(1):
             rest += plain
     except OSError:
-        yield bytes(rest)
+        if rest:
+            yield bytes(rest)
     raise Damaged(kind, reason)
 
 
-def _decompressor(suffix: str) -> Any:
-    if suffix == "gz":
-        return zlib.decompressobj(wbits=31)
-    if suffix == "zst":
-        return zstandard.ZstdDecompressor().decompressobj()
-    return bz2.BZ2Decompressor() if suffix == "bz2" else lzma.LZMADecompressor()
-
-
-def whole_lines(stream: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces that end where lines do; the last one may end without.
+def whole_lines(stream: Iterator[bytes], max_bytes: int) -> Iterator[bytes | TooLong]:
+    """The same bytes in pieces that end where lines do; the last one may end without. A line that does not fit into
+    one block and is, with its end, over max_bytes becomes a TooLong, and no more of it is held than max_bytes.
 
     Raises Damaged after the last whole line before the damage: half a record is no record."""
-    rest = b""
+    held: list[bytes] = []
+    size = 0  # of the line that has begun, of which `held` holds all or, once it is too long, nothing
     for block in stream:
         cut = block.rfind(b"\n") + 1
-        if cut:
-            yield rest + block[:cut]
-            rest = block[cut:]
-        else:
-            rest += block
-    if rest:
-        yield rest
+        start = 0
+        if size and cut:
+            start = block.find(b"\n") + 1
+            if size + start > max_bytes:
+                yield TooLong(size + start)
+            else:
+                held.append(block[:start])
+                yield b"".join(held)
+            held, size = [], 0
+        if start < cut:
+            yield block[start:cut]
+        size += len(block) - cut
+        if size > max_bytes:
+            held = []
+        elif size:
+            held.append(block[cut:])
+    if size > max_bytes:
+        yield TooLong(size)
+    elif size:
+        yield b"".join(held)

@@ -6,8 +6,10 @@ from typing import Any
 import orjson
 
 from gristmill.data_pipeline.document import NO_METADATA, Record, Unreadable, excerpt
+from gristmill.data_pipeline.readers.json_repair import MAX_INTEGER, MIN_INTEGER, without_surrogates
 from gristmill.data_pipeline.readers.source import SourceConfig
 
+MAX_DEPTH = 200  # levels of metadata; orjson writes 254
 NO_FIELD = "\0no field"  # stands for a field that the recipe sets to null; no record has one of this name
 
 
@@ -47,8 +49,8 @@ class FieldMap:
             if not language or type(language) is not str:
                 language = default
             if is_html:
-                return Record(number, "", url, language, metadata, text.encode("utf-8", "surrogatepass"), "utf-8")
-            return new(Record, (number, text, url, language, metadata, None, None))
+                return Record(number, "", url, language, metadata, text.encode("utf-8"), "utf-8")
+            return new(Record, (number, text, url, language, metadata, None, None, ()))
 
         return record
 
@@ -81,7 +83,7 @@ class FieldMap:
                 url = ""
             if not language or type(language) is not str:
                 language = self.default_language
-            yield new(Record, (at, text, url, language, metadata, None, None))
+            yield new(Record, (at, text, url, language, metadata, None, None, ()))
 
     def _metadata(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.metadata_names is None:
@@ -96,16 +98,40 @@ class FieldMap:
             known = ", ".join(sorted(fields)) or "none"
             setting = "html_field" if self.is_html else "text_field"
             reason = f"no field {self.wanted!r}; fields are {known[:200]}; set {setting} of source {self.source.name}"
-            return Unreadable(number, "no_text_field", reason, offset, excerpt(orjson.dumps(dict(fields), default=str)))
+            return Unreadable(number, "no_text_field", reason, offset, excerpt(_dumped(dict(fields))))
         value = fields[self.wanted]
         kind = "null" if value is None else type(value).__name__
-        return Unreadable(
-            number, "text_no_string", f"field {self.wanted!r} is {kind}, no string", offset, excerpt(str(value))
-        )
+        shown = _dumped(value) if isinstance(value, list | dict) else str(value)
+        reason = f"field {self.wanted!r} is {kind}, no string"
+        return Unreadable(number, "text_no_string", reason, offset, excerpt(shown))
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """One form for equal metadata: sorted keys, no spaces. What JSON has no form for is written as a string."""
+    """One form for equal metadata: sorted keys, no spaces. What JSON has no form for is written as a string, and what
+    is nested deeper than MAX_DEPTH levels as the words that say so."""
     if not metadata:
         return "{}"
-    return orjson.dumps(dict(metadata), option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str).decode()
+    return _dumped(dict(metadata))
+
+
+def _dumped(value: Any) -> str:
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(value, option=options, default=str).decode()
+    except (TypeError, ValueError, RecursionError):  # too deep, lone surrogates, integers beyond 64 bits
+        return orjson.dumps(_plain(value, MAX_DEPTH), option=options, default=str).decode()
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The value in what JSON has a form for."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if MIN_INTEGER <= value <= MAX_INTEGER else hex(value)
+    if isinstance(value, dict | list | tuple) and not depth:
+        return f"nested deeper than {MAX_DEPTH} levels"
+    if isinstance(value, dict):
+        return {without_surrogates(str(key)): _plain(held, depth - 1) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(held, depth - 1) for held in value]
+    return value

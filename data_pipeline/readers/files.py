@@ -1,6 +1,7 @@
 """Raw files where they lie: globs expanded, bytes opened, on this machine or behind an fsspec address."""
 
 import glob
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -8,6 +9,13 @@ import fsspec
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.readers.local_files import local_files, local_path
+
+
+def shown_path(location: str) -> str:
+    r"""The location as text that can be printed and stored: bytes of a file name that are no UTF-8 as escapes.
+
+    caf\xe9.txt in Latin-1, which Python holds as caf\udce9.txt -> caf\\xe9.txt"""
+    return os.fsencode(location).decode("utf-8", "backslashreplace")
 
 
 def is_address(location: str) -> bool:
@@ -25,7 +33,7 @@ def open_raw(location: str) -> BinaryIO:
         raise InputError(f"{location}: {error}; install the package it names") from error
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{location}: cannot be opened ({_reason(error)}); check the path and its permissions"
+            f"{shown_path(location)}: cannot be opened ({_reason(error)}); check the path and its permissions"
         ) from error
 
 
@@ -38,7 +46,7 @@ def raw_size(location: str) -> int:
         return Path(location).stat().st_size
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
-            f"{location}: cannot be read ({_reason(error)}); check the path and its permissions"
+            f"{shown_path(location)}: cannot be read ({_reason(error)}); check the path and its permissions"
         ) from error
 
 
@@ -46,13 +54,14 @@ def matching(pattern: str) -> dict[str, str]:
     """Name -> location of every file the glob matches, sorted; a name is the path below the pattern's fixed folder.
 
     data/*/a.txt -> {"x/a.txt": "data/x/a.txt", ...}. A folder stands for all files below it. Hidden files are left
-    out. `~` and file:/// are expanded. Raises InputError if nothing matches."""
+    out. `~` and file:/// are expanded. A name is always text: shown_path says how.
+    Raises InputError if nothing matches."""
     pattern = local_path(pattern)
     locations = _remote(pattern) if is_address(pattern) else local_files(pattern)
     if not locations:
         raise InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
     fixed = _fixed_folder(pattern)
-    return {location[len(fixed) :].lstrip("/"): location for location in sorted(locations)}
+    return {shown_path(location[len(fixed) :].lstrip("/")): location for location in sorted(locations)}
 
 
 def _remote(pattern: str) -> list[str]:

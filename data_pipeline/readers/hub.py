@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.document import Record, Unreadable
+from gristmill.data_pipeline.document import Record, Unreadable, first_line, too_large
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.files import file_digest
+from gristmill.data_pipeline.provenance.lock import RawFile
 from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.verified import check_digest
 
 
 def dataset_digest(source: SourceConfig) -> tuple[int, str]:
@@ -30,11 +32,29 @@ def dataset_digest(source: SourceConfig) -> tuple[int, str]:
     return 0, hashlib.sha256(f"hub {source.paths[0]} {source.revision}".encode()).hexdigest()
 
 
-def read_dataset(source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The rows of the source's split, streamed."""
-    fields = FieldMap(source)
-    for number, row in enumerate(_open(source)):
-        yield fields.record(dict(row), number, -1)
+def read_dataset(source: SourceConfig, pinned: RawFile) -> Iterator[Record | Unreadable]:
+    """The rows of the source's split, streamed. One whose strings are over max_record_bytes is not read; what stands
+    behind rows that cannot be read is lost, and said to be.
+
+    Raises InputError behind the last row if the files of a local folder are not those that the lock pins: the library
+    maps them into memory, so they are digested once more. A change that was undone meanwhile is not seen."""
+    fields, limit = FieldMap(source), source.max_record_bytes
+    number = 0
+    rows = iter(_open(source))
+    while True:
+        try:
+            row = dict(next(rows))
+        except StopIteration:
+            break
+        except Exception as error:  # whatever the library's readers raise on the files
+            reason = f"{type(error).__name__}: {first_line(error)}; what follows is lost"
+            yield Unreadable(number, "damaged", reason)
+            break
+        size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+        yield too_large(number, size, limit) if size > limit else fields.record(row, number, -1)
+        number += 1
+    if Path(source.paths[0]).is_dir():
+        check_digest(dataset_digest(source)[1], pinned, source.paths[0])
 
 
 def _open(source: SourceConfig) -> Iterable[Mapping[str, Any]]:
@@ -47,5 +67,6 @@ def _open(source: SourceConfig) -> Iterable[Mapping[str, Any]]:
             return saved[source.split] if isinstance(saved, datasets.DatasetDict) else saved
         return datasets.load_dataset(path, split=source.split, revision=source.revision, streaming=True)
     except (OSError, ValueError, KeyError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"source {source.name}: {path} cannot be opened: {first}") from error
+        raise InputError(
+            f"source {source.name}: {path} cannot be opened: {first_line(error)}; check the path, split and revision"
+        ) from error

@@ -6,52 +6,90 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt
-from gristmill.data_pipeline.readers.compression import Damaged, blocks, whole_lines
+from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
+from gristmill.data_pipeline.readers.compression import (
+    BLOCK_BYTES,
+    LINE_END_BYTES,
+    Damaged,
+    TooLong,
+    blocks,
+    whole_lines,
+)
+from gristmill.data_pipeline.readers.encodings import LOOKED_AT_BYTES, UTF8_MARK, WIDE_ENCODING, in_utf8, wide_encoding
 from gristmill.data_pipeline.readers.fields import FieldMap
+from gristmill.data_pipeline.readers.json_repair import repaired
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 
 def read_jsonl(
     file: BinaryIO, name: str, source: SourceConfig, first_record: int = 0, start: int = 0, end: int | None = None
 ) -> Iterator[Record | Unreadable]:
-    """Every line as a record; lines that are no object, lack the text or are no UTF-8 as Unreadable. Blank lines are
-    numbered and passed over. The file is closed behind the last.
+    """Every line as a record; lines that are no object, lack the text, are too large or no UTF-8 as Unreadable. Blank
+    lines are numbered and passed over.
 
-    start, end: only the lines that begin in these bytes (plain files; start stands at a line's begin)."""
-    number, offset, fields = first_record, start, FieldMap(source)
+    start, end: only these bytes of a plain file, which begin and end where lines do. A file in UTF-16 is read as
+    UTF-8 would be, and its offsets are those of its UTF-8."""
+    if end is not None:
+        yield from _records(_range(file, start, end), source, first_record, start)
+        return
+    stream, was_wide = in_utf8(blocks(file, name))
+    for found in _records(stream, source, first_record, 0):
+        yield found.repaired(WIDE_ENCODING) if was_wide and isinstance(found, Record) else found
+
+
+def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset: int) -> Iterator[Record | Unreadable]:
+    fields, limit = FieldMap(source), source.max_record_bytes
     record, loads = fields.maker(), orjson.loads
     try:
-        if start:
-            file.seek(start)
-        for piece in whole_lines(blocks(file, name)):
-            inside = piece if end is None else _begun_before(piece, end - offset)
-            # line after line: of a list of them, the last would have left the processor's cache before it is read
-            lines = BytesIO(inside)
-            for line in lines:
-                try:
-                    found: Any = loads(line)
-                except orjson.JSONDecodeError as error:
-                    if not line.isspace():
-                        yield _no_json(line.rstrip(b"\n"), error, number, offset + lines.tell() - len(line))
-                else:
-                    made = record(found, number)
-                    yield made or _refused(found, fields, number, offset + lines.tell() - len(line), line)
+        for piece in whole_lines(stream, limit + LINE_END_BYTES):
+            if type(piece) is TooLong:
+                yield too_large(number, piece.num_bytes, limit, offset)
                 number += 1
-            if len(inside) < len(piece):
-                return
+                offset += piece.num_bytes
+                continue
+            # line after line: of a list of them, the last would have left the processor's cache before it is read
+            lines = BytesIO(piece)
+            for line in lines:
+                if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
+                    yield too_large(number, len(line), limit, offset + lines.tell() - len(line), line)
+                else:
+                    try:
+                        found: Any = loads(line)
+                    except orjson.JSONDecodeError as error:
+                        start = offset + lines.tell() - len(line)
+                        if (mended := _repaired(line, error, fields, number, start)) is not None:
+                            yield mended
+                    else:
+                        made = record(found, number)
+                        yield made or _refused(found, fields, number, offset + lines.tell() - len(line), line)
+                number += 1
             offset += len(piece)
     except Damaged as damage:
         yield Unreadable(number, damage.kind, str(damage))
-    finally:
-        file.close()
 
 
-def _begun_before(piece: bytes, end: int) -> bytes:
-    """The lines of the piece that begin in its first `end` bytes."""
-    if end <= 0:
-        return b""
-    return piece[: piece.find(b"\n", end - 1) + 1 or len(piece)]
+def _range(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    while start < end and (block := file.read(min(BLOCK_BYTES, end - start))):
+        yield block
+        start += len(block)
+
+
+def _repaired(
+    line: bytes, error: orjson.JSONDecodeError, fields: FieldMap, number: int, offset: int
+) -> Record | Unreadable | None:
+    """The record of a line that is no JSON as it stands, or why there is none; None for a blank line."""
+    if not line.removeprefix(UTF8_MARK).strip():
+        return None
+    try:
+        found, repairs = repaired(line)
+    except UnicodeDecodeError as bad:
+        reason = f"invalid UTF-8 at byte {bad.start} of the line"
+        return Unreadable(number, "invalid_encoding", reason, offset, excerpt(line))
+    except ValueError:
+        return Unreadable(number, "no_json", f"no JSON: {error.msg}", offset, excerpt(line))
+    made = fields.maker()(found, number)
+    return _refused(found, fields, number, offset, line) if made is None else made.repaired(*repairs)
 
 
 def _refused(found: Any, fields: FieldMap, number: int, offset: int, line: bytes) -> Unreadable:
@@ -60,17 +98,17 @@ def _refused(found: Any, fields: FieldMap, number: int, offset: int, line: bytes
     return Unreadable(number, "no_object", f"a JSON {_kind(found)}, no object", offset, excerpt(line))
 
 
-def line_starts(file: BinaryIO, size: int, part_bytes: int) -> list[tuple[int, int, int]]:
+def line_starts(file: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:
     """(first record, start, end) of ranges of about part_bytes that begin and end at lines, for a plain file.
 
-    Reads the file once to count its lines: 1 GB takes under a second, its JSON several."""
-    parts = []
+    Reads the file once to count its lines: 1 GB takes under a second, its JSON several. Empty for a file in UTF-16,
+    where a line end is two bytes."""
+    parts: list[tuple[int, int, int]] = []
     first_record = start = position = 0
     count = 0
-    while position < size:
-        block = file.read(min(part_bytes, 1 << 22))
-        if not block:
-            break
+    while block := file.read(min(part_bytes, 1 << 22)):
+        if not position and wide_encoding(block[:LOOKED_AT_BYTES]) is not None:
+            return []
         cut = block.rfind(b"\n")
         if position + len(block) - start >= part_bytes and cut >= 0:
             end = position + cut + 1
@@ -81,19 +119,10 @@ def line_starts(file: BinaryIO, size: int, part_bytes: int) -> list[tuple[int, i
         else:
             count += block.count(b"\n")
         position += len(block)
-    if start < size:
-        parts.append((first_record, start, size))
+    if start < position:
+        parts.append((first_record, start, position))
     return parts
 
 
 def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
-
-
-def _no_json(line: bytes, error: orjson.JSONDecodeError, number: int, offset: int) -> Unreadable:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError as bad:
-        reason = f"invalid UTF-8 at byte {bad.start} of the line"
-        return Unreadable(number, "invalid_encoding", reason, offset, excerpt(line))
-    return Unreadable(number, "no_json", f"no JSON: {error.msg}", offset, excerpt(line))

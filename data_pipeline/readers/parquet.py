@@ -1,59 +1,158 @@
-"""Parquet: a file, or some of its row groups."""
+"""Parquet: a file, or some of its row groups, in batches whose cells fit into memory."""
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.document import Record, Unreadable
+from gristmill.data_pipeline.document import Record, Unreadable, excerpt, first_line, too_large
 from gristmill.data_pipeline.readers.fields import FieldMap
+from gristmill.data_pipeline.readers.json_repair import SURROGATES, without_surrogates
+from gristmill.data_pipeline.readers.page_sizes import page_sizes
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 BATCH_ROWS = 1024
+# Bytes of cells that are turned into Python strings at a time.
+SLICE_BYTES = 16_000_000
+# What one column of a batch may take in Arrow's form, where a dictionary lets few bytes stand for many.
+COLUMN_BYTES = 256_000_000
+# A page is decompressed whole. Writers make pages of 1 MB (parquet-mr, pyarrow) to 100 MB (DuckDB); one beyond this
+# and beyond the source's max_record_bytes costs its row group.
+MAX_PAGE_BYTES = 256_000_000
 
 
 def read_parquet(
     file: BinaryIO, source: SourceConfig, first_record: int = 0, first_group: int = 0, end_group: int | None = None
 ) -> Iterator[Record | Unreadable]:
-    """Every row as a record. A file whose footer is gone is one Unreadable; so is each row group that is damaged."""
+    """Every row as a record. A file whose footer cannot be read is one Unreadable; so is each row group that is
+    damaged, or has a page too large for memory. A row whose cells are over max_record_bytes, or whose text is no
+    UTF-8, is Unreadable by itself."""
     try:
         table = pq.ParquetFile(file)
-    except (OSError, pa.ArrowException) as error:
-        yield Unreadable(first_record, "no_parquet", f"no readable Parquet file: {_first_line(error)}")
+        names, num_groups = table.schema_arrow.names, table.num_row_groups
+    except Exception as error:  # pyarrow raises what its decoders happen to
+        yield Unreadable(first_record, "unreadable_file", f"no readable Parquet file: {first_line(error)}")
         return
     number, fields = first_record, FieldMap(source)
-    for group in range(first_group, table.num_row_groups if end_group is None else end_group):
-        rows = table.metadata.row_group(group).num_rows
-        done = 0
-        names = table.schema_arrow.names
+    for group in range(first_group, num_groups if end_group is None else end_group):
+        rows = done = 0
         try:
-            for batch in table.iter_batches(BATCH_ROWS, row_groups=[group]):
-                columns = {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
-                yield from fields.records(columns, number + done)
-                done += len(batch)
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            lost = f"row group {group}, {rows - done} of {rows} rows lost: {_first_line(error)}"
+            rows = table.metadata.row_group(group).num_rows
+            biggest, dictionary = page_sizes(file, table.metadata.row_group(group))
+            most = max(MAX_PAGE_BYTES, source.max_record_bytes)
+            if biggest > most:
+                said = f"row group {group}, {rows} rows lost: a page of {biggest} bytes, over the limit of {most}"
+                yield Unreadable(number, "record_too_large", f"{said}; write the file with smaller pages")
+            else:
+                batch_rows = max(min(BATCH_ROWS, COLUMN_BYTES // max(dictionary, 1)), 1)
+                for batch in table.iter_batches(batch_rows, row_groups=[group], use_threads=False):
+                    yield from _batch_records(batch, names, fields, number + done)
+                    done += len(batch)
+        except (Exception, pa.ArrowException) as error:
+            lost = f"row group {group}, {rows - done} of {rows} rows lost: {first_line(error)}"
             yield Unreadable(number + done, "damaged", lost)
         number += rows
+
+
+def _batch_records(
+    batch: pa.RecordBatch, names: list[str], fields: FieldMap, number: int
+) -> Iterator[Record | Unreadable]:
+    """The records of the batch, converted in slices of about SLICE_BYTES."""
+    batch = _without_dictionaries(batch)
+    limit = fields.source.max_record_bytes
+    if batch.nbytes <= min(limit, SLICE_BYTES):
+        yield from _slice_records(batch, names, fields, number)
+        return
+    start = held = 0
+    for row in range(len(batch)):
+        num_bytes = _row_bytes(batch, row)
+        if num_bytes > limit or held + num_bytes > SLICE_BYTES:
+            yield from _slice_records(batch.slice(start, row - start), names, fields, number + start)
+            start, held = row, 0
+        if num_bytes > limit:
+            yield too_large(number + row, num_bytes, limit)
+            start = row + 1
+        else:
+            held += num_bytes
+    yield from _slice_records(batch.slice(start), names, fields, number + start)
+
+
+def _slice_records(
+    batch: pa.RecordBatch, names: list[str], fields: FieldMap, number: int
+) -> Iterator[Record | Unreadable]:
+    try:
+        columns = {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
+    except Exception:  # bytes that are no UTF-8, dates that Python has no value for
+        for row in range(len(batch)):
+            yield _cell_by_cell(batch, row, names, fields, number + row)
+        return
+    yield from fields.records(columns, number)
+
+
+def _cell_by_cell(
+    batch: pa.RecordBatch, row: int, names: list[str], fields: FieldMap, number: int
+) -> Record | Unreadable:
+    """The record of one row of which not every cell is a Python value. Surrogates in a string are repaired; a row with
+    a string that is no UTF-8 even so is Unreadable; another
+    value that Python has no form for is written as Arrow does."""
+    cells: dict[str, Any] = {}
+    was_repaired = False
+    for name, column in zip(names, batch.columns, strict=True):
+        cell = column[row]
+        try:
+            cells[name] = cell.as_py()
+        except UnicodeDecodeError as error:
+            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                return Unreadable(number, "invalid_encoding", f"field {name!r}: a string in it is no utf-8", -1)
+            try:
+                cells[name] = without_surrogates(error.object.decode("utf-8", "surrogatepass"))
+            except UnicodeDecodeError:
+                reason = f"field {name!r}: invalid utf-8 at byte {error.start} of the cell"
+                return Unreadable(number, "invalid_encoding", reason, -1, excerpt(error.object))
+            was_repaired = True
+        except (ValueError, OverflowError):
+            cells[name] = _written(column, row)
+    found = fields.record(cells, number, -1)
+    return found.repaired(SURROGATES) if was_repaired and isinstance(found, Record) else found
+
+
+def _written(column: pa.Array, row: int) -> str | None:
+    try:
+        return pc.cast(column.slice(row, 1), pa.string())[0].as_py()
+    except (pa.ArrowException, ValueError):
+        return None
+
+
+def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With the values in their places: of a slice of a dictionary column, nbytes would count all its values."""
+    if not any(pa.types.is_dictionary(column.type) for column in batch.columns):
+        return batch
+    columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _row_bytes(batch: pa.RecordBatch, row: int) -> int:
+    return batch.slice(row, 1).nbytes
 
 
 def row_groups(file: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:
     """(first record, first group, end group) of runs of row groups of about part_bytes; empty if there is no footer."""
     try:
         metadata = pq.ParquetFile(file).metadata
-    except (OSError, pa.ArrowException):
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        sizes = [(group.total_byte_size, group.num_rows) for group in groups]
+    except Exception:  # read_parquet says what it is
+        return []
+    if any(num_bytes < 0 or rows < 0 for num_bytes, rows in sizes):
         return []
     parts = []
     first_record = first_group = held = rows = 0
-    for group in range(metadata.num_row_groups):
-        held += metadata.row_group(group).total_byte_size
-        rows += metadata.row_group(group).num_rows
-        if held >= part_bytes or group + 1 == metadata.num_row_groups:
+    for group, (num_bytes, num_rows) in enumerate(sizes):
+        held += num_bytes
+        rows += num_rows
+        if held >= part_bytes or group + 1 == len(sizes):
             parts.append((first_record, first_group, group + 1))
             first_record, first_group, held, rows = first_record + rows, group + 1, 0, 0
     return parts
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,61 +1,154 @@
 """Text and Markdown files: a document is the file, a paragraph or a line."""
 
+import codecs
 import re
 from collections.abc import Iterator
-from typing import BinaryIO
+from io import BytesIO
+from typing import BinaryIO, NamedTuple
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt
-from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
+from gristmill.data_pipeline.readers.compression import LINE_END_BYTES, Damaged, TooLong, blocks, whole_lines
+from gristmill.data_pipeline.readers.encodings import BYTE_ORDER_MARK, WIDE_ENCODING, in_utf8, transcoded
+from gristmill.data_pipeline.readers.json_repair import SURROGATES, without_surrogates
 from gristmill.data_pipeline.readers.source import SourceConfig
+
+_BLANK_LINE = re.compile(rb"[ \t]*\r?\n")
+_SPACE = b" \t\n\r\f\v"
+
+
+class Piece(NamedTuple):
+    """Bytes of the file from `offset` on. raw is b"" where num_bytes is over the limit."""
+
+    offset: int
+    raw: bytes
+    num_bytes: int
 
 
 def read_plain(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The file's documents; pieces that hold no text are numbered and passed over.
 
-    Bytes that are not of the source's encoding make the piece Unreadable. Where a file is cut off, the pieces
-    before the cut are read, then the rest is one Unreadable (with record: file, all of it)."""
-    raw, damage = _whole(file, name)
-    if source.record == "file":
-        if damage is None:
-            yield _piece(raw, 0, 0, source)
-        else:
-            yield Unreadable(0, damage.kind, str(damage), 0, excerpt(raw))
-        return
-    pieces = list(_pieces(raw, source))
-    if damage is not None:  # the piece before the damage may be half of one
-        offset, piece = pieces.pop()
-    for number, (start, whole) in enumerate(pieces):
-        if whole.strip():
-            yield _piece(whole, number, start, source)
-    if damage is not None:
-        yield Unreadable(len(pieces), damage.kind, str(damage), offset, excerpt(piece))
-
-
-def _whole(file: BinaryIO, name: str) -> tuple[bytes, Damaged | None]:
-    """Everything that can be read, and what stopped it."""
-    held: list[bytes] = []
+    Bytes that are not of the source's encoding make the piece Unreadable, and so does a size over max_record_bytes.
+    Where a file is cut off, the pieces before the cut are read, then the rest is one Unreadable (with record: file,
+    all of it). A file in UTF-16 is read as UTF-8 would be, and its offsets are those of its UTF-8."""
+    stream, encoding, was_wide = _in_narrow_encoding(blocks(file, name), source)
+    cut = {"file": _whole, "line": _lines, "paragraph": _paragraphs}[source.record]
+    number = offset = 0
     try:
-        for block in blocks(file, name):
-            held.append(block)
+        for piece in cut(stream, source.max_record_bytes):
+            found = _document(piece, number, encoding, source)
+            if found is not None:
+                yield found.repaired(WIDE_ENCODING) if was_wide and isinstance(found, Record) else found
+            number, offset = number + 1, piece.offset + piece.num_bytes
     except Damaged as damage:
-        return b"".join(held), damage
-    return b"".join(held), None
+        yield Unreadable(number, damage.kind, str(damage), offset)
 
 
-def _pieces(raw: bytes, source: SourceConfig) -> Iterator[tuple[int, bytes]]:
-    """(offset, piece). Cutting is done on bytes, so one bad byte spoils its own piece alone."""
-    separator = re.compile(rb"\r?\n") if source.record == "line" else re.compile(rb"\r?\n[ \t]*\r?\n\s*")
-    start = 0
-    for found in separator.finditer(raw):
-        yield start, raw[start : found.start()]
-        start = found.end()
-    yield start, raw[start:]
+def _in_narrow_encoding(stream: Iterator[bytes], source: SourceConfig) -> tuple[Iterator[bytes], str, bool]:
+    """(the text in an encoding whose line ends are one byte, that encoding, whether it was found to be in UTF-16)."""
+    encoding = codecs.lookup(source.encoding).name
+    if encoding in ("utf-8", "utf-8-sig"):
+        stream, was_wide = in_utf8(stream)
+        return stream, "utf-8", was_wide
+    if encoding.startswith(("utf-16", "utf-32")):
+        return transcoded(stream, encoding), "utf-8", False
+    return stream, source.encoding, False
 
 
-def _piece(raw: bytes, number: int, offset: int, source: SourceConfig) -> Record | Unreadable:
+def _whole(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+    held = _Held(0, limit)
+    for block in stream:
+        held.add(block, len(block))
+    yield held.piece()
+
+
+def _lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+    for line in _ended_lines(stream, limit):
+        yield Piece(line.offset, _without_line_end(line.raw), line.num_bytes)
+
+
+def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+    """Between blank lines, and without the white space behind those."""
+    held = _Held(0, limit)
+    between = False
+    for line in _ended_lines(stream, limit):
+        if between:
+            text = line.raw.lstrip(_SPACE)
+            if line.raw and not text:
+                continue
+            gone = len(line.raw) - len(text)
+            line = Piece(line.offset + gone, text, line.num_bytes - gone)
+            held, between = _Held(line.offset, limit), False
+        elif held.num_bytes and _BLANK_LINE.fullmatch(line.raw):
+            yield held.piece(without_line_end=True)
+            held, between = _Held(line.offset + line.num_bytes, limit), True
+            continue
+        held.add(line.raw, line.num_bytes)
+    if held.num_bytes:
+        yield held.piece()
+
+
+def _ended_lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+    """Lines with their ends."""
+    offset = 0
+    for piece in whole_lines(stream, limit + LINE_END_BYTES):
+        if isinstance(piece, TooLong):
+            yield Piece(offset, b"", piece.num_bytes)
+            offset += piece.num_bytes
+        else:
+            for line in BytesIO(piece):
+                yield Piece(offset, line, len(line))
+                offset += len(line)
+
+
+def _without_line_end(raw: bytes) -> bytes:
+    return raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
+
+
+class _Held:
+    """A piece that grows, and is given up once it is over the limit."""
+
+    def __init__(self, offset: int, limit: int):
+        self._offset, self._limit = offset, limit
+        self._parts: list[bytes] = []
+        self.num_bytes = 0
+
+    def add(self, raw: bytes, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self.num_bytes > self._limit + LINE_END_BYTES:
+            self._parts = []
+        else:
+            self._parts.append(raw)
+
+    def piece(self, without_line_end: bool = False) -> Piece:
+        raw = b"".join(self._parts)
+        return Piece(self._offset, _without_line_end(raw) if without_line_end else raw, self.num_bytes)
+
+
+def _document(piece: Piece, number: int, encoding: str, source: SourceConfig) -> Record | Unreadable | None:
+    """None for a piece without text."""
+    offset, raw, num_bytes = piece
+    limit = source.max_record_bytes
+    if len(raw) > limit or (not raw and num_bytes > limit):
+        return too_large(number, len(raw) or num_bytes, limit, offset, raw)
+    if source.record != "file" and not raw.strip():
+        return None
+    repairs: tuple[str, ...] = ()
     try:
-        text = raw.decode(source.encoding)
+        text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        reason = f"invalid {source.encoding} at byte {offset + error.start}; set encoding of source {source.name}"
-        return Unreadable(number, "invalid_encoding", reason, offset, excerpt(raw[error.start :]))
-    return Record(number, text.removeprefix("\ufeff"), language=source.language or "")
+        found = _surrogates_passed(raw) if encoding == "utf-8" else None
+        if found is None:
+            reason = f"invalid {encoding} at byte {offset + error.start}; set encoding of source {source.name}"
+            return Unreadable(number, "invalid_encoding", reason, offset, excerpt(raw[error.start :]))
+        text, repairs = found, (SURROGATES,)
+    if text.startswith("\ufeff"):
+        text, repairs = text[1:], (BYTE_ORDER_MARK, *repairs)
+    return Record(number, text, language=source.language or "", repairs=repairs)
+
+
+def _surrogates_passed(raw: bytes) -> str | None:
+    """The text if nothing but surrogates written one by one keeps it from being UTF-8."""
+    try:
+        return without_surrogates(raw.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return None

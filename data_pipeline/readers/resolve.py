@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile, in_canonical_order
-from gristmill.data_pipeline.readers.files import is_address, matching, open_raw, raw_size
+from gristmill.data_pipeline.readers.files import is_address, matching, open_raw, raw_size, shown_path
 from gristmill.data_pipeline.readers.foreign import check_kinds
 from gristmill.data_pipeline.readers.hub import dataset_digest
 from gristmill.data_pipeline.readers.python_files import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.verified import unreadable
 
 # Files are digested in groups of about this many bytes; less than one group is not worth starting workers for.
 GROUP_BYTES = 64_000_000
@@ -35,7 +36,7 @@ def locate(source: SourceConfig) -> dict[str, str]:
                 continue
             seen.add(same)
             if name in found:
-                name = location
+                name = shown_path(location)
             found[name] = location
     return found
 
@@ -99,5 +100,5 @@ def _digest(location: str) -> str:
             while block := file.read(1 << 20):
                 hasher.update(block)
         except OSError as error:
-            raise InputError(f"{location}: cannot be read ({error.strerror or error}); check the disk") from error
+            raise unreadable(location, error) from error
     return hasher.hexdigest()

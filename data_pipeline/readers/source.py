@@ -8,6 +8,10 @@ from pydantic import Field, field_validator, model_validator
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 
+# A document's text is rarely over 5 MB (a long book; Common Crawl cuts pages at 5 MiB), and what is far longer is a
+# dump or a trap; escapes and other fields make a line of JSON a few times its text. docs/curation.md has the cost.
+MAX_RECORD_BYTES = 16_000_000
+
 Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "datasets"]
 
 # Those that text files usually have, for the nearest name; any that Python knows is taken.
@@ -36,6 +40,7 @@ class SourceConfig(Config):
     encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
     record: Literal["file", "paragraph", "line"] = "file"  # what one document is in text and markdown files
     extractor: Literal["trafilatura", "resiliparse"] = "trafilatura"
+    max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
     part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
     packages: tuple[str, ...] = ()  # python_docs, prose: installed packages beside the standard library
     revision: str | None = None  # datasets: the hub's commit

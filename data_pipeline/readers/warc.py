@@ -4,66 +4,30 @@ A record is its WARC header, a blank line, Content-Length bytes and two line end
 that hold no page (warcinfo, request, metadata, revisit ...) are numbered and passed over; a response that is no HTML is
 counted in quarantine, so that nothing is lost in silence."""
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 import brotli
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt
+from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
+from gristmill.data_pipeline.readers.byte_stream import MAX_HEADER_BYTES, ByteStream, Malformed
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.source import SourceConfig
 
-MOST_HEADER_BYTES = 1 << 20
 HTML_TYPES = ("text/html", "application/xhtml+xml")
-
-
-class Malformed(Exception):
-    """What stands here is no WARC record; the next one is looked for from line to line."""
-
-
-class ByteStream:
-    """Blocks of bytes, read by line or by number."""
-
-    def __init__(self, source: Iterator[bytes]):
-        self._source = source
-        self._held = b""
-        self.offset = 0  # of the next byte
-
-    def line(self) -> bytes:
-        """Up to and with the next newline; less at the end, b"" behind it. Raises Malformed if it never ends."""
-        while (at := self._held.find(b"\n")) < 0:
-            if len(self._held) > MOST_HEADER_BYTES:
-                raise Malformed("a header line of over 1 MiB")
-            if not self._more():
-                return self._take(len(self._held))
-        return self._take(at + 1)
-
-    def read(self, size: int) -> bytes:
-        """`size` bytes, fewer at the end."""
-        held, wanted = [], size
-        while len(self._held) < wanted:
-            wanted -= len(self._held)
-            held.append(self._take(len(self._held)))
-            if not self._more():
-                break
-        held.append(self._take(min(wanted, len(self._held))))
-        return b"".join(held)
-
-    def _more(self) -> bool:
-        block = next(self._source, b"")
-        self._held += block
-        return bool(block)
-
-    def _take(self, size: int) -> bytes:
-        taken, self._held = self._held[:size], self._held[size:]
-        self.offset += size
-        return taken
+MAX_CHUNK_LINE_BYTES = 4096
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The pages (format warc) or texts (format wet) of the file, each with its address."""
+    """The pages (format warc) or texts (format wet) of the file, each with its address.
+
+    A record over max_record_bytes is passed over without being held, whatever length its header gives."""
     stream = ByteStream(blocks(file, name))
+    limit = source.max_record_bytes
     number = 0
     try:
         while True:
@@ -75,18 +39,33 @@ def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Recor
                 header = _next_header(stream)
             if header is None:
                 return
-            start, length = stream.offset, int(header["content-length"])
-            content = stream.read(length)
-            if len(content) < length:
-                reason = f"record cut off: {len(content)} of {length} bytes"
-                yield Unreadable(number, "truncated", reason, start, excerpt(content))
-                return
-            found = _wet(header, content, number, source) if source.format == "wet" else page(header, content, number)
-            if found is not None:
+            content = read_content(stream, int(header["content-length"]), limit, number)
+            if isinstance(content, Unreadable):
+                yield content
+                if content.kind == "truncated":
+                    return
+            elif (found := _found(header, content, number, source)) is not None:
                 yield found
             number += 1
     except Damaged as damage:
         yield Unreadable(number, damage.kind, f"{damage}; what follows is lost", stream.offset)
+
+
+def read_content(stream: ByteStream, length: int, limit: int, number: int) -> bytes | Unreadable:
+    """The next `length` bytes; truncated if they are not there, record_too_large if they are more than `limit`."""
+    start = stream.offset
+    content = stream.read(min(length, limit))
+    skipped = stream.skip(length - len(content)) if len(content) == limit else 0
+    if len(content) + skipped < length:
+        reason = f"record cut off: {len(content) + skipped} of {length} bytes"
+        return Unreadable(number, "truncated", reason, start, excerpt(content))
+    return too_large(number, length, limit, start, content) if length > limit else content
+
+
+def _found(header: Mapping[str, str], content: bytes, number: int, source: SourceConfig) -> Record | Unreadable | None:
+    if source.format == "wet":
+        return _wet(header, content, number, source)
+    return page(header, content, number, source.max_record_bytes)
 
 
 def _next_header(stream: ByteStream) -> dict[str, str] | None:
@@ -99,7 +78,7 @@ def _next_header(stream: ByteStream) -> dict[str, str] | None:
             if line.startswith(b"WARC/"):
                 return _with_length(_fields(stream))
         except Malformed:
-            stream.read(1)
+            stream.skip_line()
 
 
 def _header(stream: ByteStream) -> dict[str, str] | None:
@@ -116,25 +95,28 @@ def _header(stream: ByteStream) -> dict[str, str] | None:
 
 
 def _fields(stream: ByteStream) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    last = ""
+    """Raises Malformed for a header over MAX_HEADER_BYTES or without an end."""
+    fields: dict[str, list[str]] = {}
+    values: list[str] = []
+    start = stream.offset
     while (line := stream.line()) not in (b"\r\n", b"\n"):
         if not line:
             raise Malformed("a header without an end")
+        if stream.offset - start > MAX_HEADER_BYTES:
+            raise Malformed("a header of over 1 MiB")
         text = line.decode("utf-8", "replace").rstrip("\r\n")
-        if text[:1] in (" ", "\t") and last:  # folded: the line before goes on
-            fields[last] += " " + text.strip()
+        if text[:1] in (" ", "\t") and values:  # folded: the line before goes on
+            values.append(text.strip())
             continue
         key, _, value = text.partition(":")
-        last = key.strip().lower()
-        fields[last] = value.strip()
-    return fields
+        values = fields[key.strip().lower()] = [value.strip()]
+    return {key: " ".join(held) for key, held in fields.items()}
 
 
 def _with_length(header: dict[str, str]) -> dict[str, str]:
     value = header.get("content-length", "")
-    if not value.isdigit():
-        raise Malformed(f"a record with Content-Length {value!r}")
+    if not _LENGTH.fullmatch(value):
+        raise Malformed(f"a record with Content-Length {excerpt(value, 60)!r}")
     return header
 
 
@@ -149,8 +131,9 @@ def _wet(header: Mapping[str, str], content: bytes, number: int, source: SourceC
     return Record(number, text, url=_address(header), language=language, metadata=_metadata(header))
 
 
-def page(header: Mapping[str, str], content: bytes, number: int) -> Record | Unreadable | None:
-    """The HTML page of a response or resource, or why it is none; None for a record of another type."""
+def page(header: Mapping[str, str], content: bytes, number: int, limit: int) -> Record | Unreadable | None:
+    """The HTML page of a response or resource, or why it is none; None for a record of another type. limit: bytes
+    that the page may have once its content coding is undone."""
     kind = header.get("warc-type")
     if kind == "resource":
         types, body = header.get("content-type", ""), content
@@ -159,7 +142,7 @@ def page(header: Mapping[str, str], content: bytes, number: int) -> Record | Unr
         status = stream.line().split()
         try:
             fields = _fields(stream)
-            body = _body(stream.read(len(content)), fields)
+            body = _body(stream.read(len(content)), fields, limit)
         except (Malformed, Damaged) as error:
             return Unreadable(number, "bad_response", str(error), -1, excerpt(content))
         if len(status) < 2 or status[1] != b"200":
@@ -168,6 +151,8 @@ def page(header: Mapping[str, str], content: bytes, number: int) -> Record | Unr
         types = fields.get("content-type", "")
     else:
         return None
+    if len(body) > limit:
+        return too_large(number, None, limit, -1, _address(header))
     media, _, parameters = types.partition(";")
     if media.strip().lower() not in HTML_TYPES:
         return Unreadable(number, "not_html", f"content type {media.strip() or 'not given'!r}", -1, _address(header))
@@ -183,21 +168,30 @@ def _metadata(header: Mapping[str, str]) -> dict[str, str]:
     return {"warc_date": header["warc-date"]} if "warc-date" in header else {}
 
 
-def _body(body: bytes, fields: Mapping[str, str]) -> bytes:
-    """The body without its transfer and content codings. Raises Damaged if it cannot be decoded."""
+def _body(body: bytes, fields: Mapping[str, str], limit: int) -> bytes:
+    """The body without its transfer and content codings, of which more than `limit` bytes are not undone. Raises
+    Damaged if it cannot be decoded."""
     if "chunked" in fields.get("transfer-encoding", "").lower():
         body = _joined_chunks(body)
     coding = fields.get("content-encoding", "").lower().strip()
     try:
         if coding in ("gzip", "x-gzip") and body[:2] == b"\x1f\x8b":
-            return zlib.decompressobj(wbits=31).decompress(body)
+            return zlib.decompressobj(wbits=31).decompress(body, limit + 1)
         if coding == "deflate":
-            return zlib.decompressobj(wbits=15 if body[:1] == b"\x78" else -15).decompress(body)
+            return zlib.decompressobj(wbits=15 if body[:1] == b"\x78" else -15).decompress(body, limit + 1)
         if coding == "br":
-            return brotli.decompress(body)
+            return _unbrotli(body, limit)
     except (zlib.error, brotli.error) as error:
         raise Damaged("damaged", f"damaged {coding} body: {error}") from error
     return body
+
+
+def _unbrotli(body: bytes, limit: int) -> bytes:
+    stream = brotli.Decompressor()
+    plain = stream.process(body, output_buffer_limit=limit + 1)
+    if not stream.is_finished() and len(plain) <= limit:
+        raise brotli.error("it ends too early")
+    return plain
 
 
 def _joined_chunks(body: bytes) -> bytes:
@@ -205,12 +199,11 @@ def _joined_chunks(body: bytes) -> bytes:
     pieces: list[bytes] = []
     at = 0
     while at < len(body):
-        end = body.find(b"\n", at)
+        end = body.find(b"\n", at, at + MAX_CHUNK_LINE_BYTES)
         size = body[at:end].split(b";")[0].strip() if end >= 0 else b""
-        try:
-            length = int(size, 16)
-        except ValueError:
+        if not _CHUNK_SIZE.fullmatch(size):
             return b"".join(pieces) if pieces else body
+        length = int(size, 16)
         if length == 0:
             break
         pieces.append(body[end + 1 : end + 1 + length])

@@ -24,7 +24,7 @@ def first(content: bytes = FILEDESC) -> bytes:
 
 
 def read(raw: bytes, name: str = "a.arc") -> list[Record | Unreadable]:
-    return list(read_arc(BytesIO(raw), name))
+    return list(read_arc(BytesIO(raw), name, 10**7))
 
 
 def kinds(raw: bytes, name: str = "a.arc") -> list[str]:

@@ -103,7 +103,7 @@ def test_a_parquet_file_without_its_end_is_one_unreadable(tmp_path):
     pq.write_table(pa.table({"text": ["row"] * 100}), path)
     path.write_bytes(path.read_bytes()[:-20])
     [found] = read(SourceConfig(name="s", format="parquet", paths=(str(path),)))
-    assert found.kind == "no_parquet"
+    assert found.kind == "unreadable_file"
 
 
 def test_a_damaged_row_group_costs_its_own_rows(tmp_path):

@@ -1,0 +1,80 @@
+"""Text in UTF-16 and UTF-32, with a byte order mark or without, turned into UTF-8 as it is read."""
+
+import codecs
+import itertools
+from collections.abc import Iterator
+
+UTF8_MARK = codecs.BOM_UTF8
+# UTF-32 first: its little-endian mark begins with UTF-16's.
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+LOOKED_AT_BYTES = 4096
+# Without a mark: ASCII characters are at least this share of the text (spaces, digits, markup), so that as many of its
+# 16-bit units have a zero byte on one side; a zero on the other side is U+XX00, and rare.
+MIN_ZEROS, MAX_ZEROS = 0.4, 0.02
+
+# What repairs are counted under.
+BYTE_ORDER_MARK, WIDE_ENCODING = "byte_order_mark", "utf_16"
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """utf-16-le, utf-16-be, utf-32-le or utf-32-be if the file's first bytes say or look so; None for all others."""
+    for mark, name in MARKS:
+        if head.startswith(mark):
+            return name
+    pairs = len(head) // 2
+    if not pairs or not head[: 2 * pairs].count(0):
+        return None
+    first, second = head[0 : 2 * pairs : 2].count(0) / pairs, head[1 : 2 * pairs : 2].count(0) / pairs
+    if second >= MIN_ZEROS and first <= MAX_ZEROS:
+        return "utf-16-le"
+    return "utf-16-be" if first >= MIN_ZEROS and second <= MAX_ZEROS else None
+
+
+def in_utf8(blocks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
+    """(the same text as UTF-8, whether it was in a wide encoding). Other text goes through as it stands.
+
+    Damage met in the first bytes is raised where they are asked for."""
+    head, rest = _head(blocks)
+    encoding = wide_encoding(head[:LOOKED_AT_BYTES])
+    stream = itertools.chain((head,) if head else (), rest)
+    return (stream, False) if encoding is None else (_without_mark(transcoded(stream, encoding)), True)
+
+
+def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Without the byte order mark, which is U+FEFF once it is transcoded."""
+    yield next(blocks, b"").removeprefix(UTF8_MARK)
+    yield from blocks
+
+
+def transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    """As UTF-8; what is no character of the encoding becomes U+FFFD."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    for block in blocks:
+        if text := decoder.decode(block):
+            yield text.encode("utf-8")
+    if text := decoder.decode(b"", final=True):
+        yield text.encode("utf-8")
+
+
+def _head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """The first LOOKED_AT_BYTES or more, fewer only of a shorter file, and what follows them."""
+    held = b""
+    while len(held) < LOOKED_AT_BYTES:
+        try:
+            block = next(blocks, b"")
+        except Exception as error:
+            return held, _raising(error)
+        if not block:
+            break
+        held += block
+    return held, blocks
+
+
+def _raising(error: Exception) -> Iterator[bytes]:
+    raise error
+    yield b""
