@@ -29,7 +29,10 @@ def repaired(line: bytes) -> tuple[Any, tuple[str, ...]]:
 
     def number(written: str) -> float | None:
         value = float(written)
-        return value if math.isfinite(value) else null(written)
+        if math.isfinite(value):
+            return value
+        null(written)
+        return None
 
     def integer(written: str) -> int | float | None:
         value = int(written) if len(written) < 21 else None

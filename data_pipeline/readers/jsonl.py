@@ -42,7 +42,7 @@ def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset:
     record, loads = fields.maker(), orjson.loads
     try:
         for piece in whole_lines(stream, limit + LINE_END_BYTES):
-            if type(piece) is TooLong:
+            if isinstance(piece, TooLong):
                 yield too_large(number, piece.num_bytes, limit, offset)
                 number += 1
                 offset += piece.num_bytes
