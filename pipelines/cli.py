@@ -22,6 +22,7 @@ from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.console import print_block, print_error
 from gristmill.pipelines.planning import calibrate, layout
+from gristmill.pipelines.preflight import check_workdir, preflight, raise_all, require_ready
 from gristmill.pipelines.raw import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
@@ -29,6 +30,7 @@ from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.verify import verify as verify_folder
 from gristmill.pipelines.wanted import runnable_stages, stages_up_to
+from gristmill.training.config import MAX_PROCESSES
 
 app = typer.Typer(
     add_completion=False,
@@ -41,9 +43,20 @@ app = typer.Typer(
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the bare name of one of ours.")
 ]
-WorkdirOption = Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")]
+
+
+def _folder_name(text: str) -> Path:
+    if not text.strip():
+        raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
+    return Path(text).expanduser()
+
+
+WorkdirOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", parser=_folder_name, help="The stages' folders (default: work/NAME)."),
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
-WorkersOption = Annotated[int, typer.Option(min=1, help="Processes; the bytes do not depend on it.")]
+WorkersOption = Annotated[int, typer.Option(min=1, max=1024, help="Processes; the bytes do not depend on it.")]
 UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
 
 
@@ -85,13 +98,22 @@ def _runner(
     workdir: Path | None,
     workers: int = 1,
     update_lock: bool = False,
-    write: bool = True,
+    only: str | None = None,
 ) -> Runner:
-    folder = workdir or Path("work") / recipe.name
-    rank = int(os.environ.get("RANK", "0"))
+    """What runs the stages, or `only` one of them. Raises RecipeError or InputError for all that can be known to be
+    wrong before work starts."""
+    folder = _folder(recipe, workdir)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
-    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=write and rank == 0)
+    if rank == 0:
+        check_workdir(folder)
+        require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
+    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
     return Runner(recipe, folder, stages, lock, reporter, workers, rank)
+
+
+def _folder(recipe: Recipe, workdir: Path | None) -> Path:
+    return workdir or Path("work") / recipe.name
 
 
 def _run_stage(
@@ -103,7 +125,11 @@ def _run_stage(
     update_lock: bool = False,
 ) -> None:
     recipe = load_recipe(reference, overrides or [])
-    _runner(recipe, stages_up_to(recipe, STAGES, name), workdir, workers, update_lock).run(only=name)
+    _runner(recipe, stages_up_to(recipe, STAGES, name), workdir, workers, update_lock, name).run(only=name)
+
+
+def _wanted(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], str]:
+    return runnable_stages(recipe, STAGES) if to is None else (stages_up_to(recipe, STAGES, to), "")
 
 
 @app.command()
@@ -117,7 +143,7 @@ def run(
 ) -> None:
     """Run every stage that is not whole, in order."""
     loaded = load_recipe(recipe, set_ or [])
-    stages, left_out = runnable_stages(loaded, STAGES) if to is None else (stages_up_to(loaded, STAGES, to), "")
+    stages, left_out = _wanted(loaded, to)
     runner = _runner(loaded, stages, workdir, workers, update_lock)
     if left_out:
         runner.reporter.say(left_out)
@@ -218,10 +244,41 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
     """What would run, what is skipped, and why. Writes nothing."""
     loaded = load_recipe(recipe, set_ or [])
     stages, left_out = runnable_stages(loaded, STAGES)
+    folder, reporter = _folder(loaded, workdir), Reporter.to_terminal()
+    lock = pin(loaded, folder, reporter, write=False)
     table = Table("stage", "what", "why", "fingerprint")
-    for planned in _runner(loaded, stages, workdir, write=False).plan():
+    for planned in Runner(loaded, folder, stages, lock, reporter).plan():
         table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
     print_block(table)
+    if left_out:
+        print(left_out)
+
+
+@app.command()
+def check(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    to: Annotated[str | None, typer.Option(help="The last stage that is to run.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_PROCESSES, help="Under torchrun (default: what the layout takes)."),
+    ] = None,
+) -> None:
+    """Find what is wrong with a recipe before any work, all of it at once. Writes nothing; `run` does the same."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, left_out = _wanted(loaded, to)
+    planned = 1 if loaded.train is None or loaded.train.layout.auto else loaded.train.layout.world_size
+    count = processes or int(os.environ.get("WORLD_SIZE", "0")) or planned
+    check_workdir(_folder(loaded, workdir))
+    findings = preflight(loaded, stages, count)
+    for finding in findings:
+        if finding.error is None:
+            print(f"warning: {finding.text}")
+    raise_all(findings)
+    print(f"recipe {loaded.name}: nothing wrong is known of {', '.join(stage.name for stage in stages)}")
+    if count > 1 and "train" in [stage.name for stage in stages]:
+        print(f"train takes {count} processes: torchrun --nproc-per-node N, with {count} over all nodes")
     if left_out:
         print(left_out)
 

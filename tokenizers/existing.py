@@ -4,6 +4,8 @@ import base64
 import hashlib
 import itertools
 import json
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME,
 # The symbols by which published tokenizers end a document: GPT-2 and its kin, Llama 3, Llama 1, Qwen, Gemma, BERT.
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
 
+HUB_TIMEOUT_SECONDS = 5.0
+
 # How GPT-2 cuts text to words (Radford et al. 2019, encoder.py), for ranks that come without a pattern.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
@@ -25,7 +29,7 @@ def find(existing: str) -> Path:
     """The file an `existing` names: itself, or the tokenizer file of a folder, or of a repository of the hub.
 
     Raises InputError if there is none, or the hub cannot be reached."""
-    path = Path(existing)
+    path = Path(existing).expanduser()
     if path.is_dir():
         for name in (JSON_NAME, MODEL_NAME):
             if (path / name).is_file():
@@ -33,7 +37,23 @@ def find(existing: str) -> Path:
         raise InputError(f"{path}: holds neither {JSON_NAME} nor {MODEL_NAME}; name the tokenizer's file itself")
     if path.is_file():
         return path
+    if not is_hub_name(existing):
+        raise InputError(f"tokenizer.existing: {path}: no such file or folder; check the path")
     return _from_hub(existing)
+
+
+def is_hub_name(existing: str) -> bool:
+    """True for `gpt2` and `org/name`; False for what can only be a path: ./x, a/b/c, ~/x, x.json."""
+    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", existing) is not None
+    return named and Path(existing).suffix not in (".model", ".json", ".tiktoken")
+
+
+def require_existing(existing: str) -> None:
+    """Finds in seconds what would fail later. Raises InputError if there is no such tokenizer on this machine, and its
+    name is unknown to the hub or the hub cannot be reached."""
+    path = find(existing)
+    if path.suffix not in (".model", ".json", ".tiktoken"):
+        raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
 
 
 def existing_digest(existing: str) -> str:
@@ -168,12 +188,22 @@ _BYTE_NAMES = _byte_names()
 
 
 def _from_hub(name: str) -> Path:
-    """Downloads tokenizer.json of a hub repository, for example "gpt2"."""
-    from huggingface_hub import hf_hub_download  # only here: it reads the environment and may open the network
+    """tokenizer.json of a hub repository, for example "gpt2": from the local cache, else downloaded.
+
+    The hub is first asked once, for at most HUB_TIMEOUT_SECONDS: huggingface_hub itself tries again for half a minute
+    where there is no network."""
+    from huggingface_hub import constants, hf_hub_download  # only here: it reads the environment, may open the network
 
     try:
-        path = Path(hf_hub_download(name, JSON_NAME))
-        hf_hub_download(name, SETTINGS_NAME)
+        try:
+            path = Path(hf_hub_download(name, JSON_NAME, local_files_only=True))
+            hf_hub_download(name, SETTINGS_NAME, local_files_only=True)
+        except OSError:  # not in the cache
+            if constants.HF_HUB_OFFLINE:
+                raise
+            urllib.request.urlopen(f"{constants.ENDPOINT}/{name}/resolve/main/{JSON_NAME}", timeout=HUB_TIMEOUT_SECONDS)
+            path = Path(hf_hub_download(name, JSON_NAME))
+            hf_hub_download(name, SETTINGS_NAME)
         return path
     except Exception as error:  # of many kinds: no such name, no network, no rights
         raise InputError(

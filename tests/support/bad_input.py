@@ -10,6 +10,7 @@ fixture `refuses`:
         refuses(case)
 """
 
+import copy
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ def small(*changes: str) -> str:
     """The small recipe as YAML, with fields set: small("train.tokens: 1", "sources.0.paths: []").
 
     A value is YAML and is written into the text as it is given; a value of `-` takes the field away."""
-    content = yaml.safe_load(yaml.safe_dump(SMALL))
+    content = copy.deepcopy(SMALL)
     texts: dict[str, str] = {}
     for number, change in enumerate(changes):
         dotted, _, value = change.partition(": ")

@@ -1,0 +1,239 @@
+"""What can be known to be wrong before any work: found in seconds, all of it at once.
+
+Each check looks at one stage and yields findings; a stage that is complete, or that will not run, is not looked at."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
+from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
+from gristmill.data_pipeline.readers.files import is_address
+from gristmill.data_pipeline.readers.foreign import check_kinds
+from gristmill.data_pipeline.readers.resolve import locate
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.stage import Stage
+from gristmill.tokenizers.existing import require_existing
+from gristmill.training.parallel.layout import objections
+from gristmill.training.planner.command import resolve_layout
+from gristmill.training.planner.hardware import load_hardware
+
+HELD_OUT_TASKS = ("bits_per_byte", "cloze")
+# A cloze question shows at most 500 bytes and asks for a line of 20 to 160, wrong ones up to 1.5 times as long
+# (evaluation/held_out.py). English text has about 4 bytes a token at 8,000 pieces or more, 5 at 100,000 and more.
+LONGEST_QUESTION_BYTES, SHORTEST_QUESTION_BYTES = 740, 80
+USUAL_BYTES_PER_TOKEN, HIGHEST_BYTES_PER_TOKEN = 4, 5
+MARKUP_FORMATS = ("html", "warc", "arc")  # a few per cent of the bytes are text
+PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".parquet")
+PACKED_RATIO = 3  # gzip and zstd make English text about a third
+UNKNOWN_VOCABULARY = 10**6  # of an existing tokenizer, which is read later: no layout is refused for its vocabulary
+
+
+@dataclass(frozen=True)
+class Finding:
+    """error: the exception it would become, or None for a warning."""
+
+    text: str
+    error: type[RecipeError] | type[InputError] | None = RecipeError
+
+
+def require_ready(recipe: Recipe, stages: Sequence[Stage], workdir: Path, world_size: int, reporter: Reporter) -> None:
+    """Says the warnings. Raises RecipeError or InputError with every other finding, a line each."""
+    findings = preflight(recipe, [stage for stage in stages if not is_complete(stage, recipe, workdir)], world_size)
+    for finding in findings:
+        if finding.error is None:
+            reporter.say(f"warning: {finding.text}")
+    raise_all(findings)
+
+
+def raise_all(findings: Sequence[Finding]) -> None:
+    wrong = [finding for finding in findings if finding.error is not None]
+    if wrong:
+        kind = RecipeError if any(finding.error is RecipeError for finding in wrong) else InputError
+        raise kind("\n".join(finding.text for finding in wrong))
+
+
+def preflight(recipe: Recipe, stages: Sequence[Stage], world_size: int) -> list[Finding]:
+    """Everything that is wrong with running these stages on so many processes. Reads the recipe, the names of files and
+    their first bytes; writes nothing."""
+    return [
+        finding for stage in stages for check in CHECKS.get(stage.name, ()) for finding in check(recipe, world_size)
+    ]
+
+
+def is_complete(stage: Stage, recipe: Recipe, workdir: Path) -> bool:
+    """True if the stage's folder was made from the same part of the recipe. (Whether from the same inputs, the runner
+    finds out, and then does it again.)"""
+    folder = workdir / stage.name
+    if not (folder / MANIFEST_NAME).is_file():
+        return False
+    try:
+        manifest = read_manifest(folder)
+        return manifest.code_version == stage.code_version and manifest.config == stage.config(recipe)
+    except (InputError, RecipeError):
+        return False
+
+
+def check_workdir(workdir: Path) -> None:
+    """Raises RecipeError if the work folder is a file, InputError if nothing can be written there."""
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise RecipeError(f"--workdir {workdir}: {existing} is a file; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(
+            f"--workdir {workdir}: {existing} cannot be written (a read-only disk, or not yours); name another folder"
+        )
+
+
+def _sources(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    """Files of this machine; what lies behind an address is asked for when it is read."""
+    for source in recipe.sources:
+        if source.format in ("python_docs", "datasets") or any(map(is_address, source.paths)):
+            continue
+        try:
+            check_kinds(source.name, source.format, list(locate(source).values()))
+        except InputError as error:
+            yield Finding(f"source {source.name}: {str(error).removeprefix(f'source {source.name}: ')}", InputError)
+
+
+def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    wanted, near = recipe.curate.decontaminate, recipe.curate.near_dedup
+    named = {f"near_dedup.protected: {path}": path for path in (near.protected if near else ())}
+    for benchmark in wanted.benchmarks if wanted else ():
+        named |= {f"decontaminate.benchmarks {benchmark.name}: {path}": path for path in benchmark.paths}
+    for name, path in named.items():
+        if not path.exists():
+            yield Finding(f"curate.{name}: there is no such file or folder; check the path", InputError)
+
+
+def _tokenizer(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    if recipe.tokenizer.existing is not None:
+        try:
+            require_existing(recipe.tokenizer.existing)
+        except InputError as error:
+            yield Finding(str(error), InputError)
+
+
+def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    model, train = recipe.training()
+    vocabulary = UNKNOWN_VOCABULARY if recipe.tokenizer.existing else recipe.tokenizer.vocab_size
+    try:
+        load_hardware(train.layout.hardware)
+        if train.layout.auto:
+            resolve_layout(model, vocabulary, train, world_size)
+            return
+    except RecipeError as error:
+        yield Finding(f"train.layout: {error}")
+        return
+    for reason in objections(model, train, vocabulary, world_size):
+        yield Finding(f"train.layout: {reason}")
+
+
+def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    initial = recipe.training().train.initial
+    if initial is not None and not (Path(initial) / MANIFEST_NAME).is_file():
+        yield Finding(
+            f"train.initial: {initial} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
+            "checkpoints/step-00000100, or make one with `gristmill import`",
+            InputError,
+        )
+
+
+def _validation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    if recipe.training().train.validation.every and not recipe.curate.splits.validation:
+        yield Finding(
+            "curate.splits.validation is 0, so there is no validation loss; raise it, or set train.validation.every: 0",
+            None,
+        )
+
+
+def _live_evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    evaluation = recipe.training().train.evaluation
+    if evaluation.every:
+        yield from _tasks("train.evaluation.tasks", evaluation.tasks, recipe)
+
+
+def _evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    yield from _tasks("evaluate.tasks", recipe.evaluate.tasks, recipe)
+    if recipe.evaluate.samples and not recipe.curate.splits.test:
+        yield Finding(
+            "evaluate.samples continue held-out documents, and curate.splits.test is 0; raise it, or set samples: 0"
+        )
+
+
+def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding]:
+    held_out = [name for name in tasks if name in HELD_OUT_TASKS]
+    if held_out and not recipe.curate.splits.test:
+        yield Finding(
+            f"{field}: {', '.join(held_out)} read held-out documents, and curate.splits.test is 0; raise it, or leave "
+            "them out"
+        )
+    if "cloze" in tasks:
+        yield from _cloze(field, recipe.training().model.context, recipe.evaluate)
+    named = [name for name in tasks if name not in HELD_OUT_TASKS]
+    if named:
+        # Loaded here: lm-eval takes seconds, and recipes that name only the held-out tasks need it later.
+        from gristmill.evaluation.harness import require_tasks
+
+        for name in named:
+            try:
+                require_tasks([name], Path(recipe.evaluate.data) if recipe.evaluate.data else None)
+            except (RecipeError, InputError) as error:
+                yield Finding(f"{field}: {error}", type(error))
+
+
+def _cloze(field: str, context: int, evaluate: EvaluateConfig) -> Iterator[Finding]:
+    shortest = SHORTEST_QUESTION_BYTES // HIGHEST_BYTES_PER_TOKEN
+    longest = LONGEST_QUESTION_BYTES // USUAL_BYTES_PER_TOKEN
+    if context < shortest:
+        yield Finding(
+            f"{field}: a question of cloze has {SHORTEST_QUESTION_BYTES} bytes or more, at least {shortest} tokens, "
+            f"and model.context is {context}; raise it, or leave cloze out"
+        )
+    elif context < longest:
+        yield Finding(
+            f"{field}: questions of cloze have up to {LONGEST_QUESTION_BYTES} bytes, about {longest} tokens, and "
+            f"model.context is {context}: those that do not fit are not evaluated",
+            None,
+        )
+
+
+def _repeats(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    """Estimated from the files' sizes; when the stage index is complete, training says it exactly."""
+    sizes = {source.name: _text_bytes(source) for source in recipe.sources}
+    weights = {source.name: source.weight for source in recipe.sources}
+    if recipe.train is None or not any(sizes.values()) or (None in weights.values() and not all(sizes.values())):
+        return
+    tokens = {name: size // USUAL_BYTES_PER_TOKEN for name, size in sizes.items()}
+    epochs = epochs_by_source(tokens, weights, recipe.train.tokens, recipe.index.phases)
+    for line in repeat_warnings(epochs, tokens, recipe.train.tokens):
+        yield Finding(
+            f"{line.removeprefix('warning: ')} (estimated from the raw files at {USUAL_BYTES_PER_TOKEN} bytes a token, "
+            "before anything is removed; exact after the stage index)",
+            None,
+        )
+
+
+def _text_bytes(source: SourceConfig) -> int:
+    """About how much text a source's local files hold; 0 where that is not to be seen."""
+    if source.format in ("python_docs", "datasets", *MARKUP_FORMATS) or any(map(is_address, source.paths)):
+        return 0
+    try:
+        found = locate(source).values()
+    except InputError:  # another check says it
+        return 0
+    return sum(Path(path).stat().st_size * (PACKED_RATIO if path.endswith(PACKED_SUFFIXES) else 1) for path in found)
+
+
+CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
+    "curate": (_sources, _listed_files),
+    "tokenizer": (_tokenizer,),
+    "index": (_repeats,),
+    "train": (_layout, _start, _validation, _live_evaluation),
+    "evaluate": (_evaluation,),
+}
