@@ -20,11 +20,11 @@ from measure import Figure, arguments, in_turn, print_figures
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.evaluation.config import CPU_BATCH_TOKENS
 from gristmill.evaluation.few_shot import set_shots
-from gristmill.evaluation.harness import TASK_FOLDER
 from gristmill.evaluation.held_out import HeldOut, Question
 from gristmill.evaluation.held_out_tasks import bits_per_byte_task, cloze_task
 from gristmill.evaluation.huggingface import write_huggingface
 from gristmill.evaluation.language_model import LanguageModel
+from gristmill.evaluation.task_files import TASK_FOLDER
 from gristmill.evaluation.transformer_backbone import TransformerBackbone
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config import ModelConfig

@@ -14,9 +14,9 @@ from lm_eval.tasks import TaskManager
 
 from gristmill.data_pipeline.decontamination.benchmark import field_value
 from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.evaluation.harness import TASK_FOLDER
 from gristmill.evaluation.offline import offline
 from gristmill.evaluation.suites import SUITES
+from gristmill.evaluation.task_index import task_manager
 
 OURS = "gristmill_"
 
@@ -40,9 +40,7 @@ def benchmark_texts(
     from the data hub. All splits that a task asks questions from are read: test, or validation where there is none.
     Raises InputError if a file is absent or not the pinned one, or a record lacks a field; RecipeError for no such
     task."""
-    manager = TaskManager(
-        include_path=str(TASK_FOLDER), include_defaults=download, metadata={"data": None if data is None else str(data)}
-    )
+    manager = task_manager(data, download)
     for name, fields in tasks:
         for member in SUITES.get(name, (name,)):
             yield from _texts_of_task(_known(member, manager), fields, manager, download)

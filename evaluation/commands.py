@@ -35,6 +35,7 @@ def evaluate_checkpoint(
     cache: Path | None = None,
     corpus: Path | None = None,
     download: bool = False,
+    include_path: Path | None = None,
     place: Place = ONLY_PROCESS,
     tensor: int = 1,
     pipeline: int = 1,
@@ -48,7 +49,7 @@ def evaluate_checkpoint(
     checkpoint = newest_step(checkpoint)
     data = None if config.data is None else Path(config.data)
     held_out = corpus_of(checkpoint.resolve().parents[2:3] if corpus is None else [corpus])
-    places = Places(output, data, held_out, cache, download)
+    places = Places(output, data, held_out, cache, download, include_path)
     if place.world_size == 1:
         rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter, own_device(place))
         if config.weights != "as_trained":
@@ -127,6 +128,8 @@ def evaluate_series(
     tokenizer: Path | None = None,
     cache: Path | None = None,
     corpus: Path | None = None,
+    download: bool = False,
+    include_path: Path | None = None,
 ) -> list[dict[str, object]]:
     """`--every N`: each checkpoint whose step is a multiple of N, and the last, each in OUTPUT/step-...; the points of
     the curve by tokens seen, which also stand in OUTPUT/curve.json."""
@@ -146,7 +149,9 @@ def evaluate_series(
         folder = step_folder(root, step)
         tokens = verified(folder).get("trainer", {}).get("progress", {}).get("tokens")
         reporter.say(f"{folder.name}")
-        rows = evaluate_checkpoint(folder, output / folder.name, config, reporter, tokenizer, cache, corpus)
+        rows = evaluate_checkpoint(
+            folder, output / folder.name, config, reporter, tokenizer, cache, corpus, download, include_path
+        )
         for row in (row for row in rows if row.score is not None):
             points.append(
                 {"step": step, "tokens": tokens, "task": row.task, "metric": row.metric, "score": row.score,

@@ -5,14 +5,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
 
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.config import EvaluateConfig
@@ -21,9 +20,11 @@ from gristmill.evaluation.held_out_tasks import HELD_OUT_TASKS
 from gristmill.evaluation.not_evaluated import leave_out, left_out_notes, too_long_of
 from gristmill.evaluation.offline import offline
 from gristmill.evaluation.standard_errors import add_standard_errors
-from gristmill.evaluation.suites import SUITES, expand
+from gristmill.evaluation.suites import expand
+from gristmill.evaluation.task_files import is_task_file, sandboxed
+from gristmill.evaluation.task_index import TaskSources, known_tasks
 
-TASK_FOLDER = Path(__file__).with_name("tasks")
+NO_SOURCES = TaskSources()
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,24 @@ def run_tasks(
     model: LM,
     tasks: Sequence[str | dict[str, Any]],
     config: EvaluateConfig,
-    data: Path | None = None,
-    download: bool = False,
+    sources: TaskSources = NO_SOURCES,
 ) -> Results | None:
-    """Results of the tasks: names of ours, of suites, or lm-eval task configs. None on every rank but the first.
+    """Results of the tasks: names of ours, of suites, paths of task files, or lm-eval task configs. None on every rank
+    but the first.
 
     Only `evaluate` is called, not lm-eval's command line: that one asks the machine for a description of itself and
-    indexes 14,683 tasks. data: the folder below which the tasks' files stand. download: lm-eval's own tasks may be
-    named too, which read from the data hub."""
+    indexes 14,683 tasks."""
     printed = io.StringIO()
-    with offline(not download), redirect_stderr(printed), redirect_stdout(printed):
-        loaded, left_out = _load(tasks, data, download)
+    with offline(not sources.download), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
+        loaded, said = _load(tasks, sources)
         examples = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
         with _heard_by(model.rank):
-            raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
+            try:
+                raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
+            except (TemplateError, LookupError, SyntaxError, TypeError, ValueError) as error:
+                if not sources.include_path and not any(isinstance(name, str) and is_task_file(name) for name in tasks):
+                    raise
+                raise InputError(f"a task file asks what its records do not hold ({_said(error)}); check it") from error
         too_long = too_long_of(model)
         if raw is None:
             return None
@@ -64,7 +69,7 @@ def run_tasks(
         leave_out(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
     summary = _portable(raw)
     add_standard_errors(summary, samples)
-    notes = [*left_out_notes(samples), *filter(None, examples), *left_out]
+    notes = [*left_out_notes(samples), *filter(None, examples), *said]
     return Results(summary, samples, loaded["tasks"], notes, printed.getvalue())
 
 
@@ -80,21 +85,28 @@ def _heard_by(rank: int) -> Iterator[None]:
         os.environ.pop("LOCAL_RANK") if before is None else os.environ.update({"LOCAL_RANK": before})
 
 
-def _load(tasks: Sequence[str | dict[str, Any]], data: Path | None, download: bool) -> tuple[Any, list[str]]:
-    metadata = {"data": None if data is None else str(data)}
-    manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=download, metadata=metadata)
-    asked = [task for task in tasks if isinstance(task, str)]
-    require_known(asked, [*manager.all_tasks, *SUITES], download)
-    named, left_out = expand(asked, manager.task_index, data)
+def _load(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[Any, list[str]]:
+    """(lm-eval's tasks and groups, what a reader must know of them)."""
+    known = known_tasks([task for task in tasks if isinstance(task, str)], sources)
+    known.require(sources.download)
+    named, left_out = expand(known.asked, known.manager.task_index, sources.data)
     given = [task for task in tasks if not isinstance(task, str)]
     if not named and not given:
         raise RecipeError("nothing to evaluate: " + ("; ".join(left_out) or "name tasks"))
     try:
-        return manager.load([*given, *named]), left_out
+        return known.manager.load([*given, *named]), [*known.notes, *left_out]
+    except (InputError, RecipeError):
+        raise
     except ConnectionError as error:  # the hub's "offline" and "not reachable" are both of this kind
         raise InputError(
             f"{', '.join(named)}: the data could not be fetched ({error}); use a task over local files"
         ) from error
+    except Exception as error:  # of a task file anything can be wrong, and lm-eval does not check it
+        raise InputError(f"{', '.join(named)}: lm-eval makes no task of it ({_said(error)}); check its file") from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
@@ -103,17 +115,8 @@ def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
     named = [name for name in tasks if name not in HELD_OUT_TASKS]
     if named:
         printed = io.StringIO()
-        with offline(), redirect_stderr(printed), redirect_stdout(printed):
-            _load(named, data, download=False)
-
-
-def require_known(names: Sequence[str], known: Sequence[str], download: bool = False) -> None:
-    """Raises RecipeError that names the nearest task."""
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, [*known, *HELD_OUT_TASKS], n=1, cutoff=0.0)[0]
-            hint = "" if download else "; lm-eval's own tasks are known where downloading is allowed (--download)"
-            raise RecipeError(f"no task {name!r}; the nearest is {near!r}{hint}")
+        with offline(), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
+            _load(named, TaskSources(data))
 
 
 LEFT_OUT_OF_CONFIGS = ("custom_dataset", "process_docs", "fewshot_config")  # code

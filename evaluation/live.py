@@ -18,6 +18,7 @@ from gristmill.evaluation.load import check_tokenizer
 from gristmill.evaluation.parallel_backbone import ParallelBackbone
 from gristmill.evaluation.run import Corpus, add_all_sources, held_out_work
 from gristmill.evaluation.table import ScoreRow, score_rows
+from gristmill.evaluation.task_index import TaskSources
 from gristmill.evaluation.transformer_backbone import TransformerBackbone
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config import LayoutConfig
@@ -136,7 +137,7 @@ def _rows(
     """The rows of one task or suite, on every process."""
     alone = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})
     held_out = held_out_work(alone, model.codec, corpus)
-    results = run_tasks(model, held_out.tasks or [task], alone, data)
+    results = run_tasks(model, held_out.tasks or [task], alone, TaskSources(data))
     rows = []
     if results is not None:
         add_all_sources(results, held_out.unigram)

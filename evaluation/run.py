@@ -30,6 +30,7 @@ from gristmill.evaluation.samples import continuations
 from gristmill.evaluation.standard_errors import LN2
 from gristmill.evaluation.statistics import ratio_error
 from gristmill.evaluation.table import ScoreRow, score_rows
+from gristmill.evaluation.task_index import TaskSources
 from gristmill.evaluation.unigram import count_tokens, unigram_bits
 from gristmill.training.parallel.mesh import ALONE, Axis
 
@@ -55,13 +56,19 @@ class HeldOutWork:
 @dataclass(frozen=True)
 class Places:
     """What an evaluation may use. data: the folder that holds the files of named tasks. corpus: for the held-out tasks.
-    cache: a folder for answers given before. download: lm-eval's own tasks may read from the hub."""
+    cache: a folder for answers given before. download: lm-eval's own tasks may read from the hub. include_path: a
+    folder of task files."""
 
     output: Path
     data: Path | None = None
     corpus: Corpus | None = None
     cache: Path | None = None
     download: bool = False
+    include_path: Path | None = None
+
+    @property
+    def tasks(self) -> TaskSources:
+        return TaskSources(self.data, self.download, self.include_path)
 
 
 def evaluate_folder(
@@ -99,7 +106,7 @@ def evaluate(
     model = LanguageModel(subject.backbone, subject.codec, batch_tokens, reporter, cache, data=data)
     held_out = held_out_work(config, subject.codec, places.corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
-    results = run_tasks(model, [*held_out.tasks, *named], config, places.data, places.download)
+    results = run_tasks(model, [*held_out.tasks, *named], config, places.tasks)
     if results is None or not writes:
         return []
     add_all_sources(results, held_out.unigram)

@@ -47,7 +47,7 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
             tasks.append(name)
             continue
         for member in SUITES[name]:
-            absent = _absent(member, index, data)
+            absent = absent_file(member, index, data)
             if absent is None:
                 tasks.append(member)
             else:
@@ -55,8 +55,8 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
     return list(dict.fromkeys(tasks)), said
 
 
-def _absent(task: str, index: Mapping[str, Any], data: Path | None) -> str | None:
-    """The name of the file that is not there. Paths are not told: they differ from machine to machine."""
+def absent_file(task: str, index: Mapping[str, Any], data: Path | None) -> str | None:
+    """The name of the task's file if it is not there. Paths are not told: they differ from machine to machine."""
     config = index[task].cfg
     first = index[config["task"][0]].cfg if isinstance(config["task"], list) else config
     file = first["dataset_kwargs"]["file"]

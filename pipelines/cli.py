@@ -196,7 +196,7 @@ def evaluate(
     set_: SetOption = None,
     workers: WorkersOption = 2,
     checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="A checkpoint alone, no recipe.")] = None,
-    tasks: Annotated[str, typer.Option(help="Names joined by commas, with --checkpoint.")] = "",
+    tasks: Annotated[str, typer.Option(help="Names or YAML files of lm-eval, joined by commas.")] = "",
     shots: Annotated[int | None, typer.Option(min=0, help="Worked examples before each question.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many documents of each task.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Results (default: work/evaluate).")] = None,
@@ -210,6 +210,7 @@ def evaluate(
     tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks that cut one copy's layers.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: stages of one copy.")] = 1,
     download: Annotated[bool, typer.Option("--download", help="lm-eval's own tasks may read from the hub.")] = False,
+    include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of task files (YAML).")] = None,
 ) -> None:
     """Run the stage evaluate of a recipe, or score a checkpoint alone."""
     if (recipe is None) == (checkpoint is None):
@@ -217,12 +218,13 @@ def evaluate(
     if recipe is not None:
         _run_stage("evaluate", recipe, workdir, set_, workers)
         return
-    if not tasks:
-        raise RecipeError("--tasks is missing: names joined by commas, such as --tasks lambada,piqa")
+    names = [name.strip() for name in tasks.split(",")]
+    if not all(names):
+        raise RecipeError("--tasks wants names joined by single commas, such as --tasks piqa,wic")
     assert checkpoint is not None
     files = data_folder(data)
     settings = {
-        "tasks": tasks.split(","),
+        "tasks": names,
         "shots": shots,
         "limit": limit,
         "data": None if files is None else str(files),
@@ -230,7 +232,8 @@ def evaluate(
         "weights": weights,
         "batch_tokens": batch_tokens,
     }
-    evaluate_checkpoint(checkpoint, settings, output, tokenizer, corpus, every, (tensor, pipeline), download)
+    parts = (tensor, pipeline)
+    evaluate_checkpoint(checkpoint, settings, output, tokenizer, corpus, every, parts, download, include_path)
 
 
 def stage_script(name: str) -> None:

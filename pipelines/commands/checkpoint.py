@@ -31,6 +31,7 @@ def evaluate_checkpoint(
     every: int | None,
     parts: tuple[int, int],
     download: bool,
+    include_path: Path | None,
 ) -> None:
     """Scores a checkpoint, or `every` n-th of a run, without a recipe and prints the table. settings: fields of
     EvaluateConfig. parts: the tensor ranks and pipeline stages of one copy. Raises InputError or RecipeError."""
@@ -40,12 +41,13 @@ def evaluate_checkpoint(
 
     config = validate_config(EvaluateConfig, {**settings, "samples": 0})
     folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
+    cache = folder / "cache"
     if every is not None:
-        evaluate_series(checkpoint, folder, config, reporter, every, tokenizer, folder / "cache", corpus)
+        evaluate_series(checkpoint, folder, config, reporter, every, tokenizer, cache, corpus, download, include_path)
         print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
         return
     place = Place.from_environment()
-    evaluate_one(checkpoint, folder, config, reporter, tokenizer, folder / "cache", corpus, download, place, *parts)
+    evaluate_one(checkpoint, folder, config, reporter, tokenizer, cache, corpus, download, include_path, place, *parts)
     if place.rank == 0:
         print((folder / "table.md").read_text("utf-8"))
 

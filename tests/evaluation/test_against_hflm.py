@@ -10,6 +10,7 @@ from gristmill.evaluation.held_out_tasks import bits_per_byte_task
 from gristmill.evaluation.huggingface import write_huggingface
 from gristmill.evaluation.language_model import LanguageModel
 from gristmill.evaluation.load import load_subject
+from gristmill.evaluation.task_index import TaskSources
 
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs accelerate; pip install 'gristmill[bench]'")
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
@@ -63,7 +64,7 @@ def assert_same_answer(left, right):
 def test_every_choice_task_gives_the_same_examples(both, shared_data):
     data = shared_data("benchmarks/arc_easy.jsonl.zst").parents[1]
     config = EvaluateConfig(limit=6)
-    ours, theirs = (run_tasks(model, CHOICES, config, data) for model in both)
+    ours, theirs = (run_tasks(model, CHOICES, config, TaskSources(data)) for model in both)
     assert_same_examples(ours, theirs)
 
 
@@ -71,7 +72,7 @@ def test_few_shot_prompts_are_the_same(both, shared_data):
     data = shared_data("benchmarks/copa.jsonl.zst").parents[1]
     config = EvaluateConfig(limit=6, shots=2)
     names = ["copa", "winogrande"]
-    ours, theirs = (run_tasks(model, names, config, data) for model in both)
+    ours, theirs = (run_tasks(model, names, config, TaskSources(data)) for model in both)
     assert ours.summary["n-shot"] == {"copa": 2, "winogrande": 2}
     assert_same_examples(ours, theirs)
 
@@ -79,7 +80,7 @@ def test_few_shot_prompts_are_the_same(both, shared_data):
 def test_generated_answers_are_the_same(both, shared_data):
     data = shared_data("benchmarks/gsm8k_test.jsonl.zst").parents[1]
     config = EvaluateConfig(limit=4, shots=1)
-    ours, theirs = (run_tasks(model, ["gsm8k"], config, data) for model in both)
+    ours, theirs = (run_tasks(model, ["gsm8k"], config, TaskSources(data)) for model in both)
     assert_same_examples(ours, theirs)
 
 
@@ -88,5 +89,5 @@ def test_minimal_pairs_and_whole_texts_are_the_same(both, shared_data):
     text = HeldOut("0", "notes", "The mill turns all day, and at night it stands. " * 60)
     config = EvaluateConfig(limit=2)
     tasks = [bits_per_byte_task("notes", [text]), "blimp"]
-    ours, theirs = (run_tasks(model, tasks, config, data) for model in both)
+    ours, theirs = (run_tasks(model, tasks, config, TaskSources(data)) for model in both)
     assert_same_examples(ours, theirs)

@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from gristmill.evaluation.few_shot import set_shots
-from gristmill.evaluation.harness import TASK_FOLDER
+from gristmill.evaluation.task_files import TASK_FOLDER
 
 THEIRS = Path(lm_eval.tasks.__file__).parent
 PLACES = {

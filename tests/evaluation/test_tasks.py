@@ -6,10 +6,12 @@ import yaml
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.harness import TASK_FOLDER, run_tasks
+from gristmill.evaluation.harness import run_tasks
 from gristmill.evaluation.language_model import LanguageModel
 from gristmill.evaluation.suites import SUITES
 from gristmill.evaluation.table import score_rows
+from gristmill.evaluation.task_files import TASK_FOLDER
+from gristmill.evaluation.task_index import TaskSources
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def data(tmp_path):
 
 def test_the_sets_that_are_not_pinned_take_their_published_forms(model, data):
     names = ["anli_r1", "gristmill_hans", "race"]
-    results = run_tasks(model, names, EvaluateConfig(), data)
+    results = run_tasks(model, names, EvaluateConfig(), TaskSources(data))
     asked = {
         name: [(sample["arguments"][0][0], sample["target"]) for sample in results.samples[name]] for name in names
     }
@@ -61,15 +63,15 @@ def test_the_sets_that_are_not_pinned_take_their_published_forms(model, data):
 
 
 def test_a_suite_says_what_it_leaves_out_and_a_named_task_is_not_left_out(model, data):
-    results = run_tasks(model, ["mtnlg"], EvaluateConfig(), data)
+    results = run_tasks(model, ["mtnlg"], EvaluateConfig(), TaskSources(data))
     assert sorted(results.samples) == ["anli_r1", "gristmill_hans", "race"]
     said = [note for note in results.notes if "was left out" in note]
     assert len(said) == len(SUITES["mtnlg"]) - 3
     assert said[0] == ("lambada_openai of the suite mtnlg was left out: benchmarks/lambada_openai.jsonl is absent")
     with pytest.raises(InputError, match=r"piqa\.jsonl: absent"):
-        run_tasks(model, ["piqa"], EvaluateConfig(), data)
+        run_tasks(model, ["piqa"], EvaluateConfig(), TaskSources(data))
     with pytest.raises(RecipeError, match="nothing to evaluate: lambada_openai of the suite small"):
-        run_tasks(model, ["small"], EvaluateConfig(), data)
+        run_tasks(model, ["small"], EvaluateConfig(), TaskSources(data))
 
 
 def test_every_task_says_where_it_is_from_and_what_guessing_gives():
@@ -87,6 +89,6 @@ def test_every_task_says_where_it_is_from_and_what_guessing_gives():
 def test_pinned_files_are_the_ones_we_have(model, shared_data):
     """Two documents of each task; chance as the YAML states it."""
     root = shared_data("benchmarks/copa.jsonl.zst").parents[1]
-    results = run_tasks(model, ["copa", "gristmill_hellaswag", "wic"], EvaluateConfig(limit=2), root)
+    results = run_tasks(model, ["copa", "gristmill_hellaswag", "wic"], EvaluateConfig(limit=2), TaskSources(root))
     for row in score_rows(results.summary, results.samples, {}):
         assert row.chance == results.summary["configs"][row.task]["metadata"]["chance"]
