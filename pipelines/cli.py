@@ -27,6 +27,7 @@ from gristmill.pipelines.raw import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.schema import recipe_schema
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.verify import verify as verify_folder
 from gristmill.pipelines.wanted import runnable_stages, stages_up_to
@@ -328,7 +329,7 @@ app.command("tokenizer-compare")(tokenizer_compare)
 @app.command()
 def schema() -> None:
     """The recipe's JSON schema, for editors."""
-    print(json.dumps(Recipe.model_json_schema(), indent=2))
+    print(json.dumps(recipe_schema(), indent=2))
 
 
 if __name__ == "__main__":
