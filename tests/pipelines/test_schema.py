@@ -31,7 +31,7 @@ def test_every_recipe_of_ours_is_valid(validator, name):
         "train.tokens: 8M",
         "sources.0.weight: 1k",
         "curate.filters: [gopher_quality]",
-        "curate.filters: [{gopher_quality: {min_words: 20, min_stop_words: null}}, {c4_quality: null}]",
+        "curate.filters: [{gopher_quality: {min_words: 20, min_stop_words: null}}, {c4: null}]",
         "curate.filters: [{preset: gopher_quality, thresholds: {min_words: 5}}]",
         "curate.span_dedup: {unit: line}",
         "curate.span_dedup: [{unit: line}, {unit: paragraph}]",
