@@ -14,6 +14,7 @@ from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.evaluation.answers import AnswerCache
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.contamination import apart, found_in_corpus
 from gristmill.evaluation.harness import Results, run_tasks
 from gristmill.evaluation.held_out import (
     HeldOut,
@@ -111,6 +112,8 @@ def evaluate(
         return []
     add_all_sources(results, held_out.unigram)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
+    if places.corpus is not None:
+        rows += apart(results, found_in_corpus(places.corpus.curate))
     said = [*notes(config, held_out.unigram), *results.notes]
     write_results(places.output, results.summary, results.samples, rows, said)
     return rows

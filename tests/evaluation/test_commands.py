@@ -6,6 +6,7 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.commands import evaluate_checkpoint, evaluate_series
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.run import Corpus, Places, evaluate_folder
 from gristmill.training.processes import Place
 
 
@@ -18,7 +19,7 @@ def config(tmp_path) -> EvaluateConfig:
     (tmp_path / "data" / "benchmarks").mkdir(parents=True)
     path = tmp_path / "data" / "benchmarks" / "hans_evaluation.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return EvaluateConfig(tasks=("gristmill_hans",), data=str(tmp_path / "data"))
+    return EvaluateConfig(tasks=("gristmill_hans",), data=str(tmp_path / "data"), samples=0)
 
 
 def test_a_checkpoint_alone(tmp_path, config, random_checkpoint, tokenizer_folder):
@@ -48,6 +49,33 @@ def test_a_series_is_a_curve_by_tokens(tmp_path, config, random_checkpoint, toke
     assert json.loads((tmp_path / "out" / "curve.json").read_text()) == points
     with pytest.raises(InputError, match="no checkpoints"):
         evaluate_series(tmp_path / "data", tmp_path / "out", config, Reporter.silent())
+
+
+def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_checkpoint, tokenizer_folder):
+    """Questions 1 and 4 of 6 were found in the corpus; a document that was only annotated still holds the first."""
+    folder = tmp_path / "curate" / "decontamination"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text('{"hans": {}, "rivers": {}}')
+    lines = [
+        {"benchmark": "hans", "example": str(number), "documents": [{"fate": fate}]}
+        for number, fate in ((1, "annotated"), (4, "split"))
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    places = Places(tmp_path / "out", tmp_path / "data", Corpus(tmp_path / "curate", tmp_path / "index", 0))
+    rows = evaluate_folder(random_checkpoint(), None, places, config, Reporter.silent())
+    by_name = {(row.task, row.metric): row for row in rows}
+    whole, clean, held = (by_name[f"gristmill_hans{part}", "acc"] for part in ("", ", clean", ", contaminated"))
+    assert (whole.count, clean.count, held.count) == (6, 4, 2)
+    assert whole.score * 6 == pytest.approx(clean.score * 4 + held.score * 2) and clean.chance == 0.5
+    samples = [json.loads(line) for line in (tmp_path / "out/samples/gristmill_hans.jsonl").read_text().splitlines()]
+    assert held.score == (samples[1]["acc"] + samples[4]["acc"]) / 2
+    written = json.loads((tmp_path / "out" / "results.json").read_text())["contamination"]["gristmill_hans"]
+    assert written["contaminated"]["acc,none"] == held.score and written["left_in_corpus"] == 1
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "2 of the 6 questions asked were found in the corpus (contaminated): 1 were taken out" in table
+    (folder / "questions.jsonl").write_text("{")
+    with pytest.raises(InputError, match=r"questions\.jsonl: damaged .*; run the stage `curate` again"):
+        evaluate_folder(random_checkpoint(), None, places, config, Reporter.silent())
 
 
 def test_processes_must_make_whole_copies(tmp_path, config, random_checkpoint, tokenizer_folder):
