@@ -151,7 +151,10 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with atomic_path(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask says; safetensors lets only the owner read
         save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        temporary.chmod(mode)
 
 
 def _shards(tensors: Mapping[str, Tensor]) -> Iterable[dict[str, Tensor]]:
