@@ -3,8 +3,11 @@
 `encode`: one thread each, MB of text per CPU second, the ids compared one by one.
 `documents_to_index`: the index stage of one worker against a stand-in for Megatron-LM's tools/preprocess_data.py:
 JSON lines, a pool of one process with sentencepiece, and the builder of megatron-core if it is installed (the builder
-is written out here, with the same calls to numpy, where it is not)."""
+is written out here, with the same calls to numpy, where it is not).
+`encode_tiktoken`: a byte-level BPE written as tiktoken ranks and adopted, against tiktoken itself, one thread each.
+`encode_adopted`: the same against Hugging Face's tokenizers, which encode what tiktoken is not proved equal on."""
 
+import base64
 import functools
 import json
 import multiprocessing
@@ -18,17 +21,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sentencepiece
+import tiktoken
 from measure import Figure, arguments, in_turn, print_figures
 from text import documents
 
+import tokenizers
 from gristmill.data_pipeline.indexed.documents import slices
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encode import encode_part, tasks_of
-from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer
+from gristmill.tokenizers.existing import adopt
+from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
 
 
@@ -48,7 +55,13 @@ def main() -> None:
             f"{len(held_out)} held-out documents, {size(held_out) / 1e6:.1f} MB; {vocabulary} pieces", file=sys.stderr
         )
         rounds = 2 if options.quick else options.rounds
-        print_figures([encoding(folder, held_out, rounds), indexing(folder, held_out, rounds)])
+        print_figures(
+            [
+                encoding(folder, held_out, rounds),
+                indexing(folder, held_out, rounds),
+                *adopted(folder / "ranks", texts[::2], held_out, vocabulary, rounds),
+            ]
+        )
 
 
 def size(texts: list[str]) -> int:
@@ -67,6 +80,44 @@ def encoding(folder: Path, texts: list[str], rounds: int) -> Figure:
     megabytes = size(texts) / 1e6
     name = f"sentencepiece {sentencepiece.__version__}"
     return Figure("encode", megabytes / own, "MB/s/core", megabytes / other, name, ratio, goal=3.5)
+
+
+def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int, rounds: int) -> list[Figure]:
+    """Raises SystemExit if a single id differs, or if the tokenizer is not encoded by tiktoken."""
+    folder.mkdir()
+    path = folder / "bpe.tiktoken"
+    ranks = byte_level_ranks(training, vocabulary)
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
+    adopt(TokenizerConfig(existing=str(path)), folder)
+    ours, reference = load_bulk_tokenizer(folder), load_tokenizer(folder)
+    encoding = tiktoken.Encoding("peer", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    peer = functools.partial(encoding.encode_ordinary_batch, num_threads=1)
+    if ours.encoder != "tiktoken" or ours.encode_batch(texts) != peer(texts):
+        sys.exit(f"encoded by {ours.encoder}, or with other ids than tiktoken's")
+    megabytes = size(texts) / 1e6
+    figures = []
+    for name, peer_name, call in (
+        (
+            "encode_tiktoken",
+            f"tiktoken {tiktoken.__version__}",
+            lambda: peer(texts),
+        ),
+        ("encode_adopted", f"tokenizers {tokenizers.__version__}", lambda: reference.encode_batch(texts)),
+    ):
+        own, other, ratio = in_turn(lambda: ours.encode_flat(texts), call, rounds)
+        figures.append(Figure(name, megabytes / own, "MB/s/core", megabytes / other, peer_name, ratio))
+    return figures
+
+
+def byte_level_ranks(texts: list[str], vocabulary: int) -> dict[bytes, int]:
+    """A byte-level BPE of Hugging Face's trainer, as tiktoken writes one: the bytes, then the merges in their order."""
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(BYTE_OF)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(texts, trainer)
+    pieces = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+    return {bytes(BYTE_OF[character] for character in piece): rank for piece, rank in pieces}
 
 
 def indexing(folder: Path, texts: list[str], rounds: int) -> Figure:

@@ -2,29 +2,38 @@
 
 `loader_throughput`: tokens per CPU second, samples 0, 1, 2 ... as torch tensors, two sources blended 0.7 : 0.3.
 `loader_start`: seconds until the first sample, opened anew; the peer's index files are built first, as in a first run.
-`loader_start_1e12`: ours on a sparse dataset of 10^12 tokens; asked for: no more than at 10^8, and under a second.
+`loader_start_1e12`: ours on a sparse dataset of 10^12 tokens and 10^9 documents whose check is remembered; asked for:
+no more than at 10^8, and under a second. `loader_start_best_fit_1e9`: the same with best_fit, whose table is kept.
+`loader_check`: what the one check of a first start reads, .idx and .bin: its tables and digests, in GB per CPU second.
+`loader_check_tables`: the .idx alone, in documents per CPU second; `loader_pack`: the table of best_fit, likewise.
 `loader_memory`: anonymous memory of a process after opening and 1000 samples, less that before.
 The peer is needed: pip install --no-deps megatron-core==0.16.1 (extra `bench`)."""
 
 import json
 import multiprocessing
 import shutil
+import statistics
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from measure import Figure, arguments, in_turn, print_figures
+from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource, SplitCounts, source_prefix, write_dataset
 from gristmill.data_pipeline.indexed.format import HEADER_BYTES, Header, bin_path, idx_path
+from gristmill.data_pipeline.indexed.packing import first_windows, num_groups
+from gristmill.data_pipeline.indexed.packing_table import table_path, write_table
+from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.data_pipeline.indexed.verify import checked_state, record_path
 from gristmill.data_pipeline.indexed.writer import indexed_writer
+from gristmill.data_pipeline.provenance.manifest import write_manifest
+from gristmill.data_pipeline.provenance.remembered import remember
 
 CONTEXT = 2048
 WEIGHTS = {"books": 0.7, "notes": 0.3}
@@ -44,9 +53,14 @@ def main() -> None:
         data = Path(folder) / "data"
         write(data, num_tokens)
         print_figures(
-            [throughput(data, Path(folder), name), start(data, Path(folder), name), growth(Path(folder)),
-             memory(data, Path(folder), name)]
-        )  # fmt: skip
+            [
+                throughput(data, Path(folder), name),
+                start(data, Path(folder), name),
+                *growth(Path(folder)),
+                *checks(data, Path(folder), 10**6 if options.quick else 10**7),
+                memory(data, Path(folder), name),
+            ]
+        )
 
 
 def write(folder: Path, num_tokens: int) -> None:
@@ -76,8 +90,8 @@ def describe(folder: Path, sources: list[IndexedSource]) -> None:
     )
 
 
-def ours(folder: Path):
-    samples = open_samples(folder, "train", CONTEXT, seed=1, config=IndexConfig())
+def ours(folder: Path, packing: str = "concat"):
+    samples = open_samples(folder, "train", CONTEXT, seed=1, config=IndexConfig(packing=packing))
 
     def draw(k: int) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(values) for name, values in samples.sample(k).items()}
@@ -142,9 +156,11 @@ def start(data: Path, folder: Path, name: str) -> Figure:
     return Figure("loader_start", own, "s", other, name, ratio)
 
 
-def growth(folder: Path) -> Figure:
-    """Sparse files: a header, the last entries, and holes. Seconds at 10^12 tokens; at 10^8 and 10^10 on stderr."""
-    seconds = {}
+def growth(folder: Path) -> list[Figure]:
+    """Sparse files: a header, the last entries, and holes, noted as checked, with a table as if packed.
+
+    Seconds at 10^12 tokens; at 10^8 and 10^10 on stderr."""
+    seconds: dict[tuple[str, int], float] = {}
     for num_tokens in (10**8, 10**10, 10**12):
         data = folder / f"sparse{num_tokens}"
         for name in WEIGHTS:
@@ -152,14 +168,57 @@ def growth(folder: Path) -> Figure:
         describe(
             data, [described(name, weight, num_tokens // 2000, num_tokens // 2) for name, weight in WEIGHTS.items()]
         )
-        runs = []
-        for _ in range(5):
-            started = time.perf_counter()
-            ours(data)(0)
-            runs.append(time.perf_counter() - started)
-        seconds[num_tokens] = sorted(runs)[2]
-    print(json.dumps({f"{tokens:.0e}": round(value, 5) for tokens, value in seconds.items()}), file=sys.stderr)
-    return Figure("loader_start_1e12", seconds[10**12], "s")
+        for name in WEIGHTS:
+            note_as_checked(data, name, num_tokens // 2000)
+        for packing, k in (("concat", 0), ("best_fit", None)):  # windows of best_fit would read lengths that are holes
+            runs = sorted(wall_seconds(lambda d=data, p=packing, k=k: first(d, p, k)) for _ in range(5))
+            seconds[packing, num_tokens] = runs[2]
+    print(json.dumps({f"{p} {n:.0e}": round(value, 5) for (p, n), value in seconds.items()}), file=sys.stderr)
+    return [
+        Figure("loader_start_1e12", seconds["concat", 10**12], "s"),
+        Figure("loader_start_best_fit_1e9", seconds["best_fit", 10**12], "s"),
+    ]
+
+
+def first(folder: Path, packing: str, k: int | None) -> None:
+    draw = ours(folder, packing)
+    if k is not None:
+        draw(k)
+
+
+def note_as_checked(folder: Path, name: str, documents: int) -> None:
+    """What a first start leaves behind: the note of the check, and a table of best_fit with 1,600 windows a group."""
+    state = checked_state(folder, "train", name, VOCABULARY, None)
+    remember(record_path(folder, "train", name), state)
+    path = table_path(folder, state["files"][f"{name}.idx"], CONTEXT)
+    write_table(path, np.arange(num_groups(documents) + 1, dtype=np.int64) * 1600)
+
+
+def checks(data: Path, folder: Path, documents: int) -> list[Figure]:
+    """The check of a first start against a manifest, and its two parts that grow with the number of documents."""
+    write_manifest(data, "index", 1, {}, {}, {}, {})
+    num_bytes = sum(path.stat().st_size for path in (data / "train").iterdir())
+
+    def first_start() -> None:
+        shutil.rmtree(data / "cache", ignore_errors=True)
+        ours(data)
+
+    first_start()
+    whole = statistics.median(cpu_seconds(first_start) for _ in range(3))
+    prefix = folder / "many"
+    with indexed_writer(prefix, np.dtype(np.uint16), VOCABULARY) as writer:
+        lengths = np.random.default_rng(1).integers(1, 1000, documents)
+        for part in np.array_split(lengths, 100):
+            writer.add_many(np.full(part.sum(), 7, dtype=np.uint16), part)
+    tables = statistics.median(cpu_seconds(lambda: IndexedReader(prefix)) for _ in range(3))
+    reader = IndexedReader(prefix)
+    first_windows(reader, CONTEXT)
+    packing = cpu_seconds(lambda: first_windows(reader, CONTEXT))
+    return [
+        Figure("loader_check", num_bytes / 1e9 / whole, "GB/s/core"),
+        Figure("loader_check_tables", documents / tables, "documents/s/core"),
+        Figure("loader_pack", documents / packing, "documents/s/core"),
+    ]
 
 
 def sparse(prefix: Path, num_tokens: int, document_tokens: int = 1000) -> None:

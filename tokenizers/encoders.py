@@ -1,4 +1,6 @@
-"""What turns text into ids: sentencepiece, kitoken where it is proved equal, or Hugging Face's tokenizers."""
+"""What turns text into ids: sentencepiece, kitoken where it is proved equal, or Hugging Face's tokenizers.
+
+byte_level.py has tiktoken, in place of the last where that is proved equal."""
 
 import itertools
 from collections.abc import Sequence
@@ -67,10 +69,15 @@ class HuggingFaceEncoder(Encoder):
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:  # its way to refuse a lone surrogate; the others raise UnicodeEncodeError
+            for text in texts:
+                text.encode()
+            raise
 
 
 def first_difference(reference: Encoder, other: Encoder, strings: Sequence[str]) -> str | None:

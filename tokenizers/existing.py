@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.tokenizers.byte_level import GPT2_PATTERN, visible
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import settings_json
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, end_symbol
@@ -20,9 +21,6 @@ from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME,
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
 
 HUB_TIMEOUT_SECONDS = 5.0
-
-# How GPT-2 cuts text to words (Radford et al. 2019, encoder.py), for ranks that come without a pattern.
-GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
 def find(existing: str) -> Path:
@@ -104,9 +102,9 @@ def _end_of(path: Path, content: bytes) -> str:
 def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:
     """tokenizer.json of a tiktoken file: lines of base64(bytes) and rank. The end of document comes after the ranks."""
     ranks = _read_ranks(path)
-    names = {token: _visible(token) for token in ranks}
+    names = {token: visible(token) for token in ranks}
     merges = [
-        [_visible(left), _visible(right)]
+        [visible(left), visible(right)]
         for token in sorted((token for token in ranks if len(token) > 1), key=lambda token: ranks[token])
         for left, right in [last_merge(token, ranks)]
     ]
@@ -171,20 +169,6 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     if missing:
         raise InputError(f"{path}: no rank for {len(missing)} single bytes, the first {missing[0]:#04x}; get it again")
     return ranks
-
-
-def _visible(token: bytes) -> str:
-    """Bytes as GPT-2 writes them in vocabularies: printable Latin-1 as it is, the others from U+0100 on."""
-    return "".join(_BYTE_NAMES[byte] for byte in token)
-
-
-def _byte_names() -> dict[int, str]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
-
-
-_BYTE_NAMES = _byte_names()
 
 
 def _from_hub(name: str) -> Path:

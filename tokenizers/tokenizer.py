@@ -11,6 +11,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.tokenizers.byte_level import TiktokenEncoder, fastest_byte_level, tiktoken_encoder
 from gristmill.tokenizers.config import FIM_SYMBOLS
 from gristmill.tokenizers.encoders import (
     Encoder,
@@ -89,7 +90,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     What encodes is the fastest that is proved, here and now, to give sentencepiece's ids. Raises InputError if the
     folder holds neither file, or no symbol that ends a document."""
-    return _load(folder, fastest_equal)
+    return _load(folder, fastest_equal, lambda content, reference: reference)
 
 
 def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
@@ -97,18 +98,23 @@ def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
 
     encoder names what encodes and skips the proof: for worker processes, whose parent has made it."""
     if encoder is None:
-        return _load(folder, _fastest_in_bulk)
-    return _load(folder, lambda path, processor: _by_name(path, processor, encoder))
+        return _load(folder, _fastest_in_bulk, fastest_byte_level)
+    return _load(
+        folder,
+        lambda path, processor: _by_name(path, processor, encoder),
+        lambda content, reference: _json_by_name(content, reference, encoder),
+    )
 
 
 Choose = Callable[[Path, sentencepiece.SentencePieceProcessor], Encoder]
+ChooseJson = Callable[[dict[str, Any], HuggingFaceEncoder], Encoder]
 
 
-def _load(folder: Path, choose: Choose) -> Tokenizer:
+def _load(folder: Path, choose: Choose, choose_json: ChooseJson) -> Tokenizer:
     if (folder / MODEL_NAME).is_file():
         return _from_model(folder / MODEL_NAME, choose)
     if (folder / JSON_NAME).is_file():
-        return _from_json(folder / JSON_NAME)
+        return _from_json(folder / JSON_NAME, choose_json)
     raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; this is no tokenizer folder")
 
 
@@ -124,6 +130,18 @@ def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor
 def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, name: str) -> Encoder:
     inner = KitokenEncoder(path) if name.endswith(KitokenEncoder.name) else SentencePieceEncoder(processor)
     return SegmentEncoder(inner, _pieces(processor)) if name.startswith("segments") else inner
+
+
+def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: str) -> Encoder:
+    """Raises InputError if the file was replaced by another since its encoder was chosen."""
+    if name != TiktokenEncoder.name:
+        return reference
+    found = tiktoken_encoder(content, reference)
+    if found is None:
+        raise InputError(
+            f"{JSON_NAME}: tiktoken cannot encode it any more; it was replaced: run the same command again"
+        )
+    return found
 
 
 def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
@@ -154,7 +172,7 @@ class _SkippingDecoder:
         return self._tokenizer.decode([token for token in ids if token not in self._skipped], skip_special_tokens=True)
 
 
-def _from_json(path: Path) -> Tokenizer:
+def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
     content = path.read_bytes()
     try:
         tokenizer = HuggingFaceTokenizer.from_str(content.decode())
@@ -171,7 +189,8 @@ def _from_json(path: Path) -> Tokenizer:
         )
     decoder = _SkippingDecoder(tokenizer, {vocabulary[end]})
     digest = hashlib.sha256(content + end.encode()).hexdigest()[:32]
-    return Tokenizer(HuggingFaceEncoder(tokenizer), decoder, pieces, vocabulary[end], digest)
+    encoder = choose(json.loads(content), HuggingFaceEncoder(tokenizer))
+    return Tokenizer(encoder, decoder, pieces, vocabulary[end], digest)
 
 
 def end_symbol(path: Path) -> str:

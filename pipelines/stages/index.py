@@ -176,7 +176,7 @@ STAGE: Stage = Stage(
     config=config,
     run=run,
     sections=("index",),
-    libraries=("sentencepiece", "tokenizers", "kitoken", "numpy"),
+    libraries=("sentencepiece", "tokenizers", "kitoken", "tiktoken", "numpy"),
 )
 
 if __name__ == "__main__":

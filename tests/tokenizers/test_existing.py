@@ -1,57 +1,16 @@
 """Tokenizers of others, used as they are: each held to the library it came from."""
 
-import base64
-import json
-
 import pytest
 import sentencepiece
+import tiktoken
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.byte_level import GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.existing import GPT2_PATTERN, adopt, existing_digest, last_merge
-from gristmill.tokenizers.tokenizer import load_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-
-@pytest.fixture(scope="module")
-def gpt2_like(training_texts, tmp_path_factory):
-    """A byte-level BPE as GPT-2's, trained by Hugging Face's own library."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=["<|endoftext|>"], initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    tokenizer.train_from_iterator(training_texts, trainer)
-    path = tmp_path_factory.mktemp("gpt2") / "tokenizer.json"
-    tokenizer.save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def ranks(gpt2_like, tmp_path_factory):
-    """The same vocabulary as tiktoken writes it: base64 of the bytes, and the rank."""
-    byte_of = {name: number for number, name in byte_names().items()}
-    content = json.loads(gpt2_like.read_text())
-    single = [piece for piece in content["model"]["vocab"] if len(piece) == 1]
-    joined = ["".join(merge) for merge in content["model"]["merges"]]
-    tokens = [bytes(byte_of[character] for character in piece) for piece in [*single, *joined]]
-    path = tmp_path_factory.mktemp("ranks") / "small.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
-    return path, {token: rank for rank, token in enumerate(tokens)}
-
-
-def byte_names() -> dict[int, str]:
-    """GPT-2's printable names of bytes, by the loop of its encoder.py."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    names, extra = {byte: chr(byte) for byte in kept}, 0
-    for byte in range(256):
-        if byte not in names:
-            names[byte] = chr(256 + extra)
-            extra += 1
-    return names
+from gristmill.tokenizers.existing import adopt, existing_digest, last_merge
+from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
+from tokenizers import Tokenizer
 
 
 def test_a_tokenizer_json_is_used_as_it_is(gpt2_like, tmp_path, held_out_texts):
@@ -73,7 +32,6 @@ def test_the_end_of_a_document_is_not_made_from_text(gpt2_like, tmp_path):
 
 
 def test_tiktoken_ranks_give_the_ids_of_tiktoken(ranks, tmp_path, held_out_texts):
-    tiktoken = pytest.importorskip("tiktoken")
     path, table = ranks
     theirs = tiktoken.Encoding("small", pat_str=GPT2_PATTERN, mergeable_ranks=table, special_tokens={})
     adopt(TokenizerConfig(existing=str(path)), tmp_path)
@@ -82,6 +40,13 @@ def test_tiktoken_ranks_give_the_ids_of_tiktoken(ranks, tmp_path, held_out_texts
     for text in held_out_texts[-30:] + adversarial_strings():
         assert ours.encode(text) == theirs.encode_ordinary(text)
         assert ours.decode(ours.encode(text)) == text
+
+
+def test_a_lone_surrogate_is_named(gpt2_like, tmp_path):
+    adopt(TokenizerConfig(existing=str(gpt2_like)), tmp_path)
+    for tokenizer in (load_tokenizer(tmp_path), load_bulk_tokenizer(tmp_path)):
+        with pytest.raises(InputError, match=r"lone surrogate U\+D800 at character 1"):
+            tokenizer.encode("a\ud800b")
 
 
 def test_the_last_merge_worked_by_hand():
