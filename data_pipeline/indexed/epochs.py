@@ -36,7 +36,8 @@ def tokens_drawn(
 
     ({"a": 3.0, "b": 1.0}, 400) -> {"a": 300.0, "b": 100.0}."""
     drawn = dict.fromkeys(weights, 0.0)
-    stretches = [(phase.from_tokens, phase.weights) for phase in phases] or [(0, weights)]
+    stretches: list[tuple[int, Mapping[str, float]]] = [(phase.from_tokens, phase.weights) for phase in phases]
+    stretches = stretches or [(0, weights)]
     ends = [start for start, _ in stretches[1:]] + [train_tokens]
     for (start, shares), end in zip(stretches, ends, strict=True):
         present = {name: share for name, share in shares.items() if name in drawn}
