@@ -13,7 +13,7 @@ from gristmill.pipelines.console import print_block
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import MAX_PROCESSES
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, write_plot
-from gristmill.training.planner.job import Pins
+from gristmill.training.planner.job import MEMORY_MARGIN, Pins
 from gristmill.training.planner.models import load_shape
 from gristmill.training.planner.report import tables, to_json
 from gristmill.training.planner.search import Plan, search
@@ -51,6 +51,9 @@ def layout(
     wide: Annotated[bool, typer.Option(help="Try every size of shard and micro-batch.")] = False,
     offload: Annotated[bool, typer.Option(help="The optimizer's state on the host.")] = False,
     float8: Annotated[bool, typer.Option(help="Linear layers in 8 bits.")] = False,
+    memory_margin: Annotated[
+        float, typer.Option(help="Share of each GPU's memory that no layout may fill.")
+    ] = MEMORY_MARGIN,
     top: Annotated[int, typer.Option(min=1, help="Layouts shown.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="JSON in place of tables.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Writes throughput against GPUs: .png, .svg or .pdf.")] = None,
@@ -77,7 +80,7 @@ def layout(
         if train.layout.auto and gpus is None:
             raise RecipeError("the recipe leaves its layout to the planner; say how many GPUs there are: --gpus")
         count = train.layout.world_size if gpus is None else gpus
-        plan = plan_recipe(shape_config, vocabulary, train, count, hardware, pins)
+        plan = plan_recipe(shape_config, vocabulary, train, count, hardware, pins, memory_margin)
         if train.layout.world_size == count and not train.layout.auto:
             said = compare_recipe(plan, shape_config, train)
     else:
@@ -85,7 +88,16 @@ def layout(
             raise RecipeError("--gpus is needed beside --model")
         shape = load_shape(str(model), context, vocab)
         job = make_job(
-            shape, gpus, hardware, _size(batch_tokens), _size(tokens), software, pins, offload=offload, float8=float8
+            shape,
+            gpus,
+            hardware,
+            _size(batch_tokens),
+            _size(tokens),
+            software,
+            pins,
+            offload=offload,
+            float8=float8,
+            memory_margin=memory_margin,
         )
         plan = search(job)
     _show(plan, said, top, as_json)

@@ -149,6 +149,11 @@ class LayoutConfig(Config):
         0, ge=0, le=MAX_LAYERS, description="stages a pipeline rank holds; 0 means the schedule's usual number"
     )
     cuts: tuple[int, ...] | None = Field(None, description="first layer of each stage but the first; None cuts by cost")
+    rank_order: tuple[int, ...] | None = Field(
+        None,
+        description="torchrun's ranks in the order pipeline, replicate, shard, context, tensor (the last fastest), "
+        "beginning with rank 0; None: as they come",
+    )
     micro_batch: int = Field(
         0, ge=0, le=MAX_BATCH_TOKENS, description="samples in a micro-batch; 0 lets the engine choose"
     )
@@ -166,6 +171,26 @@ class LayoutConfig(Config):
             if getattr(self, axis) > 1:
                 raise ValueError(f"the {axis} axis is not built yet; set {axis}: 1")
         return self
+
+    @model_validator(mode="after")
+    def rank_order_names_each_rank_once(self) -> Self:
+        if self.rank_order is not None and sorted(self.rank_order) != list(range(self.world_size)):
+            raise ValueError(
+                f"rank_order must name each of the {self.world_size} ranks 0 to {self.world_size - 1} once; "
+                "leave it out for the launcher's own order"
+            )
+        if self.rank_order is not None and self.rank_order[0] != 0:
+            raise ValueError(
+                f"rank_order begins with rank {self.rank_order[0]}, but rank 0, which writes the checkpoints, must "
+                "come first; begin with the pipeline stage that holds it"
+            )
+        return self
+
+    def position_of(self, rank: int) -> int:
+        """Where a rank of the launcher stands in the mesh: its rank in torch's process group.
+
+        Groups of torch are always in rising order of rank, so it is the ranks that are reordered, not the mesh."""
+        return rank if self.rank_order is None else self.rank_order.index(rank)
 
     @model_validator(mode="after")
     def schedule_is_legal(self) -> Self:

@@ -1,7 +1,7 @@
 """The processes of a run: each joins the group, and all must have been given the same recipe."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,10 +38,9 @@ def joined(
     model: ModelConfig,
     recipe_digest: str,
     timeout_seconds: float,
-    rank_order: Sequence[int] | None = None,
 ) -> Iterator[Mesh]:
     """The mesh of all processes; without a process group if this is the only one. Raises RecipeError if the processes
-    were given different recipes. rank_order: the planner's placement (see build_mesh)."""
+    were given different recipes."""
     device = own_device(place)
     if place.world_size == 1:
         yield single_process(device)
@@ -50,13 +49,17 @@ def joined(
     store, _, _ = next(dist.rendezvous("env://"))
     patience = timedelta(seconds=2 * timeout_seconds)  # the watchdog, which can name the place, comes first
     dist.init_process_group(
-        backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=patience
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=layout.position_of(place.rank),
+        world_size=place.world_size,
+        timeout=patience,
     )
     silence_redistribution()
     try:
         with first_failure_named(place.rank, store):
             check_same_recipe(recipe_digest, place)
-            yield build_mesh(layout, model.num_kv_heads, device, rank_order)
+            yield build_mesh(layout, model.num_kv_heads, device)
     finally:
         dist.destroy_process_group()
 

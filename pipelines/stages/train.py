@@ -59,13 +59,12 @@ def run(context: StageContext) -> dict[str, Any]:
     model, train = recipe.training()
     data = open_data(context)
     place = Place.from_environment()
-    rank_order = None
     if train.layout.auto:
-        train, rank_order = resolve_layout(model, data.samples.vocab_size, train, place.world_size)
+        train = resolve_layout(model, data.samples.vocab_size, train, place.world_size)
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
-    with joined(place, train.layout, model, digest, train.watch.timeout_seconds, rank_order) as mesh:
+    with joined(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
         return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter, evaluate).to_the_end()
 

@@ -3,7 +3,6 @@
 import logging
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,17 +56,15 @@ def single_process(device: torch.device | str = "cpu") -> Mesh:
     return Mesh(torch.device(device))
 
 
-def build_mesh(
-    layout: LayoutConfig, num_kv_heads: int, device: torch.device, rank_order: Sequence[int] | None = None
-) -> Mesh:
-    """The mesh of the default process group. rank_order lists the ranks in the order pipeline, replicate, shard,
-    context, tensor (the last changes fastest): the planner's placement; by default tensor ranks are neighbours.
+def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device) -> Mesh:
+    """The mesh of the default process group: pipeline, replicate, shard, context, tensor, the last changing fastest, so
+    that tensor ranks are neighbours. layout.rank_order was applied when the processes joined the group.
 
     With fewer key/value heads than tensor ranks, consecutive ranks share one head: kv_shard x kv_copy = tensor."""
     kv_shard = math.gcd(num_kv_heads, layout.tensor)
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.context, kv_shard, layout.tensor // kv_shard)
     names = ("pipeline", "replicate", "shard", "context", "kv_shard", "kv_copy")
-    ranks = torch.tensor(rank_order if rank_order is not None else range(math.prod(sizes))).reshape(sizes)
+    ranks = torch.arange(math.prod(sizes)).reshape(sizes)
     grid = DeviceMesh(device.type, ranks, mesh_dim_names=names)
     tensor_grid = grid["kv_shard", "kv_copy"]._flatten("tensor")
     sharded = grid["shard", "context"]._flatten("fsdp")

@@ -5,6 +5,7 @@ python -m gristmill.training.planner.calibrate
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from gristmill.training.planner.flops import recomputed_flops, step_flops
 from gristmill.training.planner.hardware import Hardware, load_hardware
@@ -52,6 +53,29 @@ def fit(rows: Sequence[Row] = CALIBRATION) -> Sustained:
     return Sustained(matmul=round(best[0], 3), memory=round(best[1], 3), network=round(best[2], 3))
 
 
+class LeftOut(NamedTuple):
+    """The constants of the other rows, and the error on the row that was left out."""
+
+    row: Row
+    constants: Sustained
+    error: float
+
+
+def leave_one_out(rows: Sequence[Row] = CALIBRATION) -> list[LeftOut]:
+    """Fits as many times as there are rows, each time without one: what a fit is worth on a row it has not seen."""
+    found = []
+    for row in rows:
+        constants = fit([other for other in rows if other is not row])
+        found.append(LeftOut(row, constants, errors([row], constants)[0]))
+    return found
+
+
+def refit_spread(fits: Sequence[LeftOut]) -> dict[str, tuple[float, float]]:
+    """By constant, its least and greatest value over the fits."""
+    values = {name: [getattr(one.constants, name) for one in fits] for name in Sustained.model_fields}
+    return {name: (min(each), max(each)) for name, each in values.items()}
+
+
 def fit_sustained(row: Row) -> float:
     """What the row says of its GPU's `sustained`, all else as in its profile: where the forecast meets it, by bisection
     to three decimals."""
@@ -90,6 +114,10 @@ def main() -> None:
         print(f"{row.name:8s} published {row.tflops:5.0f}  forecast {row.tflops * (1 + error):6.1f}  {error:+.1%}")
     print(f"H100, sustained: {fit_sustained(LLM_C_ROW)}")
     print(f"mean error {sum(abs(e) for e in errors(CALIBRATION, constants)) / len(CALIBRATION):.2%}")
+    fits = leave_one_out()
+    print(f"mean error of a row left out {sum(abs(one.error) for one in fits) / len(fits):.2%}")
+    for name, (low, high) in refit_spread(fits).items():
+        print(f"{name}: {low:.3f} to {high:.3f} over the fits with one row left out")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What `gristmill layout` and `train.layout: auto` call: from plain arguments to a plan, from a plan to a layout."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.hardware import load_hardware
-from gristmill.training.planner.job import Job, Pins
+from gristmill.training.planner.job import MEMORY_MARGIN, Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import context_objection, objection
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
@@ -30,6 +31,7 @@ def make_job(
     pins: Pins = Pins(),  # noqa: B008 (frozen)
     offload: bool = False,
     float8: bool = False,
+    memory_margin: float = MEMORY_MARGIN,
 ) -> Job:
     """A job from the command line's words. batch_tokens: of one step, 4 million by default; a number that is no whole
     number of samples is taken as about so many. Raises RecipeError where a name, a count or the batch is wrong."""
@@ -48,6 +50,7 @@ def make_job(
         offload=offload,
         float8=float8,
         pins=pins,
+        memory_margin=memory_margin,
     )
 
 
@@ -69,20 +72,18 @@ def plan_recipe(
     gpus: int,
     hardware: str = "h100",
     pins: Pins = Pins(),  # noqa: B008 (frozen)
+    memory_margin: float = MEMORY_MARGIN,
 ) -> Plan:
     """Every layout of a recipe's training on so many GPUs."""
     software = "gristmill" if train.compile else "gristmill-eager"
     shape = shape_of(model, vocab)
-    return search(
-        make_job(shape, gpus, hardware, train.batch_tokens, train.tokens, software, pins, float8=train.float8)
-    )
+    job = make_job(shape, gpus, hardware, train.batch_tokens, train.tokens, software, pins, float8=train.float8)
+    return search(replace(job, memory_margin=memory_margin))
 
 
-def resolve_layout(
-    model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
-) -> tuple[TrainConfig, tuple[int, ...] | None]:
+def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int) -> TrainConfig:
     """What `train.layout: auto` stands for on so many GPUs: the training with the fastest layout that fits and that the
-    engine runs (with torch.compile too, if that is wanted), and the rank order for build_mesh, or None.
+    engine runs (with torch.compile too, if that is wanted), its cuts and its order of ranks.
 
     Raises RecipeError where there is none, with the mend."""
     if train.batch_tokens % model.context:
@@ -96,10 +97,10 @@ def resolve_layout(
     for forecast in plan.ranked:
         if train.compile and forecast.layout.schedule in ("zbv", "dualpipev"):
             continue
-        layout = forecast.layout.config(forecast.cuts)
+        layout = forecast.layout.config(forecast.cuts, forecast.placement.rank_order)
         chosen = TrainConfig.model_validate(fields | {"layout": layout.model_dump()})
         if not any(objections(model, chosen, vocab, gpus)):
-            return chosen, forecast.placement.rank_order
+            return chosen
     raise RecipeError(f"train.layout auto: {nothing_fits(plan)}")
 
 
@@ -131,5 +132,6 @@ def recipe_text(plan: Plan) -> str:
         return f"forecast only: {reason}"
     if plan.job.offload:
         return "forecast only: the engine does not keep the optimizer's state on the host"
-    fields = best.layout.config(best.cuts).model_dump(mode="json", exclude_defaults=True)
+    layout = best.layout.config(best.cuts, best.placement.rank_order)
+    fields = layout.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump({"train": {"layout": fields}}, sort_keys=False)

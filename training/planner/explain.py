@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.placement import stays_in_nodes
 from gristmill.training.planner.schedule import bubble_share
 from gristmill.training.planner.search import Forecast, Plan, Planner
 
@@ -22,11 +23,11 @@ def explain(plan: Plan) -> list[str]:
 
 def compare(plan: Plan, own: Forecast) -> str:
     """A recipe's own layout beside the best."""
-    best, limit = plan.best, plan.job.hardware.device.memory_gib
+    best, limit = plan.best, plan.job.usable_bytes / GIB
     need = own.memory.total / GIB
     text = f"the recipe's layout ({own.layout.name()}): {own.tokens_per_second:,.0f} tokens/s, {need:.1f} GiB"
     if need > limit:
-        return f"{text}, which does not fit {limit:.1f} GiB; the best that fits: {best.layout.name()}"
+        return f"{text}, which does not fit the usable {limit:.1f} GiB; the best that fits: {best.layout.name()}"
     if own.tokens_per_second >= best.tokens_per_second:
         return f"{text}: nothing faster was found"
     return f"{text}: {_slower(own, best)} than the best, {best.layout.name()}"
@@ -57,8 +58,9 @@ def _memory(plan: Plan, best: Forecast) -> str:
     ranks = [one.total / GIB for one in Planner(plan.job).memory_by_rank(best.layout, best.cuts)]
     least = f" The lightest pipeline rank, {ranks.index(min(ranks))}, needs {min(ranks):.1f}." if len(ranks) > 1 else ""
     return (
-        f"The fullest rank needs {memory.total / GIB:.1f} of {limit:.1f} GiB: {state:.1f} of parameters, gradients and "
-        f"optimizer, {memory.activations / GIB:.1f} of activations, {memory.buffers / GIB:.1f} of buffers.{least}"
+        f"The fullest rank needs {memory.total / GIB:.1f} of {limit:.1f} GiB ({plan.job.memory_margin:.0%} are kept "
+        f"free): {state:.1f} of parameters, gradients and optimizer, {memory.activations / GIB:.1f} of activations, "
+        f"{memory.buffers / GIB:.1f} of buffers.{least}"
     )
 
 
@@ -67,11 +69,10 @@ def _tensor(plan: Plan, best: Forecast) -> str:
     if size == 1:
         other = _rival(plan, best, lambda one: one.tensor)
         return f"No tensor axis: the best with tensor {other.layout.tensor} is {_slower(other, best)}." if other else ""
-    where = (
-        f"stays within a node of {node} ({PAPER}, takeaway 1)"
-        if size <= node
-        else f"crosses nodes of {node}, against {PAPER}'s takeaway 1: what it saves in memory is worth more here"
-    )
+    if stays_in_nodes(best.layout, best.placement, "tensor", node):
+        where = f"stays within a node of {node} ({PAPER}, takeaway 1)"
+    else:
+        where = f"crosses nodes of {node}, against {PAPER}'s takeaway 1: what it saves in memory is worth more here"
     share = best.time.tensor / best.time.total
     return (
         f"Tensor {size} {where}; its collectives take {share:.1%} of the step. {_against(plan, best, 'tensor', size)}"

@@ -37,7 +37,7 @@ class Layout:
         """A step's micro-batches on each pipeline: 1536 samples, data 32, micro-batch 4 -> 12."""
         return batch_samples // (self.data * self.micro_batch)
 
-    def config(self, cuts: tuple[int, ...] | None = None) -> LayoutConfig:
+    def config(self, cuts: tuple[int, ...] | None = None, rank_order: tuple[int, ...] | None = None) -> LayoutConfig:
         """The recipe's `train.layout`; what has no effect keeps its default. Raises pydantic's ValidationError
         where the engine cannot run it yet."""
         usual = STAGES_PER_RANK.get(self.schedule)
@@ -51,6 +51,7 @@ class Layout:
             schedule=self.schedule,
             virtual_stages=0 if usual or self.pipeline == 1 else self.virtual,
             cuts=cuts,
+            rank_order=rank_order,
             micro_batch=self.micro_batch,
             reshard_after_forward=self.reshard or self.pipeline > 1,
             recompute=self.recompute,

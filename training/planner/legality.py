@@ -9,6 +9,10 @@ from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.schedule import least_microbatches, microbatches_fit
 from gristmill.training.planner.shape import Shape
 
+NOT_BUILT = "the engine does not run the context axis yet"
+# Schedules that take the backward pass apart, which torch's recomputation by operator forbids.
+SPLIT_BACKWARD = ("zbv", "dualpipev")
+
 
 def context_objection(shape: Shape, context: int) -> str | None:
     """Why a search leaves so many context ranks out unless they are asked for; None if it takes them."""
@@ -17,7 +21,7 @@ def context_objection(shape: Shape, context: int) -> str | None:
     try:
         LayoutConfig(context=context)
     except ValidationError:
-        return "the engine does not run the context axis yet; --context-axis N forecasts it all the same"
+        return f"{NOT_BUILT}; --context-axis N forecasts it all the same"
     return None
 
 
@@ -65,6 +69,6 @@ def _pipeline_objection(layout: Layout, microbatches: int) -> str | None:
         return f"fewer micro-batches than {layout.schedule} needs to fill its pipeline (one for each rank)"
     if not microbatches_fit(layout.schedule, layout.pipeline, microbatches):
         return "interleaved runs in rounds of as many micro-batches as ranks, and these are no whole number of rounds"
-    if layout.schedule == "zbv" and layout.recompute == "operators":
-        return "zbv cannot recompute by operator"
+    if layout.schedule in SPLIT_BACKWARD and layout.recompute == "operators":
+        return f"{layout.schedule} cannot recompute by operator"
     return None

@@ -38,9 +38,13 @@ class Memory:
     fragmentation: float = 0.0
 
     @property
+    def moving(self) -> float:
+        """What comes and goes within a step."""
+        return self.activations + self.logits + self.buffers + self.framework + self.fragmentation
+
+    @property
     def total(self) -> float:
-        state = self.parameters + self.gradients + self.optimizer
-        return state + self.activations + self.logits + self.buffers + self.framework + self.fragmentation
+        return self.parameters + self.gradients + self.optimizer + self.moving
 
 
 class MemoryModel:

@@ -4,8 +4,11 @@ Ring algorithms (Patarasuk and Yuan 2009; nccl-tests' performance notes): with n
 reduce-scatter moves S (n-1)/n through each rank's wire, an all-reduce twice that.
 """
 
-from math import log2
+from functools import lru_cache
+from math import gcd, log2
 from typing import NamedTuple
+
+import numpy as np
 
 from gristmill.training.planner.rates import Rates
 
@@ -17,19 +20,51 @@ class Wire(NamedTuple):
     latency: float
 
 
-def group_wire(rates: Rates, size: int, stride: int) -> Wire:
-    """Of the group of `size` ranks 0, stride, 2 stride, ...; node_gpus neighbours share a node.
+def group_wire(rates: Rates, size: int, stride: int, gpus: int | None = None) -> Wire:
+    """Of the groups of `size` ranks b, b + stride, b + 2 stride, ... that fill `gpus` ranks (None: any number of them);
+    node_gpus neighbours share a node. All groups of an axis work at once, so the slowest one's wire counts.
 
-    A group with k members in a node drives k adapters: 4 data ranks in each of 8 nodes share 4 x 25 GB/s."""
-    hardware = rates.hardware
-    inside, inside_latency = rates.link(hardware.node_link)
-    members = max(1, min(size, hardware.node_gpus // stride)) if stride < hardware.node_gpus else 1
-    if size <= members:
-        return Wire(inside, inside_latency)
-    outside, outside_latency = rates.link(hardware.network)
+    A group with k members in a node drives k adapters there: 4 data ranks in each of 8 nodes share 4 x 25 GB/s. Where
+    its nodes hold unequal numbers the smallest decides: ranks 6, 7 | 8 of a tensor group of 3 on nodes of 8 have 1."""
+    node = rates.hardware.node_gpus
+    inside = Wire(*rates.link(rates.hardware.node_link))
+    members = fewest_in_a_node(size, stride, node, gpus)
+    return inside if members == size else between_nodes(rates, members)
+
+
+def between_nodes(rates: Rates, members: int) -> Wire:
+    """Of a group whose nodes hold at least `members` of its ranks each."""
+    inside, outside = Wire(*rates.link(rates.hardware.node_link)), Wire(*rates.link(rates.hardware.network))
     if members == 1:
-        return Wire(outside, outside_latency)
-    return Wire(min(inside, members * outside), max(inside_latency, outside_latency))
+        return outside
+    return Wire(min(inside.bandwidth, members * outside.bandwidth), max(inside.latency, outside.latency))
+
+
+@lru_cache(maxsize=65536)
+def fewest_in_a_node(size: int, stride: int, node_gpus: int, gpus: int | None = None) -> int:
+    """Over all groups b, b + stride, ... of `size` ranks, the fewest members that one has in a node it uses; `size`
+    where every group lies within one node.
+
+    (4, 1, 8) -> 4; (3, 1, 8) -> 1: ranks 6, 7 | 8; (16, 1, 8) -> 8; (2, 8, 8) -> 1."""
+    if size == 1:
+        return 1
+    if stride >= node_gpus:
+        return 1
+    block = size * stride
+    blocks = node_gpus // gcd(block, node_gpus)  # after so many the pattern repeats
+    if gpus is not None:
+        blocks = min(blocks, max(1, gpus // block))
+    starts = np.arange(blocks)[:, None] * block + np.arange(stride)[None, :]
+    return fewest_neighbours(starts.reshape(-1, 1) + np.arange(size) * stride, node_gpus)
+
+
+def fewest_neighbours(groups: np.ndarray, node_gpus: int) -> int:
+    """The same for groups that are given: int64[groups, size], ranks in the launcher's order."""
+    nodes = np.sort(groups // node_gpus, axis=1)
+    begins = np.ones(nodes.shape, dtype=bool)
+    begins[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
+    places = np.flatnonzero(begins)
+    return int(np.diff(np.append(places, nodes.size)).min())
 
 
 def gather_volume(num_bytes: float, size: int) -> float:

@@ -64,6 +64,7 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         "name": layout.name(),
         "cuts": list(forecast.cuts) if forecast.cuts else None,
         "tokens_per_second": forecast.tokens_per_second,
+        "tokens_per_second_range": list(forecast.tokens_per_second_range),
         "tokens_per_second_per_gpu": forecast.tokens_per_second / layout.gpus,
         "mfu": forecast.mfu,
         "tflops_per_gpu": forecast.tflops_per_gpu(job.shape),
@@ -73,6 +74,8 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         | {"total": forecast.time.total},
         "bytes": {f.name: getattr(forecast.memory, f.name) for f in fields(forecast.memory)}
         | {"total": forecast.memory.total},
+        "bytes_range": list(forecast.memory_range),
+        "usable_bytes": job.usable_bytes,
         "bytes_by_pipeline_rank": [memory.total for memory in planner.memory_by_rank(layout, forecast.cuts)],
         "bytes_sent": {f.name: getattr(sent, f.name) for f in fields(sent)},
         "placement": {
@@ -98,7 +101,7 @@ def ranking(plan: Plan, top: int) -> Table:
     batch = f"{job.samples:,} samples of {job.shape.context:,} tokens a step"
     title = f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
     table = Table(title=f"{title}\n{batch}")
-    for name in ("layout", "tokens/s", "MFU", "step s", "GiB"):
+    for name in ("layout", "tokens/s", "range", "MFU", "step s", "GiB"):
         table.add_column(name, justify="left" if name == "layout" else "right")
     if job.tokens is not None:
         table.add_column("days", justify="right")
@@ -107,9 +110,12 @@ def ranking(plan: Plan, top: int) -> Table:
         row = [
             one.layout.name(),
             f"{one.tokens_per_second:,.0f}",
+            "-".join(
+                f"{bound:,.3g}" if bound < 1000 else f"{bound / 1e3:,.0f}k" for bound in one.tokens_per_second_range
+            ),
             f"{one.mfu:.1%}",
             f"{one.time.total:.3f}",
-            f"{one.memory.total / GIB:.1f}",
+            "-".join(f"{bound / GIB:.1f}" for bound in one.memory_range),
         ]
         if job.tokens is not None:
             price = cost(job, one)

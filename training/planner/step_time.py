@@ -66,13 +66,17 @@ def default_wires(layout: Layout, rates: Rates) -> Wires:
     """With ranks in the mesh's order, the last axis fastest: pipeline, replicate, shard, context, tensor."""
     beside_shard = layout.tensor * layout.context
     beside_replicate = beside_shard * layout.shard
+
+    def wire(size: int, stride: int) -> Wire:
+        return group_wire(rates, size, stride, layout.gpus)
+
     return Wires(
-        tensor=group_wire(rates, layout.tensor, 1),
-        context=group_wire(rates, layout.context, layout.tensor),
-        shard=group_wire(rates, layout.shard * layout.context, layout.tensor),
-        replicate=group_wire(rates, layout.replicate, beside_replicate),
-        data=group_wire(rates, layout.data * layout.context, layout.tensor),
-        pipeline=group_wire(rates, layout.pipeline, beside_shard * layout.data),
+        tensor=wire(layout.tensor, 1),
+        context=wire(layout.context, layout.tensor),
+        shard=wire(layout.shard * layout.context, layout.tensor),
+        replicate=wire(layout.replicate, beside_replicate),
+        data=wire(layout.data * layout.context, layout.tensor),
+        pipeline=wire(layout.pipeline, beside_shard * layout.data),
     )
 
 
