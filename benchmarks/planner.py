@@ -23,7 +23,7 @@ from gristmill.training.parallel.forked import ForkedPool
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
-from gristmill.training.planner.calibrate import errors
+from gristmill.training.planner.calibrate import errors, leave_one_out, refit_spread
 from gristmill.training.planner.claims import claims
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.job import Job
@@ -32,7 +32,7 @@ from gristmill.training.planner.models import named_shape
 from gristmill.training.planner.published import CALIBRATION
 from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
-from gristmill.training.planner.search import search
+from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 from gristmill.training.planner.shape import shape_of
 from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.step_time import StepModel
@@ -131,6 +131,13 @@ def published_figures() -> list[Figure]:
         mean = 100 * statistics.fmean(abs(error) for error in found)
         figures.append(Figure(f"forecast_error_{_slug(name)}", mean, "% mean"))
     Console(width=120).print(table)
+    fits = leave_one_out()
+    figures.append(Figure("forecast_error_row_left_out", 100 * statistics.fmean(abs(f.error) for f in fits), "% mean"))
+    for name, (low, high) in refit_spread(fits).items():
+        figures.append(Figure(f"refit_spread_{name}", 100 * (high - low), "% of the profile's rate"))
+    held_out = [abs(error) for rows in HELD_OUT.values() for error in errors(rows, FITTED)]
+    inside = statistics.fmean(error <= THROUGHPUT_ERROR for error in held_out)
+    figures.append(Figure("published_within_range", 100 * inside, "%"))
     said = Table("claim", "published", "forecast", title="what the paper of 2021 says of its figures 12 to 18")
     made = claims()
     for claim in made:

@@ -162,9 +162,10 @@ def naive_wires(layout: Layout, rates: Rates) -> Wires:
 
 
 def launcher_ranks(clusters: Sequence[Cluster], node_gpus: int) -> np.ndarray:
-    """Cluster after cluster, node after node; the cluster of node 0 comes first, since rank 0 writes the checkpoints.
+    """Cluster after cluster, node after node; the cluster of the first node comes first, since rank 0 writes the
+    checkpoints.
     Nodes 0, 2 in one cluster and 1, 3 in another, 2 GPUs each: 0 1 4 5 2 3 6 7."""
-    rising = sorted((sorted(numbers) for numbers in _node_numbers(clusters)), key=lambda numbers: numbers[0] != 0)
+    rising = sorted(sorted(numbers) for numbers in _node_numbers(clusters))
     nodes = np.concatenate([np.array(numbers) for numbers in rising])
     ranks: np.ndarray = (nodes[:, None] * node_gpus + np.arange(node_gpus)).reshape(-1)
     return ranks
