@@ -20,8 +20,8 @@ from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.optional_signals import OptionalSignals
 from gristmill.data_pipeline.provenance.canonical import fingerprint
-from gristmill.data_pipeline.provenance.files import atomic_path
 from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile
+from gristmill.data_pipeline.provenance.sealed import is_sealed, sealed_path
 from gristmill.data_pipeline.readers.fields import metadata_json
 from gristmill.data_pipeline.readers.read import FilePart, file_parts, read_part
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
@@ -117,7 +117,7 @@ def _file_parts(task: tuple[RawFile, str, SourceConfig, int]) -> list[FilePart]:
 
 def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
     """Every task's file is there. Files that are there already are kept as they are."""
-    missing = [task for task in tasks if not task.path.exists()]
+    missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
         _edited(["Compiled once here, the kernels are then loaded by every worker."], missing[0].config)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
@@ -126,7 +126,7 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
 def annotate(task: AnnotateTask) -> None:
     """Writes the task's file: one row a record, readable or not, in the order of the parts."""
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
-    with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
+    with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
         records = ((part.file, record) for part in task.parts for record in read_part(part, task.source))
         while batch := list(islice(records, BATCH_DOCUMENTS)):
             file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)

@@ -12,7 +12,7 @@ from gristmill.data_pipeline.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.optional_signals import OptionalSignals
 from gristmill.data_pipeline.pii import PiiConfig, replace_pii
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import is_sealed, sealed_path
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.slices import Slice, slice_groups
@@ -58,7 +58,7 @@ class ShardTask:
 
 def write_shard(task: ShardTask) -> None:
     """Both files of the shard are there; a shard of which both are there already is kept."""
-    if task.documents.exists() and task.signals.exists():
+    if is_sealed(task.documents) and is_sealed(task.signals):
         return
     schema = signals_schema(task.edits, task.optional, task.pii is not None, task.scores is not None)
     columns = [
@@ -66,8 +66,8 @@ def write_shard(task: ShardTask) -> None:
         *(name for name in schema.names[1:] if name not in LATE_FIELDS),
     ]
     with (
-        atomic_path(task.documents) as documents,
-        atomic_path(task.signals) as signals,
+        sealed_path(task.documents) as documents,
+        sealed_path(task.signals) as signals,
         pq.ParquetWriter(documents, DOCUMENT_SCHEMA, compression="zstd") as documents_file,
         pq.ParquetWriter(signals, schema, compression="zstd") as signals_file,
     ):

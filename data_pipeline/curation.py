@@ -23,7 +23,9 @@ from gristmill.data_pipeline.curated import CuratedSource
 from gristmill.data_pipeline.decide import DecideTask, Rules, decide_all, rules_of
 from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.decontamination.decontaminate import all_examples
+from gristmill.data_pipeline.dedup.arrays import MARK_NAME
 from gristmill.data_pipeline.dedup.protected import keep_signatures, protected_corpora
+from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.deduplication import deduplicate
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.filters.choice import FilterChoice
@@ -34,6 +36,7 @@ from gristmill.data_pipeline.pii import pii_rules
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.data_pipeline.provenance.sealed import drop_damaged, remove_seals, seal_of
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.rewriting import rewrite
 from gristmill.data_pipeline.rewritten import measure_again
@@ -55,13 +58,14 @@ def curate(
     """Fills `folder` with documents, signals, ledger, quarantine and counts; returns the counts.
 
     Annotated files go to `cache`, where a later run with other thresholds finds them. Shards that stand in `folder`
-    already, from a run of the same config and lock that was stopped, are kept. task_examples: the texts of the tasks
-    that config.decontaminate names.
+    already, from a run of the same config and lock that was stopped, are kept where they are as they were written, and
+    so are files of the cache. task_examples: the texts of the tasks that config.decontaminate names.
     Raises InputError for a source without files or documents, or one that the rules leave empty; for a benchmark
     that cannot be read and a protected corpus without its signatures, before any work starts."""
     if config.decontaminate is not None:
         all_examples(config.decontaminate, task_examples)
     protected = protected_corpora(config.near_dedup)
+    drop_damaged(cache, engine.reporter.say, unsealed=(MARK_NAME, STORE_FILE))
     annotated_folder = cache / "annotated"
     tasks = [
         annotation_tasks(s, lock.source(s.name), annotate_config(s, config), annotated_folder, engine) for s in sources
@@ -93,6 +97,7 @@ def curate(
     write_atomic(folder / COUNTS_NAME, canonical_json(summary) + b"\n")
     _forget_others(cache / "annotated", tasks)
     shutil.rmtree(cache / "dedup", ignore_errors=True)
+    remove_seals(folder)
     return summary
 
 
@@ -190,7 +195,7 @@ def _rule_table(curated: Sequence[CuratedSource]) -> dict[str, Any]:
 
 def _forget_others(folder: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
     """Annotated files of earlier settings or raw files go; the next run of this recipe needs only these."""
-    wanted = {task.path for group in tasks for task in group}
+    wanted = {path for group in tasks for task in group for path in (task.path, seal_of(task.path))}
     for path in folder.iterdir():
         if path not in wanted:
             path.unlink()

@@ -12,9 +12,10 @@ from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.ledger import LaterStep
 from gristmill.data_pipeline.provenance.canonical import fingerprint
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import is_sealed, seal, sealed_path
 from gristmill.data_pipeline.quality import (
     FACTS_NAME,
+    WEIGHTS_NAME,
     QualityClassifier,
     keeps,
     load_classifier,
@@ -61,8 +62,10 @@ def judge(
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = cache / fingerprint(_identity(sources, config))
-    if not (work / FACTS_NAME).is_file():
+    if not all(is_sealed(work / name) for name in (WEIGHTS_NAME, FACTS_NAME)):
         _train(by_name, config).save(work)
+        for name in (WEIGHTS_NAME, FACTS_NAME):
+            seal(work / name)
     load_classifier(work).save(folder)
     judged = [by_name[name] for name in config.judged]
     tasks = [
@@ -82,7 +85,7 @@ def score(task: ScoreTask) -> None:
     classifier = load_classifier(task.classifier)
     cut = Slice(task.annotated, np.arange(task.num_rows))
     found = [classifier.scores(table.column("text").to_pylist()) for table in slice_groups(cut, ["text"])]
-    with atomic_path(task.path) as temporary, temporary.open("wb") as file:
+    with sealed_path(task.path) as temporary, temporary.open("wb") as file:
         np.save(file, np.concatenate([np.empty(0), *found]))
 
 

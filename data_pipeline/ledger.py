@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.cuts import CUTS
 from gristmill.data_pipeline.decide import KEPT, QUARANTINED, Rules, failures, signal_values
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import is_sealed, sealed_path
 from gristmill.data_pipeline.slices import Slice, read_slice
 
 CUT = pa.struct([CUTS.field(name) for name in CUTS.names if name != "doc_id"])
@@ -143,9 +143,9 @@ class LedgerTask:
 
 def write_ledger(task: LedgerTask) -> None:
     """The shard is there; one that is there already is kept."""
-    if task.path.exists():
+    if is_sealed(task.path):
         return
-    with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, LEDGER_SCHEMA, compression="zstd") as file:
+    with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, LEDGER_SCHEMA, compression="zstd") as file:
         held: list[dict[str, Any]] = []
         evidence = task.evidence.rows()
         for cut, taken_by, splits in zip(task.slices, task.taken_by, task.splits, strict=True):

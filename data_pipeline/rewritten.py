@@ -21,7 +21,7 @@ from gristmill.data_pipeline.decide import KEPT, Verdicts
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.deduplication import work_folder
 from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 from gristmill.data_pipeline.readers.fields import metadata_json
 from gristmill.data_pipeline.rewriting import Rewriting
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect
@@ -103,7 +103,7 @@ def write_rewritten(task: RewrittenFile) -> None:
     living = task.part.living()
     pieces = _pieces(task.pieces)
     parents = [np.empty(0, np.int64)]
-    with pq.ParquetFile(task.annotated) as file, atomic_path(task.path) as temporary:
+    with pq.ParquetFile(task.annotated) as file, sealed_path(task.path) as temporary:
         schema = file.schema_arrow.append(PARENT_ROW)
         with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             start = 0
@@ -117,7 +117,7 @@ def write_rewritten(task: RewrittenFile) -> None:
                 start += len(table)
         if task.scores is not None:
             scores = np.load(task.scores)[np.concatenate(parents)]
-            with atomic_path(task.new_scores) as unfinished, unfinished.open("wb") as scores_file:
+            with sealed_path(task.new_scores) as unfinished, unfinished.open("wb") as scores_file:
                 np.save(scores_file, scores)
 
 

@@ -30,7 +30,7 @@ from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.dedup.part import Part, utf8_of
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _cut_part(task) -> None:
         "hits": _table([outcome.hit for outcome in outcomes], HITS),  # last: its file says that all are whole
     }
     for name, table in tables.items():
-        with atomic_path(_file(prefix, name)) as temporary:
+        with sealed_path(_file(prefix, name)) as temporary:
             pq.write_table(table, temporary, compression="zstd")
 
 

@@ -10,14 +10,15 @@ import numpy as np
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import atomic_path, is_temporary, sweep, write_atomic
+from gristmill.data_pipeline.provenance.files import is_temporary, sweep, write_atomic
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 
 MARK_NAME = "identity.json"
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes one .npy file, whole or not at all."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    with sealed_path(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
 
 

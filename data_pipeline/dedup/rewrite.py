@@ -17,7 +17,7 @@ from gristmill.data_pipeline.cuts import CUTS, complement, cut_row, in_order
 from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.dedup.part import BATCH_ROWS, Part, open_part
 from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 
 REWRITTEN = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
 # Of a document with spans: the share of its bytes that they hold, and the characters left without them, white space
@@ -74,7 +74,7 @@ def rewrite_parts(
     claim(folder, {**settings, "parts": [part_identity(part) for part in parts], "spans": _digest(table)})
     spans_file = folder / "spans.parquet"
     if not spans_file.exists():
-        with atomic_path(spans_file) as temporary:
+        with sealed_path(spans_file) as temporary:
             pq.write_table(table, temporary, compression="zstd")
     tasks = [
         RewriteTask(part, spans_file, rule, in_bytes, is_cut, folder / f"part-{number:05d}.parquet")
@@ -117,14 +117,14 @@ def _rewrite_part(task: RewriteTask) -> None:
     spans = _spans_of(task)
     record = Record([], [])
     if spans and task.is_cut:
-        with atomic_path(task.path) as temporary, pq.ParquetWriter(temporary, REWRITTEN, compression="zstd") as writer:
+        with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, REWRITTEN, compression="zstd") as writer:
             for doc_ids, texts in _rewritten(task, spans, record):
                 writer.write_table(pa.table([pa.array(doc_ids), pa.array(texts, pa.string())], schema=REWRITTEN))
     elif spans:
         for _ in _rewritten(task, spans, record):
             pass
     for path, rows, schema in ((task.cuts, record.cuts, CUTS), (task.left, record.left, LEFT)):
-        with atomic_path(path) as temporary:
+        with sealed_path(path) as temporary:
             pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
 
 

@@ -27,6 +27,7 @@ from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
 from gristmill.data_pipeline.provenance.files import atomic_path, file_digest, write_atomic
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 
 if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
     from datasketch import MinHash
@@ -220,7 +221,7 @@ def _sign_part(task: tuple[Part, SignatureScheme, Path, int]) -> None:
     part, scheme, folder, number = task
     documents = int(part.living().sum())
     columns: list[tuple[pa.Array, ...]] = []
-    with atomic_path(signatures_file(folder, number)) as temporary, temporary.open("wb") as file:
+    with sealed_path(signatures_file(folder, number)) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (documents, scheme.hashes)}
         np.lib.format.write_array_header_1_0(file, header)
         for rows, doc_ids, texts in part.batches():
@@ -229,7 +230,7 @@ def _sign_part(task: tuple[Part, SignatureScheme, Path, int]) -> None:
             signatures, shingles = signatures_of(data, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
             file.write(signatures.tobytes())
             columns.append((doc_ids.cast(pa.string()), pa.array(rows), pa.array(np.diff(offsets)), pa.array(shingles)))
-    with atomic_path(documents_file(folder, number)) as temporary:
+    with sealed_path(documents_file(folder, number)) as temporary:
         pq.write_table(_documents(columns), temporary, compression="zstd")
 
 

@@ -19,7 +19,7 @@ from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identit
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids
 from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.
@@ -107,7 +107,7 @@ def _cut_part(task: tuple[Part, SpanDedupConfig, Path]) -> None:
 
 
 def _write_ids(path: Path, ids: list[str], lengths: list[int]) -> None:
-    with atomic_path(path) as temporary:
+    with sealed_path(path) as temporary:
         pq.write_table(pa.table({"doc_id": pa.array(ids, pa.string()), "length": lengths}), temporary)
 
 

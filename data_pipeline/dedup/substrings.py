@@ -24,7 +24,7 @@ from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.data_pipeline.provenance.sealed import sealed_path
 
 # start, stop: bytes of the document's UTF-8, on character bounds. kept_in: the document of the first place.
 REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
@@ -197,7 +197,7 @@ def _gather(
     with ExitStack() as files, engine.reporter.meter("groups of documents", sum(p.bytes for p in parts), "B") as meter:
         writers = {}
         for number in numbers:
-            path = files.enter_context(atomic_path(_texts_file(folder, number)))
+            path = files.enter_context(sealed_path(_texts_file(folder, number)))
             writers[number] = files.enter_context(pa.ipc.new_stream(path, TEXTS))
         for part, groups in zip(parts, group_of, strict=True):
             for rows, doc_ids, texts in part.batches(np.isin(groups, numbers)):
@@ -219,7 +219,7 @@ def _search_group(task: tuple[Path, int, Path]) -> None:
     rows = [(ids[owner], start, stop, ids[keeper]) for owner, start, stop, keeper in found]
     columns = list(zip(*rows, strict=True)) or [()] * len(REPEATS)
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, REPEATS, strict=True)], schema=REPEATS)
-    with atomic_path(path) as temporary:
+    with sealed_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     texts.unlink()
 

@@ -236,7 +236,7 @@ def test_workers_shards_and_parts_change_no_byte(books, tmp_path, monkeypatch):
         run_curate([books], tmp_path / str(workers), workers=workers, shard_bytes=10_000, **steps(tmp_path))
     monkeypatch.setattr("gristmill.data_pipeline.annotate.LEAST_PART_BYTES", 4_000)
     run_curate([books], tmp_path / "cut", shard_bytes=10_000, **steps(tmp_path))
-    assert len(list((tmp_path / "cut/cache/annotated").iterdir())) > 4
+    assert len(list((tmp_path / "cut/cache/annotated").glob("*.parquet"))) > 4
     whole = tree_digests(tmp_path / "1/curate")
     assert tree_digests(tmp_path / "2/curate") == tree_digests(tmp_path / "cut/curate") == whole
     assert "decontamination/report.json" in whole
@@ -274,6 +274,29 @@ def test_killed_in_the_middle_of_each_step_and_run_again_gives_the_same_bytes(bo
         process.join()
         assert process.exitcode == -signal.SIGKILL, name
     assert list((tmp_path / "killed/cache/dedup").iterdir())
+    run_curate([books], tmp_path / "killed", **settings)
+    found = tree_digests(tmp_path / "killed/curate")
+    assert {name: d for name, d in found.items() if not name.endswith(".tmp")} == tree_digests(
+        tmp_path / "whole/curate"
+    )
+
+
+def test_damaged_intermediate_files_are_made_again(books, tmp_path):
+    """A byte of every file of the cache and of the half-done folder is another after a kill: the bytes are the same."""
+    settings = steps(tmp_path)
+    run_curate([books], tmp_path / "whole", **settings)
+    server = multiprocessing.get_context("forkserver")
+    arguments = (books.model_dump_json(), str(tmp_path / "killed"), settings, "report.md")
+    process = server.Process(target=curate_and_die, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    damaged = [p for p in sorted((tmp_path / "killed").rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    assert len(damaged) > 20
+    for path in damaged:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2 : len(content) // 2 + 1] = b"" if len(content) % 2 else b"~"
+        path.write_bytes(content)
     run_curate([books], tmp_path / "killed", **settings)
     found = tree_digests(tmp_path / "killed/curate")
     assert {name: d for name, d in found.items() if not name.endswith(".tmp")} == tree_digests(

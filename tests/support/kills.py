@@ -145,13 +145,14 @@ def kill_worker_at(run: Run, moment: float, rng: random.Random) -> bool:
 
 
 def files_of(folder: Path, left_out: Sequence[str] = ("logs",)) -> dict[str, str]:
-    """Relative name -> digest of every file, hidden ones too, that is under no folder called as in left_out. The lease
-    is left out: it names the process that wrote last."""
+    """Relative name -> digest of every file, hidden ones too, that is under no folder called as in left_out. Left out
+    are the lease, which names the process that wrote last, and seals, which remember inodes and times."""
     return {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         and path.name != LEASE_NAME
+        and path.suffix != ".seal"
         and not set(left_out) & set(path.relative_to(folder).parts[:-1])
         and CACHE_FOLDER not in path.relative_to(folder).parts[1:-1]  # of a stage: it remembers inodes and times
     }
