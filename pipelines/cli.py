@@ -80,12 +80,17 @@ def main() -> None:
         _leave(said, 1)
     except MemoryError:
         _leave("memory ran out; what is finished is kept: run the same command with fewer --workers", 1)
-    except KeyboardInterrupt:
-        _leave(INTERRUPTED, 130)
-    except SystemExit as error:  # typer makes one of a KeyboardInterrupt, and says nothing
-        if error.code == 130:
-            _leave(INTERRUPTED, 130)
-        raise
+    except SystemExit as error:
+        if (interrupt := _interrupt_behind(error)) is None:
+            raise
+        _leave(str(interrupt) or INTERRUPTED, 130)
+
+
+def _interrupt_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """typer makes SystemExit of Ctrl-C and says nothing; training's KeyboardInterrupt says what it saved."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _leave(error: object, code: int) -> None:

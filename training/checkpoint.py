@@ -1,12 +1,14 @@
 """Checkpoints: torch.distributed.checkpoint folders under names that no layout changes, whole or absent, equal bytes
 for equal runs.
 
-ROOT/step-00000250/ holds one .distcp file a rank, .metadata, model.json and, written last, manifest.json with every
-file's digest. The digests are checked before torch unpickles .metadata; a checkpoint from elsewhere should come as
-safetensors, because a manifest proves that files belong together, not that their author means well."""
+ROOT/step-00000250/ holds one .distcp file a rank, .metadata, model.json, a copy of the metrics up to that step and,
+written last, manifest.json with every file's digest and its own. The digests are checked before torch unpickles
+.metadata; a checkpoint from elsewhere should come as safetensors, because a manifest proves that files belong
+together, not that their author means well. A hidden folder (.step-...) is half written or half removed."""
 
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,14 +28,20 @@ from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import sync, write_atomic
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, differences, read_manifest, write_manifest
+from gristmill.data_pipeline.provenance.manifest import (
+    Manifest,
+    differences,
+    read_manifest,
+    write_manifest,
+)
 from gristmill.training.config import ModelConfig
 from gristmill.training.model.initial import fill
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
-CODE_VERSION = 1  # of the names and meaning of what is saved
+CODE_VERSION = 2  # of the names and meaning of what is saved
+STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
 class ModelCard(dict[str, Any]):
@@ -57,18 +65,26 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def steps_in(root: Path) -> list[int]:
-    """Steps whose checkpoint stands, rising."""
-    return sorted(int(path.name.removeprefix("step-")) for path in root.glob("step-*"))
+    """Steps whose checkpoint stands, rising. Other names in the folder are no checkpoints."""
+    found = [STEP_NAME.fullmatch(path.name) for path in root.glob("step-*") if path.is_dir()]
+    return sorted(int(match[1]) for match in found if match)
 
 
 def save(
-    root: Path, step: int, tensors: Mapping[str, Tensor], card: ModelCard, facts: Mapping[str, Any], mesh: Mesh
+    root: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    card: ModelCard,
+    facts: Mapping[str, Any],
+    mesh: Mesh,
+    texts: Mapping[str, bytes] | None = None,
 ) -> None:
-    """The checkpoint of this step is whole on disk; called by all processes. facts: the run's state, as JSON."""
+    """The checkpoint of this step is whole on disk; called by all processes. facts: the run's state, as JSON.
+    texts: files by name to be kept in the checkpoint, such as the metrics so far; those of rank 0 count."""
     folder = _fresh_folder(root, step, mesh)
-    with _quiet(), _disk_errors():
+    with _quiet(), disk_errors():
         dcp.save(dict(tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
-    commit(root, step, card, facts, mesh, mesh.world.group)
+    commit(root, step, card, facts, mesh, mesh.world.group, texts)
 
 
 def start_saving(
@@ -83,17 +99,25 @@ def start_saving(
 
 
 def commit(
-    root: Path, step: int, card: ModelCard, facts: Mapping[str, Any], mesh: Mesh, group: dist.ProcessGroup | None
+    root: Path,
+    step: int,
+    card: ModelCard,
+    facts: Mapping[str, Any],
+    mesh: Mesh,
+    group: dist.ProcessGroup | None,
+    texts: Mapping[str, bytes] | None = None,
 ) -> None:
     """Digests and the manifest, then the name: a checkpoint is whole from the rename on."""
     _wait_for_all(group)
     if mesh.is_first:
         half, whole = _half_written(root, step), step_folder(root, step)
         write_card(half, card)
+        for name, content in (texts or {}).items():
+            write_atomic(half / name, content)
         write_manifest(half, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
         sync(half)
         if whole.exists():
-            shutil.rmtree(whole)
+            _remove(whole)
         os.replace(half, whole)
         sync(root)
     _wait_for_all(group)
@@ -107,35 +131,50 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
 
 def verified(folder: Path) -> dict[str, Any]:
     """The facts of a checkpoint all of whose files are as they were written. Raises InputError naming what is not."""
-    manifest = read_manifest(folder)
-    wrong = differences(folder, manifest)
-    if wrong:
-        raise InputError(
-            f"{folder}: this checkpoint is damaged: {'; '.join(wrong)}; remove it to use the one before it"
-        )
-    if manifest.code_version != CODE_VERSION:
-        raise InputError(f"{folder}: a checkpoint of version {manifest.code_version}, this code reads {CODE_VERSION}")
-    return manifest.facts
+    return _verified_manifest(folder).facts
 
 
-def newest_whole(root: Path, reporter: Reporter) -> tuple[Path, dict[str, Any]] | None:
-    """The last checkpoint that is whole, and its facts. Damaged ones are named and passed over; rubble is removed."""
+def newest_whole(root: Path, card: ModelCard, reporter: Reporter) -> tuple[Path, dict[str, Any]] | None:
+    """The last checkpoint of this model that is whole, and its facts. Damaged ones are named and passed over; what a
+    killed process left half written or half removed is swept."""
     for rubble in root.glob(".step-*"):
-        shutil.rmtree(rubble)
+        shutil.rmtree(rubble) if rubble.is_dir() else rubble.unlink()
     for step in reversed(steps_in(root)):
+        folder = step_folder(root, step)
         try:
-            return step_folder(root, step), verified(step_folder(root, step))
+            return folder, _resumable(folder, step, card)
         except InputError as error:
             reporter.say(f"passed over: {error}")
     return None
 
 
+def _resumable(folder: Path, step: int, card: ModelCard) -> dict[str, Any]:
+    """The facts a run goes on from. Raises InputError if the checkpoint is damaged, or stands in another's place."""
+    manifest = _verified_manifest(folder)
+    if manifest.config != {"step": step}:
+        raise InputError(
+            f"{folder}: holds the checkpoint of step {manifest.config.get('step')}; give it that name or remove it"
+        )
+    if read_card(folder) != card or not {"trainer", "data"} <= manifest.facts.keys():
+        raise InputError(f"{folder}: a checkpoint of another run or model ({MODEL_NAME} differs); move it away")
+    return manifest.facts
+
+
 def prune(root: Path, keep: set[int]) -> None:
-    """Removes every other checkpoint."""
+    """Removes every other checkpoint. A kill in between leaves whole checkpoints and hidden rubble, nothing else."""
     for step in steps_in(root):
         if step not in keep:
-            (step_folder(root, step) / MANIFEST_NAME).unlink()  # first, so that a kill leaves no whole-looking half
-            shutil.rmtree(step_folder(root, step))
+            _remove(step_folder(root, step))
+
+
+def _remove(folder: Path) -> None:
+    """First the name goes, then the files: under its name a checkpoint is whole at every moment."""
+    hidden = folder.with_name(f".{folder.name}.old")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    os.replace(folder, hidden)
+    sync(folder.parent)
+    shutil.rmtree(hidden)
 
 
 def load_model(
@@ -158,18 +197,38 @@ def write_card(folder: Path, card: ModelCard) -> None:
 
 
 def read_card(checkpoint: Path) -> ModelCard:
+    """Raises InputError if model.json is missing or does not say what a ModelCard says."""
     path = checkpoint / MODEL_NAME
     if not path.is_file():
         raise InputError(
             f"{path}: not there, so {checkpoint} is no checkpoint; name a folder like checkpoints/step-00000100"
         )
-    return ModelCard(json.loads(path.read_bytes()))
+    try:
+        card = ModelCard(json.loads(path.read_bytes()))
+        ModelConfig.model_validate(card["model"])
+        int(card["vocab_size"]), int(card["end_of_document"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: does not describe a model ({error}); take another checkpoint") from error
+    return card
 
 
 def saved_tensors(parameters: Mapping[str, nn.Parameter], optimizer_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a checkpoint holds, under flat names, sharing memory with the run."""
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     return tensors | {f"optimizer.{name}": value for name, value in optimizer_state.items()}
+
+
+def _verified_manifest(folder: Path) -> Manifest:
+    """Raises InputError unless the manifest and all files that it names are as they were written."""
+    manifest = read_manifest(folder)
+    if manifest.code_version != CODE_VERSION:
+        raise InputError(f"{folder}: a checkpoint of version {manifest.code_version}, this code reads {CODE_VERSION}")
+    wrong = differences(folder, manifest)
+    if wrong:
+        raise InputError(
+            f"{folder}: this checkpoint is damaged: {'; '.join(wrong)}; remove it to use the one before it"
+        )
+    return manifest
 
 
 def _writer(folder: Path) -> FileSystemWriter:
@@ -203,8 +262,8 @@ def _wait_for_all(group: dist.ProcessGroup | None) -> None:
 
 
 @contextmanager
-def _disk_errors() -> Iterator[None]:
-    """torch wraps what went wrong on a rank; a full disk should reach the user as such."""
+def disk_errors() -> Iterator[None]:
+    """torch wraps what went wrong on a rank; a full or read-only disk should reach the user as such."""
     try:
         yield
     except CheckpointException as error:

@@ -201,9 +201,10 @@ class LayoutConfig(Config):
             raise ValueError(f"schedule {self.schedule} holds {usual} stages a rank; leave virtual_stages out")
         if self.schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError("one stage a rank is not interleaved: set virtual_stages to 2 or more, or schedule: 1f1b")
-        if self.schedule == "zbv" and self.recompute == "operators":
+        if self.schedule in ("zbv", "dualpipev") and self.recompute == "operators":
             raise ValueError(
-                "zbv splits the backward pass, which torch's operator-wise recomputation forbids; use full"
+                f"{self.schedule} splits the backward pass, which torch's operator-wise recomputation forbids; "
+                "set recompute: full"
             )
         if self.cuts is not None and (
             len(self.cuts) != self.num_stages - 1 or list(self.cuts) != sorted(set(self.cuts))

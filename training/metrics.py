@@ -1,7 +1,8 @@
 """What a run writes down: metrics.jsonl and evaluations.jsonl, the same bytes for the same run, and logs/ with times
-and TensorBoard events."""
+and TensorBoard events. Each checkpoint holds a copy of the first two, from which a damaged one is restored."""
 
 import json
+import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +16,8 @@ import torch
 from torch.profiler import profile
 from torch.utils.tensorboard import SummaryWriter
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.provenance.files import write_atomic
 from gristmill.data_pipeline.provenance.manifest import LOG_FOLDER
 from gristmill.training.config import WatchConfig
@@ -26,14 +28,17 @@ TIMING_NAME = "timing.jsonl"
 
 
 class MetricsLog:
-    """One JSON line a step in each file. After a resume from `step`, lines of later steps are cut off first."""
+    """One JSON line a step in each file. saved: the checkpoint of `step` that the run goes on from, or None; lines of
+    later steps are cut off first, and what is damaged is named and restored from the checkpoint's copy."""
 
-    def __init__(self, folder: Path, step: int, watch: WatchConfig, evaluates: bool):
+    def __init__(
+        self, folder: Path, step: int, watch: WatchConfig, evaluates: bool, saved: Path | None, reporter: Reporter
+    ):
         logs = folder / LOG_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
-        self._metrics = _open_after(folder / METRICS_NAME, step)
-        self._timing = _open_after(logs / TIMING_NAME, step)
-        self._evaluations = _open_after(folder / EVALUATIONS_NAME, step) if evaluates else None
+        self._metrics = _open_restored(folder / METRICS_NAME, saved, reporter)
+        self._timing = _open_after(logs / TIMING_NAME, step, reporter)
+        self._evaluations = _open_restored(folder / EVALUATIONS_NAME, saved, reporter) if evaluates else None
         self._board = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1) if watch.tensorboard else None
         self._wandb = _start_wandb(watch.wandb_project, logs) if watch.wandb_project else None
 
@@ -59,6 +64,15 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(dict(_scalars(record["scores"], "evaluation/")), step=step)
+
+    def copies(self) -> dict[str, bytes]:
+        """The files that a checkpoint keeps, by name; on disk before the checkpoint is."""
+        copies = {}
+        for file in (self._metrics, self._evaluations):
+            if file is not None:
+                os.fsync(file.fileno())
+                copies[Path(file.name).name] = Path(file.name).read_bytes()
+        return copies
 
     def close(self) -> None:
         self._metrics.close()
@@ -161,19 +175,51 @@ def _start_wandb(project: str, logs: Path) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Raises InputError naming the first line that is no JSON object."""
+    records, damaged = _parse(path.read_bytes())
+    if damaged:
+        raise InputError(
+            f"{path}: line {damaged[0]} is no JSON object; remove the folder {path.parent} and run its stage again"
+        )
+    return [record for _, record in records]
 
 
-def _open_after(path: Path, step: int) -> TextIO:
-    """The file with the lines up to `step` only; a line that a kill cut short is no line."""
-    kept = []
-    if path.exists():
-        for line in path.read_text().splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > step:
-                break
-            kept.append(line)
-    write_atomic(path, "".join(kept).encode())
+def _open_restored(path: Path, saved: Path | None, reporter: Reporter) -> TextIO:
+    """The file as it was when the checkpoint was saved; empty without one."""
+    copy = b"" if saved is None or not (saved / path.name).is_file() else (saved / path.name).read_bytes()
+    found = path.read_bytes() if path.exists() else b""
+    if not found.startswith(copy):
+        lines = zip(found.splitlines(), copy.splitlines(), strict=False)
+        same = next((number for number, (here, there) in enumerate(lines) if here != there), len(found.splitlines()))
+        reporter.say(f"{path}: damaged or missing from line {same + 1} on; restored from the copy in {saved}")
+    write_atomic(path, copy)
     return path.open("a")
+
+
+def _open_after(path: Path, step: int, reporter: Reporter) -> TextIO:
+    """The file with its lines up to `step`. A line that a kill cut short is no line; damaged ones are named."""
+    found = path.read_bytes() if path.exists() else b""
+    records, damaged = _parse(found[: found.rfind(b"\n") + 1])
+    if damaged:
+        reporter.say(f"{path}: lines {damaged[:10]} are damaged and left out; they held times only")
+    kept = [line + b"\n" for line, record in records if isinstance(at := record.get("step"), int) and at <= step]
+    write_atomic(path, b"".join(kept))
+    return path.open("a")
+
+
+def _parse(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int]]:
+    """(each line that is a JSON object, and the object; numbers of the other lines, from 1)."""
+    records, damaged = [], []
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else [], 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            records.append((line, record))
+        else:
+            damaged.append(number)
+    return records, damaged
 
 
 def _scalars(record: Mapping[str, Any], prefix: str = "") -> set[tuple[str, float]]:

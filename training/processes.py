@@ -1,6 +1,7 @@
 """The processes of a run: each joins the group, and all must have been given the same recipe."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,26 +10,31 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
 from gristmill.training.watchdog import first_failure_named
 
+CONNECTION_ATTEMPTS = 5
+SECONDS_BETWEEN_ATTEMPTS = 1.0  # times the number of the attempt: 10 s in all
+
 
 @dataclass(frozen=True)
 class Place:
-    """Which process this is. Read from the environment at the edge, where torchrun writes it."""
+    """Which process this is, and how often torchrun started it again. Read from the environment at the edge, where
+    torchrun writes it."""
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    restarts: int = 0
 
     @classmethod
     def from_environment(cls) -> "Place":
         return cls(*(int(os.environ.get(name, default)) for name, default in _TORCHRUN))
 
 
-_TORCHRUN = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+_TORCHRUN = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
@@ -47,14 +53,9 @@ def joined(
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store, _, _ = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"start-{place.restarts}", store)  # what the processes before a restart left is not read
     patience = timedelta(seconds=2 * timeout_seconds)  # the watchdog, which can name the place, comes first
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", store),
-        rank=layout.position_of(place.rank),
-        world_size=place.world_size,
-        timeout=patience,
-    )
+    connect(backend, store, layout.position_of(place.rank), place.world_size, patience)
     silence_redistribution()
     try:
         with first_failure_named(place.rank, store):
@@ -62,6 +63,48 @@ def joined(
             yield build_mesh(layout, model.num_kv_heads, device)
     finally:
         dist.destroy_process_group()
+
+
+def connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> None:
+    """The process group stands on all ranks; `rank` is this one's place in the mesh. Raises InputError after
+    CONNECTION_ATTEMPTS, or when a rank is not heard of for the store's time-out (five minutes).
+
+    gloo gives up when one connection is refused (`connectFullMesh failed`); each attempt is made by all ranks together,
+    under names of its own in the store, and counts only if all of them connected."""
+    for attempt in range(1, CONNECTION_ATTEMPTS + 1):
+        names = dist.PrefixStore(f"attempt-{attempt}", store)
+        error = _try_to_connect(backend, dist.PrefixStore("group", names), rank, world_size, patience)
+        names.set(f"rank-{rank}", "" if error is None else f"rank {rank}: {error}")
+        failures = [failure for failure in _outcomes(names, world_size) if failure]
+        if not failures:
+            return
+        if error is None:
+            dist.destroy_process_group()
+        time.sleep(SECONDS_BETWEEN_ATTEMPTS * attempt)
+    raise InputError(
+        f"the processes could not connect in {CONNECTION_ATTEMPTS} attempts; {failures[0]}; check that the hosts reach "
+        "each other on every port (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the interface), then run the same "
+        "command again"
+    )
+
+
+def _outcomes(names: dist.Store, world_size: int) -> list[str]:
+    """What each rank says of the attempt; empty where it connected."""
+    try:
+        return [names.get(f"rank-{each}").decode() for each in range(world_size)]
+    except RuntimeError as error:
+        raise InputError(
+            f"another rank did not say whether it connected ({error}); start all processes again"
+        ) from error
+
+
+def _try_to_connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> str | None:
+    """None, or the first line of what went wrong."""
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+    except RuntimeError as error:  # of which torch's DistError is one
+        return str(error).split("\n", 1)[0][:300]
+    return None
 
 
 def own_device(place: Place) -> torch.device:

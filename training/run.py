@@ -1,11 +1,9 @@
 """A training run from its data to its last checkpoint: built, resumed, stepped, written down."""
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ from torch import Tensor
 
 from gristmill.data_pipeline.engine.progress import Meter, Reporter
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.files import is_temporary
+from gristmill.data_pipeline.provenance.manifest import LOG_FOLDER
 from gristmill.training import checkpoint
 from gristmill.training.batches import Batches, Samples
 from gristmill.training.config import ModelConfig, TrainConfig
@@ -39,6 +39,7 @@ from gristmill.training.parallel.passes import Accumulation, Passes
 from gristmill.training.parallel.pipeline import Pipeline
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.saver import Saver
+from gristmill.training.stopping import StopRequest, stop_requests
 from gristmill.training.trainer import StepReport, Trainer
 from gristmill.training.validation import Validation
 from gristmill.training.watchdog import Watchdog
@@ -81,6 +82,7 @@ class Run:
         self.evaluate = evaluate if train.evaluation.every else None
         self.data, self._waited, self._spent = data, 0.0, 0.0
         self.train, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
+        self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
         precision = PRECISIONS[train.precision]
@@ -107,65 +109,78 @@ class Run:
         self.num_parameters = count_parameters(model, vocab_size)
 
     def to_the_end(self) -> dict[str, Any]:
-        """Trains from the last whole checkpoint, or from the start; returns the facts of the run. Raises InputError,
-        after saving, when it is asked to stop (SIGTERM, or the recipe's time limit)."""
-        self._resume()
+        """Trains from the last whole checkpoint, or from the start; returns the facts of the run. When it is asked to
+        stop it saves first, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit)."""
+        if self._writes:
+            remove_temporary_files(self.folder)
+        saved = self._resume()
         if self._writes:
             checkpoint.write_card(self.folder, self.card)
-        log = self._open_log() if self._writes else None
+            self._open_log(saved)
         try:
             with (
                 self.reporter.meter("train", self.train.tokens, "tokens") as meter,
                 Watchdog(self.mesh, self.train.watch.timeout_seconds) as watchdog,
-                _asked_to_stop() as asked,
+                stop_requests() as request,
             ):
                 meter.advance(self.trainer.progress.tokens)
-                self._steps(log, meter, watchdog, asked)
+                self._steps(meter, watchdog, request)
         finally:
             self.batches.close()
             self.saver.close()
-            if log is not None:
-                log.close()
+            if self.log is not None:
+                self.log.close()
+        self._check_kept()
         self.reporter.say(f"train: {self._waited / max(self._spent, 1e-9):.2%} of the time was spent waiting for data")
         return self._facts()
 
-    def _open_log(self) -> MetricsLog:
-        return MetricsLog(self.folder, self.trainer.progress.step, self.train.watch, self.evaluate is not None)
+    def _open_log(self, saved: Path | None) -> None:
+        step, evaluates = self.trainer.progress.step, self.evaluate is not None
+        self.log = MetricsLog(self.folder, step, self.train.watch, evaluates, saved, self.reporter)
 
-    def _steps(self, log: MetricsLog | None, meter: Meter, watchdog: Watchdog, asked: threading.Event) -> None:
+    def _steps(self, meter: Meter, watchdog: Watchdog, request: StopRequest) -> None:
         started, watch = time.monotonic(), self.train.watch
         limit = self.train.checkpoint.stop_after_seconds
-        while not self.trainer.finished:
+        stopping = False
+        while not self.trainer.finished and not stopping:
             out_of_time = limit is not None and time.monotonic() - started > limit
             with self._observed() as observation:
-                report = self.trainer.step(asked.is_set() or out_of_time, watchdog.at)
+                report = self.trainer.step(request.asked is not None or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, writing down and saving")
             metrics = self._metrics(report)
             timing = self._timing(report, observation) if report.progress.step % watch.log_every == 0 else {}
             if self._evaluation_is_due(report.progress.step):
                 watchdog.at(f"step {report.progress.step}, evaluating")
-                timing |= self._evaluate(report, log)
-            if log is not None:
-                log.write(metrics, timing)
+                timing |= self._evaluate(report)
+            if self.log is not None:
+                self.log.write(metrics, timing)
             meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
             stopping = report.stop and not self.trainer.finished
             self._save_if_due(stopping or self.trainer.finished)
-            if stopping:
-                step = self.trainer.progress.step
-                raise InputError(f"stopped after step {step} as asked, and saved; run the same command to go on")
+        if stopping or request.asked is not None:
+            step = self.trainer.progress.step
+            raise request.error(step, checkpoint.step_folder(self.root, step))
 
-    def _resume(self) -> None:
-        found = checkpoint.newest_whole(self.root, self.reporter) if self._writes else None
+    def _resume(self) -> Path | None:
+        """Returns the checkpoint that the run goes on from, if there is one."""
+        found = checkpoint.newest_whole(self.root, self.card, self.reporter) if self._writes else None
         folder, state = self._from_first(found)
         if folder is None:
             if self.train.initial is not None:
                 self._begin_with(Path(self.train.initial))
-            return
+            return None
         if state["data"] != self.data_fingerprint:
             raise InputError(f"{folder}: trained on other data than this run's; remove {self.root} to start anew")
         checkpoint.load(folder, self._tensors(), self.mesh)
         self.trainer.restore(state["trainer"])
+        self.saver.prune(self.trainer.progress.step, self.trainer.finished)
         self.reporter.say(f"train: goes on after step {self.trainer.progress.step}")
+        return folder
+
+    def _check_kept(self) -> None:
+        """Raises InputError if a checkpoint was damaged after it was saved: the stage's manifest must not cover it."""
+        for step in checkpoint.steps_in(self.root) if self._writes else []:
+            checkpoint.verified(checkpoint.step_folder(self.root, step))
 
     def _begin_with(self, initial: Path) -> None:
         """The first process's word that the checkpoint is whole and fits is enough for all."""
@@ -187,7 +202,8 @@ class Run:
         step = self.trainer.progress.step
         if now or self.saver.is_due(step):
             facts = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
-            self.saver.save(step, self._tensors(), facts, self.trainer.finished)
+            copies = {} if self.log is None else self.log.copies()
+            self.saver.save(step, self._tensors(), facts, copies, self.trainer.finished)
         if now:
             self.saver.wait()
 
@@ -251,12 +267,12 @@ class Run:
             return False
         return step % self.train.evaluation.every == 0 or self.trainer.finished
 
-    def _evaluate(self, report: StepReport, log: MetricsLog | None) -> dict[str, Any]:
+    def _evaluate(self, report: StepReport) -> dict[str, Any]:
         """Written before the step's checkpoint, so that a run that goes on from there has the line."""
         started = time.monotonic()
         scores = self.evaluate(self.parts)
-        if log is not None:
-            log.write_evaluation(report.progress.step, report.progress.tokens, scores)
+        if self.log is not None:
+            self.log.write_evaluation(report.progress.step, report.progress.tokens, scores)
         return {"step": report.progress.step, "evaluation_seconds": time.monotonic() - started}
 
     def _facts(self) -> dict[str, Any]:
@@ -292,18 +308,11 @@ def choose_passes(parts: ModelParts, model: ModelConfig, train: TrainConfig, mes
     return Accumulation(parts.parts[0], micro_batch)
 
 
-@contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set once SIGTERM arrives; the step under way is finished and saved first."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def remove_temporary_files(folder: Path) -> None:
+    """What `atomic_path` left in the run's folder and its logs when an earlier process was killed."""
+    for path in [*folder.glob(".*.tmp"), *(folder / LOG_FOLDER).glob(".*.tmp")]:
+        if is_temporary(path):
+            path.unlink()
 
 
 def _finite(value: float) -> float | None:

@@ -26,14 +26,22 @@ class Saver:
     def is_due(self, step: int) -> bool:
         return bool(self.config.every and step % self.config.every == 0)
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], finished: bool) -> None:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+        texts: Mapping[str, bytes],
+        finished: bool,
+    ) -> None:
+        """texts: files that are kept in the checkpoint (see checkpoint.save)."""
         self.wait()
         if not self.config.asynchronous:
-            checkpoint.save(self.root, step, tensors, self.card, facts, self.mesh)
-            self._prune(finished)
+            checkpoint.save(self.root, step, tensors, self.card, facts, self.mesh, texts)
+            self.prune(step, finished)
             return
         written = checkpoint.start_saving(self.root, step, tensors, self.mesh, self._group)
-        self._writing = self._thread.submit(self._finish, written, step, facts, finished)
+        self._writing = self._thread.submit(self._finish, written, step, facts, texts, finished)
 
     def wait(self) -> None:
         """The checkpoint under way, if any, is whole; raises what went wrong with it."""
@@ -44,15 +52,21 @@ class Saver:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _finish(self, written: Future[Any], step: int, facts: Mapping[str, Any], finished: bool) -> None:
-        written.result()
-        checkpoint.commit(self.root, step, self.card, facts, self.mesh, self._group)
-        self._prune(finished)
-
-    def _prune(self, finished: bool) -> None:
+    def prune(self, step: int, finished: bool) -> None:
+        """After the checkpoint of `step` was saved or loaded: those that are due to go are gone. Later ones, which were
+        passed over because they are damaged, wait to be replaced; a finished run leaves none."""
         if self.mesh.is_first:
             steps = checkpoint.steps_in(self.root)
-            checkpoint.prune(self.root, kept_steps(steps, self.config, finished))
+            keep = kept_steps([one for one in steps if one <= step], self.config, finished)
+            checkpoint.prune(self.root, keep if finished else keep | {one for one in steps if one > step})
+
+    def _finish(
+        self, written: Future[Any], step: int, facts: Mapping[str, Any], texts: Mapping[str, bytes], finished: bool
+    ) -> None:
+        with checkpoint.disk_errors():
+            written.result()
+        checkpoint.commit(self.root, step, self.card, facts, self.mesh, self._group, texts)
+        self.prune(step, finished)
 
 
 def kept_steps(steps: Sequence[int], config: CheckpointConfig, finished: bool) -> set[int]:

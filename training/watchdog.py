@@ -72,6 +72,6 @@ def first_failure_named(rank: int, store: dist.Store) -> Iterator[None]:
     except BaseException as error:
         own = f"rank {rank} failed: {type(error).__name__}: {error}"[:BRIEF]
         first = store.compare_set(FAILURE, "", own).decode()
-        if first == own or isinstance(error, InputError):
+        if first == own or isinstance(error, InputError | KeyboardInterrupt):
             raise
         raise InputError(f"rank {rank} stopped, because {first}") from error

@@ -138,7 +138,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=2,
+    code_version=3,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,

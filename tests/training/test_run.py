@@ -18,66 +18,17 @@ import torch
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.training.checkpoint import load_model, step_folder
-from gristmill.training.config import CheckpointConfig, ModelConfig, TrainConfig
+from gristmill.training.config import CheckpointConfig, ModelConfig
 from gristmill.training.metrics import read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.parts import ModelParts
 from gristmill.training.processes import Place, joined
 from gristmill.training.run import Data, Run
 from gristmill.training.saver import kept_steps
+from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config
 
-MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, context=16)
-STEPS, BATCH = 12, 4
-
-
-class Counting:
-    """Samples that can be learned: the next token is the last one's fivefold plus 0, 1 or 2. Every third is masked."""
-
-    vocab_size, fingerprint = 50, "counting"
-
-    def sample(self, k: int) -> dict[str, np.ndarray]:
-        generator = np.random.default_rng(k)
-        tokens = np.empty(MODEL.context + 1, dtype=np.int64)
-        tokens[0] = generator.integers(self.vocab_size)
-        for index, noise in enumerate(generator.integers(0, 3, MODEL.context)):
-            tokens[index + 1] = (5 * tokens[index] + noise) % self.vocab_size
-        weights = np.ones(MODEL.context, dtype=np.float32)
-        weights[10:] = float(k % 3 > 0)
-        return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
-
-    def source_of(self, k: int) -> str:
-        return ("even", "odd")[k % 2]
-
-
-def train_config(**changes: Any) -> TrainConfig:
-    settings = {
-        "tokens": STEPS * BATCH * MODEL.context,
-        "batch_tokens": BATCH * MODEL.context,
-        "precision": "fp32",
-        "optimizer": {"learning_rate": 1e-2},
-        "checkpoint": {"every": 3},
-        "validation": {"every": 6, "samples": 5},
-    }
-    return TrainConfig(**(settings | changes))
-
-
-def new_run(folder: Path, mesh: Any = None, evaluate: Any = None, **changes: Any) -> Run:
-    folder.mkdir(parents=True, exist_ok=True)
-    data = Data(
-        Counting(),
-        Counting(),
-        0,
-        mask_documents=False,
-        bytes_per_token={"even": 4.0},
-        training_bytes_per_token={"even": 4.0, "odd": 2.0},
-    )
-    mesh = mesh or single_process()
-    return Run(MODEL, train_config(**changes), 7, data, mesh, folder, Reporter.silent(), evaluate)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+ROOT = Path(__file__).parents[2]
+RUN_IN_A_PROCESS = [sys.executable, "-m", "tests.support.training_runs"]
 
 
 @pytest.fixture(scope="module")
@@ -212,14 +163,18 @@ def test_a_step_that_is_not_finite_is_not_taken(tmp_path: Path) -> None:
     assert line["grad_norm"] is None
 
 
-def test_a_full_disk_leaves_nothing_that_looks_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_disk_leaves_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, asynchronous: bool
+) -> None:
+    def failing(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("gristmill.training.checkpoint._Writer.write_data", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        new_run(tmp_path).to_the_end()
-    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.setattr("gristmill.training.checkpoint._Writer.write_data", failing)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        new_run(tmp_path, checkpoint={"every": 3, "asynchronous": asynchronous}).to_the_end()
+    assert caught.value.errno == number
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
@@ -253,10 +208,15 @@ def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> No
     assert facts["evaluation"] == lines[-1]["scores"]
 
 
+def weights_and_metrics(folder: Path) -> dict[str, str]:
+    """Without the scores, their copies in checkpoints, and the manifests that list the copies."""
+    left_out = ("evaluations.jsonl", "manifest.json")
+    return {name: digest for name, digest in digests(folder).items() if not name.endswith(left_out)}
+
+
 def test_asking_the_model_changes_nothing_of_the_run(undisturbed: Path, tmp_path: Path) -> None:
     new_run(tmp_path, evaluate=scores_of, evaluation={"every": 5}).to_the_end()
-    (tmp_path / "evaluations.jsonl").unlink()
-    assert digests(tmp_path) == digests(undisturbed)
+    assert weights_and_metrics(tmp_path) == weights_and_metrics(undisturbed)
 
 
 def test_a_run_begins_with_the_weights_of_another(undisturbed: Path, tmp_path: Path) -> None:
@@ -320,15 +280,11 @@ def test_the_loader_does_not_keep_the_steps_waiting(undisturbed: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else the restarted ranks read addresses of the dead ones
-    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for name in ("killed once", "never killed"):
-        arguments = ["--max-restarts", "1", __file__, str(tmp_path / name), name]
-        subprocess.run([*torchrun, *arguments], env=environment, check=True)
+        arguments = ["--max-restarts", "1", "-m", "tests.training.test_run", str(tmp_path / name), name]
+        subprocess.run([*torchrun, *arguments], env=environment, check=True, cwd=ROOT)
     (tmp_path / "killed once" / "killed").unlink()
     assert digests(tmp_path / "killed once") == digests(tmp_path / "never killed")
 
@@ -344,7 +300,7 @@ def test_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
 def killed_run(folder: Path, delay_seconds: float) -> int:
     """A run in a process of its own, killed after a delay; its exit code."""
     process = subprocess.Popen(
-        [sys.executable, __file__, str(folder)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
+        [*RUN_IN_A_PROCESS, str(folder)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, cwd=ROOT
     )
     deadline = time.monotonic() + 60
     while not (folder / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
@@ -364,7 +320,8 @@ def test_killed_at_any_moment_the_run_ends_with_the_same_bytes(undisturbed: Path
 def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> None:
     new_run(tmp_path)  # the folder
     process = subprocess.Popen(
-        [sys.executable, __file__, str(tmp_path)],
+        [*RUN_IN_A_PROCESS, str(tmp_path)],
+        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
@@ -424,7 +381,4 @@ def on_two_ranks(folder: Path, kill_once: bool) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        on_two_ranks(Path(sys.argv[1]), sys.argv[2] == "killed once")
-    else:
-        new_run(Path(sys.argv[1])).to_the_end()
+    on_two_ranks(Path(sys.argv[1]), sys.argv[2] == "killed once")

@@ -63,7 +63,8 @@ def test_what_a_batch_needs() -> None:
         ({"expert": 2}, "set expert: 1"),
         ({"pipeline": 2, "schedule": "1f1b", "virtual_stages": 2}, "leave virtual_stages out"),
         ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),
-        ({"pipeline": 2, "schedule": "zbv", "recompute": "operators"}, "use full"),
+        ({"pipeline": 2, "schedule": "zbv", "recompute": "operators"}, "set recompute: full"),
+        ({"pipeline": 2, "schedule": "dualpipev", "recompute": "operators"}, "dualpipev splits the backward pass"),
         ({"pipeline": 3, "cuts": [2]}, "cuts must be 2 rising layer numbers"),
     ],
 )

@@ -1,0 +1,77 @@
+"""Small training runs on numbers that can be learned. As a program, one run in FOLDER."""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.run import Data, Run
+
+MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, context=16)
+STEPS, BATCH = 12, 4
+
+
+class Counting:
+    """Samples that can be learned: the next token is the last one's fivefold plus 0, 1 or 2. Every third is masked."""
+
+    vocab_size, fingerprint = 50, "counting"
+
+    def sample(self, k: int) -> dict[str, np.ndarray]:
+        generator = np.random.default_rng(k)
+        tokens = np.empty(MODEL.context + 1, dtype=np.int64)
+        tokens[0] = generator.integers(self.vocab_size)
+        for index, noise in enumerate(generator.integers(0, 3, MODEL.context)):
+            tokens[index + 1] = (5 * tokens[index] + noise) % self.vocab_size
+        weights = np.ones(MODEL.context, dtype=np.float32)
+        weights[10:] = float(k % 3 > 0)
+        return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
+
+    def source_of(self, k: int) -> str:
+        return ("even", "odd")[k % 2]
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    settings = {
+        "tokens": STEPS * BATCH * MODEL.context,
+        "batch_tokens": BATCH * MODEL.context,
+        "precision": "fp32",
+        "optimizer": {"learning_rate": 1e-2},
+        "checkpoint": {"every": 3},
+        "validation": {"every": 6, "samples": 5},
+    }
+    return TrainConfig(**(settings | changes))
+
+
+def new_run(
+    folder: Path,
+    mesh: Any = None,
+    evaluate: Any = None,
+    reporter: Reporter | None = None,
+    model: ModelConfig = MODEL,
+    **changes: Any,
+) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = Data(
+        Counting(),
+        Counting(),
+        0,
+        mask_documents=False,
+        bytes_per_token={"even": 4.0},
+        training_bytes_per_token={"even": 4.0, "odd": 2.0},
+    )
+    mesh = mesh or single_process()
+    return Run(model, train_config(**changes), 7, data, mesh, folder, reporter or Reporter.silent(), evaluate)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+
+
+if __name__ == "__main__":
+    new_run(Path(sys.argv[1])).to_the_end()

@@ -1,0 +1,106 @@
+"""What stands in a folder of checkpoints after damage, and which of it a run believes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gristmill.data_pipeline.errors import InputError
+from gristmill.training.checkpoint import prune, read_card, step_folder, steps_in, verified
+from tests.support.training_runs import BATCH, MODEL, digests, new_run
+
+SIX_STEPS = {"tokens": 6 * BATCH * MODEL.context, "watch": {"tensorboard": False}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of the steps 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    new_run(folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).to_the_end()
+    return folder
+
+
+@pytest.fixture
+def run_folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def damage(folder: Path) -> None:
+    path = folder / ".metadata"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_a_damaged_later_checkpoint_never_takes_the_place_of_a_whole_one(run_folder: Path) -> None:
+    root = run_folder / "checkpoints"
+    for step in (4, 6):
+        damage(step_folder(root, step))
+    run = new_run(run_folder, checkpoint={"every": 2, "keep_last": 1}, **SIX_STEPS)
+    run._resume()
+    assert run.trainer.progress.step == 2
+    run.saver.prune(2, finished=False)
+    verified(step_folder(root, 2))  # the only whole one stays, though only one is kept
+    assert steps_in(root) == [2, 4, 6]
+    run.to_the_end()
+    assert steps_in(root) == [6]
+    verified(step_folder(root, 6))
+
+
+def test_what_an_interrupted_prune_left_goes_at_the_start(whole: Path, run_folder: Path, tmp_path: Path) -> None:
+    root = run_folder / "checkpoints"
+    shutil.copytree(step_folder(root, 2), step_folder(root, 1))  # not regular: a finished run keeps none such
+    (root / ".step-00000003.old").mkdir()
+    (root / ".step-00000003.old" / "__0_0.distcp").write_bytes(b"half removed")
+    (root / ".step-00000005.tmp").write_bytes(b"no folder")
+    new_run(run_folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).to_the_end()
+    assert digests(run_folder) == digests(whole)
+
+
+def test_a_damaged_checkpoint_is_not_sealed_into_the_stage(run_folder: Path) -> None:
+    damage(step_folder(run_folder / "checkpoints", 4))
+    keeping = {"checkpoint": {"every": 2, "keep_last": 3}} | SIX_STEPS
+    with pytest.raises(InputError, match=r"step-00000004: this checkpoint is damaged: .*remove it"):
+        new_run(run_folder, **keeping).to_the_end()
+    shutil.rmtree(step_folder(run_folder / "checkpoints", 4))
+    assert new_run(run_folder, **keeping).to_the_end()["step"] == 6
+
+
+def test_other_names_are_no_checkpoints(run_folder: Path) -> None:
+    root = run_folder / "checkpoints"
+    (root / "step-best").mkdir()
+    (root / "step-00000099").write_text("a file")
+    (root / "step-7").mkdir()
+    assert steps_in(root) == [2, 4, 6]
+
+
+def test_prune_removes_the_others(run_folder: Path) -> None:
+    prune(run_folder / "checkpoints", {4})
+    assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_flipped_value_in_the_manifest_is_seen(run_folder: Path) -> None:
+    path = step_folder(run_folder / "checkpoints", 6) / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["facts"]["trainer"]["progress"]["samples"] += 1
+    path.write_text(json.dumps(manifest, sort_keys=True, separators=(",", ":")) + "\n")
+    with pytest.raises(InputError, match=r"manifest.json: not a manifest"):
+        verified(path.parent)
+
+
+def test_a_checkpoint_of_another_model_is_passed_over(run_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    new_run(other, model=MODEL.model_copy(update={"layers": 2}), checkpoint={"every": 2}, **SIX_STEPS).to_the_end()
+    shutil.rmtree(step_folder(run_folder / "checkpoints", 6))
+    shutil.copytree(step_folder(other / "checkpoints", 6), step_folder(run_folder / "checkpoints", 6))
+    run = new_run(run_folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS)
+    run._resume()
+    assert run.trainer.progress.step == 4
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"model": {}}', b'{"model": {"layers": 1}, "vocab_size": 5}', b"\xff"]
+)
+def test_a_card_that_describes_no_model_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"model.json: does not describe a model"):
+        read_card(tmp_path)
