@@ -15,6 +15,7 @@ from gristmill.data_pipeline.lists.list_file import ListsConfig
 from gristmill.data_pipeline.pii import PiiConfig
 from gristmill.data_pipeline.quality_config import QualityConfig
 from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.signals.lid_codes import require_language_code
 from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.splits import SplitConfig
@@ -47,6 +48,13 @@ class CurateConfig(Config):
     lists: ListsConfig = ListsConfig()
     splits: SplitConfig = SplitConfig()
     shard_bytes: int = Field(default=256_000_000, ge=1)
+
+    @field_validator("languages")
+    @classmethod
+    def languages_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for code in value:
+            require_language_code(code)
+        return value
 
     @field_validator("filters", mode="before")
     @classmethod

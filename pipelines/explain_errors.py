@@ -52,6 +52,8 @@ def _field(location: Location, content: Any, kind: str) -> Location:
         is_last = number + 1 == len(location)
         if (isinstance(content, dict) and part in content) or _has_position(content, part):
             content = content[part]
+        elif part == "thresholds" and isinstance(content, dict) and len(content) == 1:
+            [(part, content)] = content.items()  # a filter's short form: {gopher_quality: {min_words: 20}}
         elif not (kind == "missing" and is_last):
             continue
         found = (*found, part)

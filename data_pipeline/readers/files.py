@@ -19,8 +19,8 @@ def shown_path(location: str) -> str:
 
 
 def is_address(location: str) -> bool:
-    """True for `s3://bucket/key` and its like, False for a path of this machine."""
-    return "://" in location
+    """True for `s3://bucket/key` and its like, False for a path of this machine, `file:///path` too."""
+    return "://" in location and not location.startswith("file:")
 
 
 def open_raw(location: str) -> BinaryIO:

@@ -28,6 +28,10 @@ def test_every_row_says_what_its_message_holds():
             assert case.words and all(word.strip() for word in case.words), case.name
 
 
+def test_the_table_is_large():
+    assert sum(len(cases_of(path)) for path in AREAS) >= FEWEST_CASES
+
+
 def test_the_small_recipe_is_right_so_that_what_is_refused_is_the_change(tmp_path):
     from gristmill.pipelines.recipe_file import load_recipe
 
