@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +22,11 @@ from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.provenance.lock import Lock
-from gristmill.data_pipeline.provenance.manifest import output_files
+from gristmill.data_pipeline.provenance.manifest import output_files, write_manifest
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import StageContext
 from gristmill.pipelines.stages import index, tokenizer
+from gristmill.pipelines.stages.train import open_data
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 SPLIT_OF = ("train",) * 8 + ("validation", "test")
@@ -130,6 +132,22 @@ def test_without_weights_sources_are_drawn_by_their_tokens_and_repeats_are_said(
     (front, _) = index.repeats(context.recipe, read_dataset(tmp_path))
     assert f"source 'front' has {tokens[0]:,} tokens and is seen {9e6 / sum(tokens):.1f} times" in front
     assert index.repeats(recipe_of(), read_dataset(tmp_path)) == []
+
+
+def test_training_opens_no_index_that_was_altered_with_equal_size(whole, tmp_path):
+    folder = tmp_path / "index"
+    shutil.copytree(whole["index"], folder)
+    write_manifest(folder, "index", 1, {}, {}, {}, {})
+    context = context_of(tmp_path / "train", {"index": folder})
+    assert open_data(context).held_out is not None
+    for name in ("train/front.bin", "train/back.idx", "validation/front.bin"):
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(bytes(content))
+        with pytest.raises(InputError, match=rf"{name}.* again"):
+            open_data(context)
+        content[-1] ^= 1
+        (folder / name).write_bytes(bytes(content))
 
 
 def test_the_number_of_workers_and_of_parts_leaves_no_trace(whole, tmp_path, monkeypatch):
