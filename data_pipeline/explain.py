@@ -16,6 +16,7 @@ from gristmill.data_pipeline.curation import COUNTS_NAME
 from gristmill.data_pipeline.decide import WANTED_LANGUAGE
 from gristmill.data_pipeline.document import excerpt
 from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.provenance.checked import check_outputs, reading
 from gristmill.data_pipeline.provenance.lock import LOCK_NAME, read_lock
 
 MOST_SHOWN = 10  # duplicates (cuts, benchmark texts) listed one by one
@@ -40,6 +41,12 @@ def why(doc_id: str, folder: Path) -> list[Event]:
     if not re.fullmatch(r"[0-9a-f]{32}", doc_id):
         raise RecipeError(f"{doc_id!r} is no document id; give its 32 hex digits, as in the column doc_id")
     corpus = corpus_folder(folder)
+    check_outputs(corpus, lambda path: path.startswith("ledger/") or path in (COUNTS_NAME, QUARANTINE_NAME))
+    with reading(corpus):
+        return _life(doc_id, corpus)
+
+
+def _life(doc_id: str, corpus: Path) -> list[Event]:
     row = _ledger_row(doc_id, corpus)
     rules = orjson.loads((corpus / COUNTS_NAME).read_bytes())["rules"][row["source"]]
     events = [_piece_of(doc_id, row)] if doc_id != row["doc_id"] else []
@@ -88,8 +95,15 @@ def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
     Of one that something was cut out of, the signals there are of the text that is left: none are shown."""
     if row["fate"] != "kept" or row["cuts"] or row["pieces"]:
         return {}
-    files = sorted((corpus / "signals" / row["split"]).glob(f"{row['source']}-*.parquet"))
+    files = _shards("signals", row, corpus)
     return pq.read_table(files, filters=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
+
+
+def _shards(kind: str, row: dict[str, Any], corpus: Path) -> list[Path]:
+    """The files of the row's source and split, held to the manifest."""
+    begin = f"{kind}/{row['split']}/{row['source']}-"
+    check_outputs(corpus, lambda path: path.startswith(begin))
+    return sorted((corpus / kind / row["split"]).glob(f"{row['source']}-*.parquet"))
 
 
 def _read(row: dict[str, Any], corpus: Path) -> Event:
@@ -187,7 +201,7 @@ def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
 
 
 def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
-    for path in sorted((corpus / "documents" / row["split"]).glob(f"{row['source']}-*.parquet")):
+    for path in _shards("documents", row, corpus):
         found = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
         if found:
             where = path.relative_to(corpus).as_posix()

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.explain import corpus_folder
+from gristmill.data_pipeline.provenance.checked import check_outputs
 
 if TYPE_CHECKING:
     import duckdb
@@ -19,13 +21,19 @@ def open_corpus(folder: Path) -> "duckdb.DuckDBPyConnection":
     import duckdb  # loaded here: no other command needs it
 
     corpus = corpus_folder(folder)
+    check_outputs(corpus, lambda path: path.startswith("ledger/"))
     connection = duckdb.connect()
     for name in TABLES:
         pattern = str(corpus / name / ("*.parquet" if name == "ledger" else "*/*.parquet")).replace("'", "''")
         split = "" if name == "ledger" else ", split_part(filename, '/', -2) AS split"
         columns = "*" if name == "ledger" else "* EXCLUDE (filename)"
-        connection.execute(
+        view = (
             f"CREATE VIEW {name} AS SELECT {columns}{split} "
             f"FROM read_parquet('{pattern}', union_by_name = true, filename = {str(name != 'ledger').lower()})"
         )
+        try:
+            connection.execute(view)
+        except duckdb.Error as error:
+            said = str(error).splitlines()[0]
+            raise InputError(f"{corpus / name}: {said}; `gristmill verify {corpus}` lists what is damaged") from error
     return connection

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.provenance.checked import check_outputs, reading
 from gristmill.evaluation.not_evaluated import MARK
 from gristmill.evaluation.standard_errors import LN2
 
@@ -44,6 +45,13 @@ class Comparison:
 def compare_folders(first: Path, second: Path, seed: int = 0) -> list[Comparison]:
     """Every metric of the tasks that both results folders have, over the questions that both were asked whole. Raises
     InputError if they were not asked the same."""
+    for folder in (first, second):
+        check_outputs(folder, lambda path: path == "results.json" or path.startswith("samples/"))
+    with reading(first), reading(second):
+        return _compare(first, second, seed)
+
+
+def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
     left, right = _read_results(first), _read_results(second)
     shared = sorted(left["task_hashes"].keys() & right["task_hashes"].keys())
     if not shared:

@@ -15,7 +15,7 @@ LEASE_NAME = ".lease"
 def lease(workdir: Path) -> Iterator[None]:
     """Raises InputError, which names the holder, if another process writes in this folder."""
     workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / LEASE_NAME).open("a+") as file:
+    with (workdir / LEASE_NAME).open("a+", encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import differing_fields
+from gristmill.data_pipeline.provenance.checked import check_against
 from gristmill.data_pipeline.provenance.disk import disk_trouble
 from gristmill.data_pipeline.provenance.files import sweep, sync, write_atomic
 from gristmill.data_pipeline.provenance.lock import Lock
@@ -32,6 +33,8 @@ from gristmill.pipelines.stage import Stage, StageContext
 
 SECONDS_BETWEEN_LOOKS = 0.5
 TIMES_NAME = "times.jsonl"
+# Of the largest outputs, which their readers hold to their digests: indexed data, parts of a checkpoint.
+CHECKED_WHERE_READ = (".bin", ".idx", ".distcp")
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,8 @@ class Runner:
                     f"{folder}: made from another recipe than {plan.stage.name} asks for; run `gristmill run` first"
                 )
             check_sizes(folder, manifest)
+            if self.rank == 0:
+                check_against(folder, manifest, lambda path: not path.endswith(CHECKED_WHERE_READ))
             folders[name] = folder
         return folders
 

@@ -26,6 +26,7 @@ from gristmill.data_pipeline.dedup.shingles import ShingleHash, Unit
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
+from gristmill.data_pipeline.provenance.checked import check_outputs
 from gristmill.data_pipeline.provenance.files import atomic_path, file_digest, write_atomic
 from gristmill.data_pipeline.provenance.sealed import sealed_path
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
     from datasketch import MinHash
 
 STORE_FILE = "store.json"
+SIGN_AGAIN = "sign the corpus again"
 STORE_FOLDER = "signatures"  # of a curated corpus
 
 
@@ -68,11 +70,27 @@ class SignatureStore:
 
     def documents(self, part: int) -> pa.Table:
         """doc_id, row, length and shingles of one part's documents."""
-        return pq.read_table(documents_file(self.folder, part))
+        path = documents_file(self.folder, part)
+        try:
+            found = pq.read_table(path, columns=["doc_id", "row", "length", "shingles"])
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: no readable part of a signature store ({error}); {SIGN_AGAIN}") from error
+        self._check_rows(path, part, len(found))
+        return found
 
     def signatures(self, part: int) -> np.ndarray:
         """uint32[documents, hashes], mapped from disk."""
-        return load_array(signatures_file(self.folder, part), mapped=True)
+        path = signatures_file(self.folder, part)
+        found = load_array(path, mapped=True)
+        if found.dtype != np.uint32 or found.shape[1:] != (self.scheme.hashes,):
+            raise InputError(f"{path}: no uint32[documents, {self.scheme.hashes}]; {SIGN_AGAIN}")
+        self._check_rows(path, part, len(found))
+        return found
+
+    def _check_rows(self, path: Path, part: int, rows: int) -> None:
+        if rows != self.parts[part].documents:
+            said = f"{rows} documents, {STORE_FILE} says {self.parts[part].documents}"
+            raise InputError(f"{path}: {said}; {SIGN_AGAIN}")
 
     def files(self) -> list[Part]:
         """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""
@@ -144,6 +162,7 @@ def find_store(folder: Path) -> Path:
     """The store in this folder: itself, or `signatures` in it or its `curate`. Raises InputError if there is none."""
     if not (found := _stores_in(folder)):
         raise InputError(f"{folder}: no signature store; curate that corpus with near_dedup: {{keep_signatures: true}}")
+    check_outputs(found[0].parent, lambda path: path.startswith(f"{STORE_FOLDER}/"))
     return found[0]
 
 
@@ -170,7 +189,7 @@ def open_store(folder: Path) -> SignatureStore:
         content = orjson.loads(path.read_bytes())
         scheme = SignatureScheme.model_validate(content["scheme"])
         parts = tuple(StoredPart.model_validate(part) for part in content["parts"])
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: no signature store ({error}); make one by deduplicating the corpus") from error
     except ValidationError as error:
         raise InputError(f"{path}: a store of another scheme; sign the corpus again ({error.errors()[0]})") from error

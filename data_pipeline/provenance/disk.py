@@ -14,6 +14,7 @@ MEANING = {
     errno.ESTALE: f"the network disk lost the file; {KEPT}",
     errno.ENOENT: f"no such file: something removed it, or a folder above it, meanwhile; {KEPT}",
     errno.ENOTDIR: "a file stands where a folder should be; move it away",
+    errno.EISDIR: "a folder stands where a file should be; move it away",
     errno.EXDEV: "it cannot be renamed across disks; name a --workdir that lies on one disk",
     errno.EMFILE: f"too many open files; raise the limit (`ulimit -n`); {KEPT}",
     errno.ENFILE: f"too many open files on this machine; {KEPT}",

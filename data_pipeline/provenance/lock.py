@@ -34,7 +34,13 @@ class Lock(Config):
     sources: tuple[LockedSource, ...]
 
     def source(self, name: str) -> LockedSource:
-        return next(source for source in self.sources if source.name == name)
+        """Raises InputError if the lock pins no such source."""
+        for source in self.sources:
+            if source.name == name:
+                return source
+        raise InputError(
+            f"{LOCK_NAME}: pins no source {name!r}; run `gristmill run` to pin the recipe's raw files anew"
+        )
 
     def identity(self) -> dict[str, str]:
         """Source name -> fingerprint of what its files hold; their names and places do not count."""

@@ -1,3 +1,6 @@
+import pytest
+
+from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.provenance.lock import Lock, LockedSource, RawFile, in_canonical_order, lock_differences
 
 
@@ -12,6 +15,11 @@ def test_canonical_order():
         raw("a", "d1", 0),
         raw("b", "d1", 1),
     )
+
+
+def test_a_source_that_is_not_pinned_is_named():
+    with pytest.raises(InputError, match="pins no source 'poems'"):
+        Lock(sources=()).source("poems")
 
 
 def test_names_do_not_count_in_the_identity():
