@@ -19,6 +19,7 @@ from gristmill.evaluation.config import EvaluateConfig
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
 from gristmill.tokenizers.existing import require_existing
+from gristmill.training.memory import LARGEST_DEVICE_BYTES, check_memory, host_bytes
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import resolve_layout
 from gristmill.training.planner.hardware import load_hardware
@@ -132,6 +133,10 @@ def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
         return
     for reason in objections(model, train, vocabulary, world_size):
         yield Finding(f"train.layout: {reason}")
+    try:
+        check_memory(model, train, vocabulary, max(host_bytes(), LARGEST_DEVICE_BYTES))
+    except InputError as error:
+        yield Finding(f"model: {error}")
 
 
 def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.memory import host_bytes
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
 from gristmill.training.watchdog import first_failure_named
 
@@ -113,6 +114,13 @@ def own_device(place: Place) -> torch.device:
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def device_bytes(place: Place) -> int:
+    """Memory of the GPU that this process takes, or of the machine."""
+    if not torch.cuda.is_available():
+        return host_bytes()
+    return torch.cuda.get_device_properties(place.local_rank).total_memory
 
 
 def check_same_recipe(digest: str, place: Place) -> None:

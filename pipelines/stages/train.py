@@ -51,8 +51,9 @@ def run(context: StageContext) -> dict[str, Any]:
     steps, tokens, losses, parameters and the last scores."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler says on the screen that it starts and stops
     # Loaded here: torch takes seconds, which `gristmill plan` and the other stages need not wait for.
+    from gristmill.training.memory import check_memory
     from gristmill.training.parallel.layout import check_layout
-    from gristmill.training.processes import Place, joined
+    from gristmill.training.processes import Place, device_bytes, joined
     from gristmill.training.run import Run
 
     recipe = context.recipe
@@ -63,6 +64,7 @@ def run(context: StageContext) -> dict[str, Any]:
         train = resolve_layout(model, data.samples.vocab_size, train, place.world_size)
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
+    check_memory(model, train, data.samples.vocab_size, device_bytes(place))
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
     with joined(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None

@@ -14,7 +14,7 @@ from tests.support.mutations import mutate
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SEED = 20
-IN_CI, SLOW = 500, 50_000
+IN_CI, SLOW = 500, 20_000
 THREE_STEPS = {"tokens": 3 * BATCH * MODEL.context, "checkpoint": {"every": 1}, "watch": {"tensorboard": False}}
 
 

@@ -1,0 +1,35 @@
+"""What training is given: sizes that no machine holds, layouts that cannot run."""
+
+from bad_input import Case, each, small
+
+
+def changed(name, change, *words, command="check"):
+    return Case(name, f"{command} small.yaml", words, files={"small.yaml": small(*change)})
+
+
+CASES = [
+    changed("layers", ["model.layers: 1e9"], "small.yaml:", "model.layers", "10000"),
+    changed("width", ["model.width: 1e12"], "small.yaml:", "model.width", "1000000"),
+    changed("heads", ["model.heads: 1e18"], "small.yaml:", "model.heads", "1000000"),
+    changed("context", ["model.context: 1e15"], "small.yaml:", "model.context", "100000000"),
+    changed("pipeline", ["train.layout: {pipeline: 1e9}"], "small.yaml:", "train.layout.pipeline", "1000000"),
+    changed("tokens", ["train.tokens: 1e30"], "small.yaml:", "train.tokens"),
+    changed("timeout", ["train.watch: {timeout_seconds: .inf}"], "small.yaml:", "train.watch.timeout_seconds"),
+    changed(
+        "no device holds it",
+        ["model.layers: 10000", "model.width: 1000000"],
+        "parameters: its weights, gradients and optimizer take at least",
+        "lower model.layers or model.width",
+    ),
+    changed(
+        "operators in a split backward",
+        ["train.layout: {pipeline: 2, schedule: dualpipev, recompute: operators}"],
+        "dualpipev splits the backward pass",
+        "set recompute: full",
+    ),
+]
+
+
+@each(CASES)
+def test_training(case, refuses):
+    refuses(case)
