@@ -51,6 +51,8 @@ def evaluate_checkpoint(
     held_out = corpus_of(checkpoint.resolve().parents[2:3] if corpus is None else [corpus])
     places = Places(output, data, held_out, cache, download, include_path)
     if place.world_size == 1:
+        if tensor * pipeline > 1:
+            raise RecipeError(f"one process cannot cut a copy over tensor={tensor} x pipeline={pipeline}; use torchrun")
         rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter, own_device(place))
         if config.weights != "as_trained":
             _show_cost(checkpoint, tokenizer, places, config, reporter)
@@ -174,6 +176,12 @@ def generate_text(
 ) -> list[Generated]:
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document. stream is told
     (prompt index, new text) as it comes."""
+    for name, texts in (("--prompt", prompts), ("--stop", stops)):
+        for text in texts:
+            if not text.isascii() and text != text.encode(errors="replace").decode():
+                raise RecipeError(f"{name} {text!r} is not valid UTF-8; give whole characters")
+    if "" in stops:
+        raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
     subject = load_subject(checkpoint, tokenizer, config or EvaluateConfig(), own_device(ONLY_PROCESS))
     room = subject.backbone.context - 1
     end = subject.codec.end_of_document

@@ -63,11 +63,12 @@ def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
                 f"{task}: {first} and {second} were not asked the same questions (other documents, prompts, shots or "
                 "limit); evaluate both with the same settings"
             )
-        pairs = [
-            pair
-            for pair in zip(_read_samples(first, task), _read_samples(second, task), strict=True)
-            if not any(MARK in sample for sample in pair)
-        ]
+        asked = _read_samples(first, task), _read_samples(second, task)
+        if len(asked[0]) != len(asked[1]):
+            raise InputError(
+                f"{task}: {first} has {len(asked[0])} samples and {second} {len(asked[1])}; evaluate both again"
+            )
+        pairs = [pair for pair in zip(*asked, strict=True) if not any(MARK in sample for sample in pair)]
         if not pairs:
             raise InputError(
                 f"{task}: {first} and {second} have no question that both were asked whole; evaluate models whose "
@@ -83,6 +84,8 @@ def _compare_task(
     found = []
     for metric in dict.fromkeys(metric for left, _ in pairs for metric in left["metrics"]):
         values = [(left[metric], right[metric]) for left, right in pairs if metric in left and metric in right]
+        if not values:
+            continue
         if metric == "bits_per_byte":
             bits = np.array([[-left[0] / LN2, -right[0] / LN2] for left, right in values])
             sizes = np.array([left[1] for left, _ in values], dtype=np.float64)
@@ -141,10 +144,23 @@ def _read_results(folder: Path) -> dict[str, Any]:
     path = folder / "results.json"
     if not path.is_file():
         raise InputError(f"{path}: absent; name a folder that `gristmill evaluate` wrote")
-    found: dict[str, Any] = json.loads(path.read_bytes())
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        hashes, better = found["task_hashes"], found["higher_is_better"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
+    if not all(isinstance(part, dict) for part in (hashes, better, *better.values())):
+        raise InputError(f"{path}: damaged (task_hashes and higher_is_better are no objects); evaluate again")
     return found
 
 
 def _read_samples(folder: Path, task: str) -> list[dict[str, Any]]:
     path = folder / "samples" / f"{task.replace(':', '_')}.jsonl"
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    try:
+        samples = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+        whole = all(MARK in sample or set(sample["metrics"]) <= sample.keys() for sample in samples)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
+    if not samples or not whole:
+        raise InputError(f"{path}: damaged (a sample lacks its metrics); evaluate again")
+    return samples

@@ -39,7 +39,7 @@ class EvaluateConfig(Config):
 
     tasks: tuple[str, ...] = ("bits_per_byte", "cloze")
     data: str | None = Field(None, json_schema_extra={"execution": True})
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1, lt=2**31)
     shots: int | None = Field(None, ge=0)
     batch_tokens: int | None = Field(None, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -28,6 +28,8 @@ def export_checkpoint(
 
     checkpoint: of any layout, a step's folder or a run. scores: a results folder whose table goes into the card; by
     default that of the run. Raises InputError if transformers has no architecture for the model."""
+    if scores is not None and not (scores / "table.md").is_file():
+        raise InputError(f"{scores}: holds no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint = newest_step(checkpoint)
     folder = tokenizer or find_tokenizer(checkpoint)
     card, codec = read_card(checkpoint), load_tokenizer(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -73,15 +74,23 @@ def read_huggingface(
     family = family_named(fields.get("model_type", ""))
     try:
         config = ModelConfig(**family.read(fields))
-        vocab_size = int(fields["vocab_size"])
+        vocab_size, end_of_document = int(fields["vocab_size"]), _end_of_document(fields)
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size is {vocab_size}")
     except KeyError as error:
         raise InputError(
             f"{folder / CONFIG_NAME}: has no field {error}; it is no config of {family.architecture}"
         ) from error
+    except ValidationError as error:
+        found = error.errors()[0]
+        said = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+        raise InputError(f"{folder / CONFIG_NAME}: makes no model ({said}); fetch the file again") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise InputError(f"{folder / CONFIG_NAME}: makes no model ({error}); fetch the file again") from error
     tensors = family.to_ours(config, _read_weights(folder))
     model = Transformer(config, vocab_size, dtype=dtype)
     fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors).to(device, dtype))
-    card = ModelCard.of(config, vocab_size, _end_of_document(fields))
+    card = ModelCard.of(config, vocab_size, end_of_document)
     return model.eval().requires_grad_(False), card
 
 
@@ -99,14 +108,16 @@ def _end_of_document(fields: Mapping[str, Any]) -> int:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
+    if folder.is_file():
+        raise InputError(f"{folder}: a file; name the folder that holds {CONFIG_NAME}, safetensors and the tokenizer")
     try:
         fields = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise InputError(f"{path}: absent; a folder of transformers holds {CONFIG_NAME} and safetensors") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
     if not isinstance(fields, dict):
-        raise InputError(f"{path}: holds no object")
+        raise InputError(f"{path}: holds no object; fetch the file again")
     return fields
 
 
@@ -122,8 +133,13 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_NAME).is_file():
-        names = sorted(set(json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].values()))
-        return [folder / Path(name).name for name in names]
+        try:
+            names = sorted(set(json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].values()))
+            return [folder / Path(name).name for name in names]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(
+                f"{folder / INDEX_NAME}: no index of weights ({type(error).__name__}: {error}); fetch the file again"
+            ) from error
     if (folder / WEIGHTS_NAME).is_file():
         return [folder / WEIGHTS_NAME]
     raise InputError(

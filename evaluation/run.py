@@ -102,7 +102,8 @@ def evaluate(
     """Asks every task, writes results.json, samples/, table.md and table.html, and gives the rows of the table.
 
     data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
-    cache = None if places.cache is None else AnswerCache(places.cache / f"answers-{subject.digest}.sqlite")
+    answers = None if places.cache is None else places.cache / f"answers-{subject.digest}.sqlite"
+    cache = None if answers is None else AnswerCache(answers, reporter.say)
     batch_tokens = config.pass_tokens(subject.backbone.device.type)
     model = LanguageModel(subject.backbone, subject.codec, batch_tokens, reporter, cache, data=data)
     held_out = held_out_work(config, subject.codec, places.corpus)

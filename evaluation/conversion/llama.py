@@ -56,7 +56,9 @@ def _write(config: ModelConfig) -> Fields:
 def _read(fields: Mapping[str, Any]) -> Fields:
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     demand(fields, "hidden_act", "silu")
-    demand({"rope_type": rope.get("rope_type", rope.get("type", "default"))}, "rope_type", "default")
+    for name in ("rope_parameters", "rope_scaling"):
+        stated = fields.get(name) or {}
+        demand({"rope_type": stated.get("rope_type", stated.get("type", "default"))}, "rope_type", "default")
     if fields.get("attention_bias", False) != fields.get("mlp_bias", False):
         raise InputError("attention_bias and mlp_bias differ; gristmill has biases in all linear layers or in none")
     return {

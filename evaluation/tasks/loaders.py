@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset
 
 from gristmill.data_pipeline.errors import InputError
@@ -31,10 +32,21 @@ def load(
     without it any version of the file is taken. fewshot_file: where few-shot examples come from; "train" is empty if it
     is not there. Raises InputError that says what is expected where."""
     shown = None if fewshot_file is None else _find(fewshot_file, data)
+    asked = find(file, data, fields)
     return {
-        "train": Dataset.from_list([] if shown is None else _records(shown, fields, form, None)),
-        split: Dataset.from_list(_records(find(file, data, fields), fields, form, sha256)),
+        "train": Dataset.from_list([]) if shown is None else _documents(shown, _records(shown, fields, form, None)),
+        split: _documents(asked, _records(asked, fields, form, sha256)),
     }
+
+
+def _documents(path: Path, records: list[dict[str, Any]]) -> Dataset:
+    try:
+        return Dataset.from_list(records)
+    except (pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path}: a field has not the same type in all records, or holds what is no text or number of 64 bits "
+            f"({' '.join(str(error).split())[:200]}); mend the file"
+        ) from error
 
 
 def _records(path: Path, fields: Sequence[str], form: str, sha256: str | None) -> list[dict[str, Any]]:
@@ -51,7 +63,7 @@ def _records(path: Path, fields: Sequence[str], form: str, sha256: str | None) -
         records = list(FORMS[form](content.decode(), path))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error}); fetch the file again") from error
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{path}: a record is not of the form {form!r} ({type(error).__name__}: {error}); fetch the file again"
         ) from error

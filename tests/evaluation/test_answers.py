@@ -1,3 +1,5 @@
+import sqlite3
+
 import pytest
 
 from gristmill.data_pipeline.engine.progress import Reporter
@@ -33,8 +35,57 @@ def test_questions_differ_by_all_their_parts():
     assert len({question("score", [1], [2]), question("score", [1, 2], []), question("text", [1], [2])}) == 3
 
 
-def test_a_file_that_is_no_cache_is_named(tmp_path):
-    path = tmp_path / "answers.sqlite"
+def garbage(path):
     path.write_text("not a database, but long enough to look like something else entirely")
-    with pytest.raises(InputError, match="not a cache of answers"):
-        AnswerCache(path)
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def noise(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + bytes(range(256)) * ((len(content) - 4096) // 256))
+
+
+def other_table(path):
+    changed(path, "DROP TABLE answers", "CREATE TABLE answers (a)")
+
+
+def changed(path, *statements):
+    connection = sqlite3.connect(path)
+    with connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize("damage", [garbage, half, noise, other_table])
+def test_a_damaged_cache_is_begun_anew_and_said(tmp_path, damage):
+    path, said = tmp_path / "answers.sqlite", []
+    answers = {question("score", [number]): [-0.5, True] for number in range(500)}
+    cache = AnswerCache(path)
+    cache.add(answers)
+    cache.close()
+    damage(path)
+    cache = AnswerCache(path, said.append)
+    found = cache.find([*answers])
+    assert not found or found == answers
+    cache.add(answers)
+    assert cache.find([*answers]) == answers
+    assert len(said) == 1 and "is damaged" in said[0] and "begun anew" in said[0]
+
+
+@pytest.mark.parametrize("answer", ["garbage", "[1]", "3", "[null, true]", "[1.0, 2]", ""])
+def test_an_answer_that_is_none_is_not_known(tmp_path, answer):
+    cache = AnswerCache(tmp_path / "answers.sqlite")
+    cache.add({question("score", [1]): [-0.5, True]})
+    cache.close()
+    changed(tmp_path / "answers.sqlite", f"UPDATE answers SET answer = '{answer}'")
+    assert AnswerCache(tmp_path / "answers.sqlite").find([question("score", [1])]) == {}
+
+
+def test_where_no_cache_can_be_kept_is_named(tmp_path):
+    (tmp_path / "answers.sqlite").mkdir()
+    with pytest.raises(InputError, match="no cache of answers can be kept here"):
+        AnswerCache(tmp_path / "answers.sqlite")

@@ -43,3 +43,31 @@ def test_other_questions_are_refused(tmp_path):
         compare_folders(first, second)
     with pytest.raises(InputError, match=r"results\.json: absent"):
         compare_folders(first, tmp_path)
+
+
+def test_damaged_results_are_named(tmp_path):
+    first = results(tmp_path / "first", [1.0, 0.0])
+    for number, (name, content, said) in enumerate(
+        [
+            ("results.json", "{", "damaged"),
+            ("results.json", "[]", "damaged"),
+            ("results.json", '{"task_hashes": 3, "higher_is_better": {}}', "are no objects"),
+            ("samples/quiz.jsonl", "", "a sample lacks its metrics"),
+            ("samples/quiz.jsonl", '{"metrics": ["acc"]}\n', "a sample lacks its metrics"),
+            ("samples/quiz.jsonl", "{\n", "damaged"),
+            ("samples/quiz.jsonl", '{"metrics": ["acc"], "acc": 1.0}\n', "has 2 samples and .* 1; evaluate both again"),
+        ]
+    ):
+        second = results(tmp_path / str(number), [1.0, 0.0])
+        (second / name).write_text(content)
+        with pytest.raises(InputError, match=said):
+            compare_folders(first, second)
+
+
+def test_questions_that_one_was_not_asked_whole_are_left_out(tmp_path):
+    first, second = results(tmp_path / "a", [1.0, 0.0, 1.0]), results(tmp_path / "b", [1.0, 1.0, 1.0])
+    lines = (first / "samples" / "quiz.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({"metrics": [], "not_evaluated": "too long"})
+    (first / "samples" / "quiz.jsonl").write_text("\n".join(lines))
+    (found,) = compare_folders(first, second)
+    assert (found.count, found.first, found.second) == (2, 0.5, 1.0)

@@ -5,6 +5,7 @@ import torch
 
 from gristmill.data_pipeline.errors import InputError
 from gristmill.evaluation import huggingface
+from gristmill.evaluation.export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.huggingface import read_huggingface, write_huggingface
 from gristmill.training.checkpoint import load_model
 
@@ -105,3 +106,55 @@ def test_bad_folders_say_what_is_wrong(tmp_path, random_checkpoint):
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
     with pytest.raises(InputError, match="model_type 'mamba' cannot be read; gristmill reads llama"):
         read_huggingface(folder)
+
+
+@pytest.fixture
+def exported(tmp_path, random_checkpoint, tokenizer_folder):
+    export_checkpoint(random_checkpoint(), tmp_path / "exported", tokenizer_folder)
+    return tmp_path / "exported"
+
+
+def test_exported_weights_have_the_mode_of_other_files(exported):
+    modes = {path.name: path.stat().st_mode for path in exported.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(exported, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(InputError, match="a file; name the folder that holds"):
+            import_checkpoint(exported / name, tmp_path / "in")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vocab_size": "many"},
+        {"vocab_size": -3},
+        {"hidden_size": None},
+        {"num_attention_heads": 0},
+        {"max_position_embeddings": 0},
+        {"rms_norm_eps": "big"},
+        {"eos_token_id": "x"},
+        {"num_hidden_layers": 10**9},
+    ],
+)
+def test_a_config_that_makes_no_model_is_one_sentence(exported, tmp_path, fields):
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, **fields}))
+    with pytest.raises(InputError, match=r"config\.json: makes no model \(.*\); fetch the file again") as error:
+        import_checkpoint(exported, tmp_path / "in")
+    assert "\n" not in str(error.value)
+
+
+def test_scaled_positions_are_refused_wherever_they_are_stated(exported, tmp_path):
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, "rope_scaling": {"type": "yarn", "factor": 4.0}}))
+    with pytest.raises(InputError, match="rope_type='yarn'"):
+        import_checkpoint(exported, tmp_path / "in")
+
+
+@pytest.mark.parametrize("content", ["[", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
+def test_a_damaged_index_of_weights_is_named(exported, tmp_path, content):
+    (exported / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(InputError, match=r"index\.json: no index of weights .*; fetch the file again"):
+        import_checkpoint(exported, tmp_path / "in")
