@@ -41,7 +41,7 @@ RECORDS = [
 ]
 HANS = "data/benchmarks/hans_evaluation.jsonl"
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
-CONFIG = json.dumps({"model_type": "llama", "vocab_size": 3})
+CONFIG = json.dumps({"model_type": "llama", "vocab_size": 3, "hidden_act": "silu"})
 
 
 def asked(name: str, options: str, *words: str, code: int = 2, **files: str | bytes) -> Case:
@@ -76,7 +76,7 @@ CASES = [
     asked("no_task_file", "--tasks mine.yaml", "mine.yaml: no such task file", code=1),
     asked("code_in_a_task_file", "--tasks mine/task.yaml", "!function can run code",
           task="task: a\ndoc_to_text: !function b.c\n"),
-    asked("broken_task_file", "--tasks mine/task.yaml", "task.yaml:1", task="task: [\n"),
+    asked("broken_task_file", "--tasks mine/task.yaml", "not YAML", task="task: [\n"),
     asked("no_include_path", f"{TASK} --include-path nowhere", "nowhere: no such folder", code=1),
     asked("limit_zero", f"{TASK} --limit 0", "--limit"),
     asked("limit_huge", f"{TASK} --limit 1000000000000000000000000", "limit"),
