@@ -1,9 +1,11 @@
 """Decontamination against the nine shared benchmarks: speed, recall by kind of disguise, and false positives.
 
-Benchmark texts are planted in real documents: as they are, in capitals, with other punctuation, with other white
-space, across line breaks, and with one word in the middle changed (of which texts of fewer than 27 words can hold no
-whole 13-gram: those that still hold one are counted apart). The clean documents, with nothing planted, show the false
-positives, and so do documents that share a phrase of 14 words which stands in ten of them."""
+Questions of at least 8 words are planted in real documents: as they are, in capitals, with other punctuation or white
+space, across line breaks, and edited: one word, or three, in a row or apart, substituted by words of other questions,
+inserted or deleted at random places, in capitals and without punctuation half of the time. Questions of fewer words are
+planted with one of their answers. The clean documents, with nothing planted, show the false positives, and so do
+documents that share a phrase of 14 words which stands in ten of them, and those in which short questions stand without
+their answers."""
 
 import os
 import statistics
@@ -20,7 +22,10 @@ from support.planted import corpus, write_parquet
 from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
 from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
-from gristmill.data_pipeline.decontamination.index import build_index, search
+from gristmill.data_pipeline.decontamination.edits import search_edits
+from gristmill.data_pipeline.decontamination.index import search
+from gristmill.data_pipeline.decontamination.indexes import build_indexes
+from gristmill.data_pipeline.decontamination.words import words_of_bytes
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.engine.local import LocalEngine
@@ -31,14 +36,15 @@ FIELDS = {
     "lambada_openai": ("context",),
     "winograd_wsc": ("context_options",),
     "winogrande": ("context_options",),
-    "copa": ("query",),
-    "openbook_qa": ("query",),
-    "piqa": ("query",),
-    "boolq": ("query",),
-    "arc_easy": ("query",),
-    "arc_challenge": ("query",),
+    "copa": ("query", "choices"),
+    "openbook_qa": ("query", "choices"),
+    "piqa": ("query", "choices"),
+    "boolq": ("query", "choices"),
+    "arc_easy": ("query", "choices"),
+    "arc_challenge": ("query", "choices"),
 }
-LONGEST, SHORTEST = 13, 8  # words of an n-gram; texts between the two are matched as a whole, and reported apart
+LONGEST, SHORTEST = 13, 8  # words of an n-gram; texts between the two are matched as a whole
+GOALS = {1: 0.95, 3: 0.8}  # recall by the number of edited words
 
 
 def main() -> None:
@@ -77,10 +83,17 @@ def speed(benchmarks: list[BenchmarkConfig], texts: list[str]) -> list[Figure]:
 def search_alone(benchmarks: list[BenchmarkConfig], texts: list[str]) -> Figure:
     """The peer is a set of word tuples."""
     examples = [example for benchmark in benchmarks for example in read_benchmark(benchmark)]
-    index = build_index(examples, LONGEST, SHORTEST)
+    config = DecontaminateConfig(benchmarks=tuple(benchmarks))
+    indexes = build_indexes(examples, config)
     raw = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, raw)]).astype(np.int64)
     data = np.frombuffer(b"".join(raw), np.uint8)
+
+    def ours() -> None:
+        words = words_of_bytes(data, offsets)
+        search(indexes.ngrams, words)
+        search_edits(indexes.edits, words, config.answer_window)
+
     wanted = plain_index(examples)
     sample = texts[::50]
 
@@ -91,7 +104,7 @@ def search_alone(benchmarks: list[BenchmarkConfig], texts: list[str]) -> Figure:
                 for i in range(len(words) - size + 1):
                     tuple(words[i : i + size]) in wanted  # noqa: B015 (the look-up is what is measured)
 
-    own, other, ratio = in_turn(lambda: search(index, data, offsets), in_plain_python, rounds=5)
+    own, other, ratio = in_turn(ours, in_plain_python, rounds=5)
     sampled = sum(len(text.encode()) for text in sample)
     rates = len(data) / own / 1e6, sampled / other / 1e6
     ratio *= len(data) / sampled
@@ -117,50 +130,79 @@ def disguises(text: str) -> dict[str, str]:
         "punctuation": "; ".join(words),
         "white space": " \t ".join(words),
         "line break": "\n".join([" ".join(words[:middle]), " ".join(words[middle:])]),
-        "one word edited": " ".join([*words[:middle], "somethingelse", *words[middle + 1 :]]),
     }
 
 
+def edited(text: str, edit: str, times: int, in_a_row: bool, others: list[str], generator: np.random.Generator) -> str:
+    """The text with `times` words substituted, inserted or deleted, apart or in a row, at random places."""
+    words = text.split()
+    first = int(generator.integers(max(len(words) - times + 1, 1)))
+    for number in range(times):
+        at = first + number if in_a_row else int(generator.integers(len(words)))
+        word = others[generator.integers(len(others))]
+        if edit == "inserted":
+            words.insert(at, word)
+        else:
+            words[min(at, len(words) - 1)] = word if edit == "substituted" else ""
+    changed = " ".join(word for word in words if word)
+    return changed.upper().replace(",", "").replace("?", "") if generator.random() < 0.5 else changed
+
+
 def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) -> list[Figure]:
-    """Plants one text in each document in turn of kinds, and counts the documents hit."""
+    """Plants one question in each document, and counts the documents hit."""
     everything = [example for benchmark in benchmarks for example in read_benchmark(benchmark)]
     words = [len(fold_text(example.text).split()) for example in everything]
-    examples = [example for example, count in zip(everything, words, strict=True) if count >= LONGEST]
-    short = [e for e, count in zip(everything, words, strict=True) if SHORTEST <= count < LONGEST][: planted // 6]
-    wanted = plain_index(examples)
+    questions = [e for e, count in zip(everything, words, strict=True) if count >= SHORTEST and not e.is_answer]
     generator = np.random.default_rng(5)
-    chosen = generator.permutation(len(examples))[:planted]
-    kinds, documents, whole = [], [], []
-    for number, choice in enumerate(chosen):
-        host = texts[number % len(texts)][:4000]
-        kind, text = list(disguises(examples[choice].text).items())[number % 6]
-        kinds.append(kind)
-        whole.append(holds_ngram(text, wanted))
-        documents.append(f"{host}\n\n{text}\n\n{host}")
     config = DecontaminateConfig(benchmarks=tuple(benchmarks), policy="annotate")
-    hit = hits(documents, config)
-    table = Table("kind", "planted", "found", "recall", "of those with a whole n-gram")
+    table = Table("kind", "planted", "found", "recall")
     figures = []
-    for kind in dict.fromkeys(kinds):
-        mine = {number for number, other in enumerate(kinds) if other == kind}
-        left = {number for number in mine if whole[number]}
-        share, of_left = len(hit & mine) / len(mine), len(hit & left) / len(left)
-        table.add_row(kind, str(len(mine)), str(len(hit & mine)), f"{share:.4f}", f"{of_left:.4f} of {len(left)}")
+    for kind, (asked, goal) in planted_questions(questions, planted, generator).items():
+        found = len(hits([f"{texts[n % len(texts)][:4000]}\n\n{text}\n\n" for n, text in enumerate(asked)], config))
+        table.add_row(kind, str(len(asked)), str(found), f"{found / len(asked):.4f}")
         name = f"decontaminate_recall_{kind.replace(' ', '_')}"
-        goal = None if kind == "one word edited" else 1.0
-        figures.append(Figure(name, share, f"of {len(mine)} planted", goal=goal))
-    found = hits([f"{texts[n % len(texts)][:4000]}\n\n{e.text.upper()}\n\n" for n, e in enumerate(short)], config)
-    figures.append(
-        Figure("decontaminate_recall_8_to_12_words", len(found) / len(short), f"of {len(short)} planted", goal=1.0)
-    )
-    table.add_row("8 to 12 words, case", str(len(short)), str(len(found)), f"{len(found) / len(short):.4f}", "")
+        figures.append(Figure(name, found / len(asked), f"of {len(asked)} planted", goal=goal))
+    asked, answered = short_questions(everything, words, config)
+    for kind, held, goal in (("short with answer", answered, 1.0), ("short without answer", asked, None)):
+        found = len(hits([f"{texts[n % len(texts)][:4000]}\n\n{text}\n\n" for n, text in enumerate(held)], config))
+        table.add_row(kind, str(len(held)), str(found), f"{found / len(held):.4f}")
+        name = f"decontaminate_{'recall' if goal else 'hit'}_{kind.replace(' ', '_')}"
+        figures.append(Figure(name, found / len(held), f"of {len(held)} planted", goal=goal))
     Console(width=120).print(table)
-    return [*figures, *false_positives(texts, config, examples)]
+    long = [e for e, count in zip(everything, words, strict=True) if count > 30]
+    return [*figures, *false_positives(texts, config, long)]
 
 
-def holds_ngram(text: str, wanted: set[tuple[str, ...]]) -> bool:
-    words = fold_text(text).split()
-    return any(tuple(words[i : i + LONGEST]) in wanted for i in range(len(words) - LONGEST + 1))
+def planted_questions(
+    questions: list[Example], planted: int, generator: np.random.Generator
+) -> dict[str, tuple[list[str], float]]:
+    """By kind, the questions to plant and the share that must be found."""
+    found: dict[str, tuple[list[str], float]] = {}
+    chosen = [questions[n].text for n in generator.permutation(len(questions))[:planted]]
+    for number, text in enumerate(chosen):
+        kind, changed = list(disguises(text).items())[number % 5]
+        found.setdefault(kind, ([], 1.0))[0].append(changed)
+    others = " ".join(chosen).split()
+    for edit in ("substituted", "inserted", "deleted"):
+        for times, in_a_row in ((1, False), (3, False), (3, True)):
+            mine = [questions[n].text for n in generator.permutation(len(questions))[: planted // 5]]
+            kind = f"{('one', '', 'three')[times - 1]} {edit}{' in a row' if in_a_row else ''}"
+            found[kind] = [edited(text, edit, times, in_a_row, others, generator) for text in mine], GOALS[times]
+    return found
+
+
+def short_questions(
+    examples: list[Example], words: list[int], config: DecontaminateConfig
+) -> tuple[list[str], list[str]]:
+    """The questions of fewer than 8 words that are searched for, alone and with one of their answers."""
+    index = build_indexes(examples, config).edits
+    asked, answered = [], []
+    for number in np.flatnonzero(index.short):
+        first, last = index.texts.answer_first[number : number + 2]
+        answer = examples[index.texts.answers[first + number % (last - first)]].text
+        asked.append(examples[number].text)
+        answered.append(f"{examples[number].text}\nAnswer: {answer}" if words[number] > 2 else f"{asked[-1]} {answer}")
+    return asked, answered
 
 
 def false_positives(texts: list[str], config: DecontaminateConfig, examples: list[Example]) -> list[Figure]:

@@ -21,7 +21,7 @@ from gristmill.data_pipeline.counts import check_not_empty, count
 from gristmill.data_pipeline.curate import CurateConfig
 from gristmill.data_pipeline.curated import CuratedSource
 from gristmill.data_pipeline.decide import DecideTask, Rules, decide_all, rules_of
-from gristmill.data_pipeline.decontamination.benchmark import Example
+from gristmill.data_pipeline.decontamination.benchmark import Example, missing_fields
 from gristmill.data_pipeline.decontamination.decontaminate import all_examples
 from gristmill.data_pipeline.dedup.arrays import MARK_NAME
 from gristmill.data_pipeline.dedup.protected import keep_signatures, protected_corpora
@@ -63,7 +63,9 @@ def curate(
     Raises InputError for a source without files or documents, or one that the rules leave empty; for a benchmark
     that cannot be read and a protected corpus without its signatures, before any work starts."""
     if config.decontaminate is not None:
-        all_examples(config.decontaminate, task_examples)
+        for name, missing in missing_fields(all_examples(config.decontaminate, task_examples)).items():
+            said = ", ".join(f"{field!r} in {times}" for field, times in missing.items())
+            engine.reporter.say(f"decontaminate: {name}: fields are missing in some records: {said}")
     protected = protected_corpora(config.near_dedup)
     drop_damaged(cache, engine.reporter.say, unsealed=(MARK_NAME, STORE_FILE))
     annotated_folder = cache / "annotated"

@@ -184,7 +184,7 @@ def _contaminated(row: dict[str, Any]) -> list[Event]:
         return []
     lines = [
         f"{match['benchmark']} {match['example']} ({match['field']}): {match['kind']}, {match['matched']} of "
-        f"{match['of']} n-grams"
+        f"{match['of']} {'words' if match['kind'] in ('short', 'edited') else 'n-grams'}"
         for match in found[:MOST_SHOWN]
     ]
     if len(found) > MOST_SHOWN:

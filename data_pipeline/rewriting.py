@@ -16,7 +16,7 @@ from gristmill.data_pipeline.curated import CuratedSource, living_parts
 from gristmill.data_pipeline.cuts import in_order
 from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.decontamination.decontaminate import Decontamination, decontaminate
-from gristmill.data_pipeline.decontamination.outcome import MATCHES
+from gristmill.data_pipeline.decontamination.matches import MATCHES
 from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.dedup.rewrite import Rewritten, rewrite_parts
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans

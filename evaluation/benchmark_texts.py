@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from gristmill.data_pipeline.decontamination.benchmark import field_value
+from gristmill.data_pipeline.decontamination.benchmark import field_value, is_answer_field, value_of
 from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.offline import offline
 from gristmill.evaluation.suites import SUITES
@@ -23,12 +23,14 @@ OURS = "gristmill_"
 
 class BenchmarkText(NamedTuple):
     """One text of one record. record: its number in the task, from 0. field: which of its fields; `a.b` goes into an
-    object, and a list (choices) gives one text an entry."""
+    object, and a list (choices) gives one text an entry. text: empty if the record lacks a field that was asked for.
+    is_answer: of a list behind the record's first field."""
 
     task: str
     record: int
     field: str
     text: str
+    is_answer: bool = False
 
 
 def benchmark_texts(
@@ -38,8 +40,8 @@ def benchmark_texts(
 
     Tasks by their names (ours with or without `gristmill_`) or suites; with `download` also lm-eval's own, which read
     from the data hub. All splits that a task asks questions from are read: test, or validation where there is none.
-    Raises InputError if a file is absent or not the pinned one, or a record lacks a field; RecipeError for no such
-    task."""
+    Raises InputError if a file is absent or not the pinned one, or no record has a field that is named; RecipeError
+    for no such task."""
     manager = task_manager(data, download)
     for name, fields in tasks:
         for member in SUITES.get(name, (name,)):
@@ -75,10 +77,15 @@ def _texts_of_task(name: str, fields: Sequence[str], manager: TaskManager, downl
         raise InputError(f"{name}: its data could not be fetched ({error}); use a task over local files") from error
     for member, rows in records:
         short = member.removeprefix(OURS)
+        for field in fields:
+            if rows and all(value_of(record, field) is None for record in rows):
+                field_value(rows[0], field, f"task {short}, record 0")
         for number, record in enumerate(rows):
             for field in fields or record:
-                for text in _strings(field_value(record, field, f"task {short}, record {number}")):
-                    yield BenchmarkText(short, number, field, text)
+                value = value_of(record, field)
+                texts = list(_strings(value)) or ([""] if fields else [])
+                is_answer = is_answer_field(field, fields or tuple(record), (), value)
+                yield from (BenchmarkText(short, number, field, text, is_answer) for text in texts)
 
 
 def _records(task: Task) -> list[dict[str, Any]]:

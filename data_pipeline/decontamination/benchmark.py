@@ -22,23 +22,55 @@ OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 @dataclass(frozen=True)
 class Example:
     """One text of one benchmark. example: the record's id; field: which of its fields, so that questions and answers
-    are told apart in index, ledger and report."""
+    are told apart in index, ledger and report. text: empty if the record lacks the field."""
 
     benchmark: str
     example: str
     field: str
     text: str
+    is_answer: bool = False
 
 
 def read_benchmark(config: BenchmarkConfig) -> list[Example]:
-    """All texts of the benchmark. Raises InputError, naming file and line, for a missing file, field or bad line."""
-    found = []
+    """All texts of the benchmark; an empty one for each field that a record lacks.
+
+    Raises InputError, naming file and line, for a missing file, a bad line, or a field that no record has."""
+    found: list[Example] = []
+    fields = config.fields or (PLAIN,)
+    held: set[str] = set()
+    first: tuple[str, dict[str, Any]] | None = None
     for number, (where, record) in enumerate(_records(config)):
-        name = str(field_value(record, config.id_field, where)) if config.id_field else str(number)
-        for field in config.fields or (PLAIN,):
-            found += [Example(config.name, name, field, text) for text in _texts(field_value(record, field, where))]
-    if not found:
+        first = first or (where, record)
+        known = value_of(record, config.id_field) if config.id_field else number
+        name = f"#{number}" if known is None else str(known)
+        for field in fields:
+            value = value_of(record, field)
+            texts = [text for text in _texts(value) if text.strip()]
+            held |= {field} if texts else set()
+            is_answer = is_answer_field(field, fields, config.answers, value)
+            found += [Example(config.name, name, field, text, is_answer) for text in texts or [""]]
+    if first is None:
         raise InputError(f"{config.paths[0]}: the benchmark {config.name} has no text; check its paths and fields")
+    for field in fields:
+        if field not in held:
+            where, record = first
+            field_value(record, field, where)
+            raise InputError(f"{where}: no record has a text in the field {field!r}; check `fields`")
+    return found
+
+
+def is_answer_field(field: str, fields: Sequence[str], answers: Sequence[str], value: Any) -> bool:
+    """Whether the field holds answers: one of those named, or if none are, a list behind the first field."""
+    return field in answers if answers else isinstance(value, list) and field != fields[0]
+
+
+def missing_fields(examples: Iterable[Example]) -> dict[str, dict[str, int]]:
+    """By benchmark and field: in how many records the field is missing, null or empty. Those in none are left out."""
+    found: dict[str, dict[str, int]] = {}
+    for example in examples:
+        if not example.text:
+            fields = found.setdefault(example.benchmark, {})
+            fields[example.field] = fields.get(example.field, 0) + 1
     return found
 
 
@@ -50,9 +82,9 @@ def benchmark_digests(config: BenchmarkConfig) -> list[str]:
         raise InputError(f"{error.filename}: the benchmark cannot be read ({error}); check its path") from error
 
 
-def numbered_examples(texts: Iterable[tuple[str, int, str, str]]) -> list[Example]:
-    """Of (benchmark, record, field, text), as evaluation hands down the records of its tasks."""
-    return [Example(benchmark, str(record), field, text) for benchmark, record, field, text in texts]
+def numbered_examples(texts: Iterable[tuple[str, int, str, str, bool]]) -> list[Example]:
+    """Of (benchmark, record, field, text, is_answer), as evaluation hands down the records of its tasks."""
+    return [Example(benchmark, str(record), field, text, answer) for benchmark, record, field, text, answer in texts]
 
 
 def _records(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,15 +141,22 @@ def _record(line: str, where: str) -> dict[str, Any]:
 
 def field_value(record: dict[str, Any], field: str, where: str) -> Any:
     """What stands at a dotted name: {"a": {"b": 1}}, "a.b" -> 1. Raises InputError if nothing does."""
+    if (value := value_of(record, field)) is None:
+        raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set `fields`")
+    return value
+
+
+def value_of(record: dict[str, Any], field: str) -> Any:
+    """The same, None if nothing stands there or null does."""
     value: Any = record
     for key in field.split("."):
-        if not isinstance(value, dict) or key not in value:
-            raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set `fields`")
-        value = value[key]
+        value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _texts(value: Any) -> Iterable[str]:
+    if value is None:
+        return []
     if isinstance(value, list):
         return [text for entry in value for text in _texts(entry)]
     return [value if isinstance(value, str) else str(value)]

@@ -17,12 +17,15 @@ class BenchmarkConfig(Config):
     fields: those whose texts are indexed, each by itself; a list (choices) gives one text an entry, `a.b` goes into
     an object. Files of plain text take no fields, unless `lines` names the lines of a record that has several:
     HellaSwag's are [context, gold, ending, ending, ending, ending], of which fields [context, ending] are wanted.
-    id_field: the record's id; the record's number from 0 if not given (across the files, in the order they are
-    named). Where the files lie decides nothing; what is in them does."""
+    answers: those of the fields that hold answers, which are not searched for in other wordings; if none are named,
+    all but the first whose value is a list. A field may be missing in some records, not in all.
+    id_field: the record's id (`#` and its number for a record without one); the record's number from 0 if not given
+    (across the files, in the order they are named). Where the files lie decides nothing; what is in them does."""
 
     name: str = Field(min_length=1)
     paths: tuple[Path, ...] = Field(min_length=1, json_schema_extra={"execution": True})
     fields: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     id_field: str | None = None
 
@@ -33,6 +36,13 @@ class BenchmarkConfig(Config):
             raise ValueError(f"benchmark {self.name}: lines are named and fields are not; choose among {self.lines}")
         if strange:
             raise ValueError(f"benchmark {self.name}: no line is called {strange[0]!r}; lines are {self.lines}")
+        return self
+
+    @model_validator(mode="after")
+    def answers_are_fields(self) -> Self:
+        strange = [field for field in self.answers if field not in self.fields]
+        if strange:
+            raise ValueError(f"benchmark {self.name}: the answer {strange[0]!r} is none of its fields {self.fields}")
         return self
 
 
@@ -54,6 +64,10 @@ class DecontaminateConfig(Config):
     common: an n-gram that stands so often in the corpus is a common phrase and does not count. common_in: so many
     documents (GPT-3: "13-grams that matched more than 10 training documents", appendix C), or so many `places`
     (Megatron: key_threshold 10). Documents, so that a text that repeats a question ten times does not hide itself.
+    max_edits: texts of at most most_edited_words words are also found with that many words substituted, inserted or
+    deleted: where words in their order tell at least min_share of the text's information and at least
+    min_information nats (edits.py); 0: not searched so. answer_window: a question of fewer than shortest_ngram words
+    is found word for word with an answer that begins in so many words behind it; 0: not searched.
     policy: `split` cuts the match, `margin` characters to each side and on to a sentence end, and keeps pieces of at
     least shortest_piece characters, of which there may be most_pieces; `drop` removes the document; `annotate` only
     reports."""
@@ -66,6 +80,10 @@ class DecontaminateConfig(Config):
     shortest_ngram: int = Field(default=8, ge=2)
     common: int = Field(default=10, ge=2)
     common_in: Literal["documents", "places"] = "documents"
+    max_edits: int = Field(default=3, ge=0)
+    min_share: float = Field(default=0.55, gt=0, le=1)
+    min_information: float = Field(default=34, gt=0)
+    answer_window: int = Field(default=50, ge=0)
     policy: Policy = "split"
     margin: int = Field(default=200, ge=0)
     shortest_piece: int = Field(default=200, ge=1)
@@ -92,6 +110,12 @@ class DecontaminateConfig(Config):
         if twice:
             raise ValueError(f"the benchmark {twice[0]!r} is named twice; give each its own name")
         return self
+
+    @property
+    def most_edited_words(self) -> int:
+        """A longer text keeps an n-gram whole through max_edits edits, each of up to two folded words (`it's`): what is
+        left of ngram 13 and 3 edits in 59 words is 53 in four runs, one of which has 14."""
+        return (self.max_edits + 1) * self.ngram + 2 * self.max_edits if self.max_edits else 0
 
     @property
     def cut_rule(self) -> CutRule:

@@ -1,8 +1,8 @@
-"""Decontamination: benchmark texts are found in documents by n-grams, and cut out, dropped or annotated."""
+"""Decontamination: benchmark texts are found in documents, as they are or edited, and cut out, dropped or annotated."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,15 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.cuts import CUTS, in_order
 from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
+from gristmill.data_pipeline.decontamination.common import Found, common_ngrams, without_common
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
-from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search
-from gristmill.data_pipeline.decontamination.outcome import (
-    HITS,
-    MATCHES,
-    PIECES,
-    Outcome,
-    counting_ngrams,
-    matches_of,
-    outcome_of,
-)
+from gristmill.data_pipeline.decontamination.edits import search_edits
+from gristmill.data_pipeline.decontamination.index import search
+from gristmill.data_pipeline.decontamination.indexes import build_indexes, load_indexes, save_indexes
+from gristmill.data_pipeline.decontamination.matches import MATCHES, counting_ngrams, document_matches, match_row
+from gristmill.data_pipeline.decontamination.outcome import HITS, PIECES, Outcome, outcome_of
 from gristmill.data_pipeline.decontamination.report import contamination_report
+from gristmill.data_pipeline.decontamination.words import words_of_bytes
 from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.dedup.part import Part, utf8_of
@@ -66,14 +63,16 @@ def decontaminate(
     Raises RecipeError if a task's texts were not handed over, InputError for a damaged file."""
     examples = all_examples(config, task_examples)
     claim(folder, _identity(parts, config, examples))
-    index = build_index(examples, config.ngram, config.shortest_ngram)
-    _save_index(index, folder)
-    found = _search_parts(parts, engine, folder)
-    common = _common(found, len(index.keys), config)
-    prefixes = _cut_parts(parts, found, common, examples, config, engine, folder)
+    indexes = build_indexes(examples, config)
+    save_indexes(indexes, folder)
+    found = _search_parts(parts, config.answer_window, engine, folder)
+    common = common_ngrams(found, len(indexes.ngrams.keys), config)
+    found = without_common(found, common, indexes.ngrams, config)
+    counting = counting_ngrams(indexes.ngrams, common)
+    prefixes = _cut_parts(parts, found, counting, examples, config, engine, folder)
     matches, hits, cuts = (_joined(prefixes, name, schema) for name, schema in JOINED.items())
     files = tuple(None if prefix is None else _file(prefix, "pieces") for prefix in prefixes)
-    report = contamination_report(examples, index, common, matches, hits)
+    report = contamination_report(examples, indexes, common, matches, hits)
     return Decontamination(matches, hits, in_order([cuts]), files, report)
 
 
@@ -93,75 +92,65 @@ def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) 
 
 
 def _identity(parts: Sequence[Part], config: DecontaminateConfig, examples: Sequence[Example]) -> dict[str, Any]:
-    texts = [[example.benchmark, example.example, example.field, example.text] for example in examples]
+    texts = [[one.benchmark, one.example, one.field, one.text, one.is_answer] for one in examples]
     settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data", "download"})
     digest = hashlib.sha256(orjson.dumps(texts)).hexdigest()
     return {"config": settings, "texts": digest, "parts": [part_identity(part) for part in parts]}
 
 
-def _save_index(index: NgramIndex, folder: Path) -> None:
-    for field in fields(index):
-        path = folder / f"index-{field.name}.npy"
-        if not path.exists():
-            save_array(path, np.asarray(getattr(index, field.name)))
-
-
-def _load_index(folder: Path) -> NgramIndex:
-    values: dict[str, Any] = {
-        field.name: load_array(folder / f"index-{field.name}.npy") for field in fields(NgramIndex)
-    }
-    numbers: dict[str, Any] = {name: int(value) for name, value in values.items() if value.ndim == 0}
-    return NgramIndex(**{**values, **numbers})
-
-
-def _search_parts(parts: Sequence[Part], engine: LocalEngine, folder: Path) -> list[np.ndarray]:
-    """int64[3, matches] of each part: row, n-gram, word at which it begins."""
+def _search_parts(parts: Sequence[Part], window: int, engine: LocalEngine, folder: Path) -> list[Found]:
     files = [folder / f"found-{number:05d}.npy" for number in range(len(parts))]
-    tasks = [(part, folder, file) for part, file in zip(parts, files, strict=True) if not file.exists()]
-    engine.map(_search_part, tasks, "benchmark n-grams", [task[0].bytes for task in tasks], "B")
-    return [load_array(file) for file in files]
+    tasks = [(part, window, folder, file) for part, file in zip(parts, files, strict=True) if not file.exists()]
+    engine.map(_search_part, tasks, "benchmark texts", [task[0].bytes for task in tasks], "B")
+    return [Found(load_array(file), load_array(_copies_file(file))) for file in files]
 
 
-def _search_part(task: tuple[Part, Path, Path]) -> None:
-    part, folder, path = task
-    index = _load_index(folder)
-    found = [np.empty((3, 0), np.int64)]
+def _copies_file(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-copies.npy")
+
+
+def _search_part(task: tuple[Part, int, Path, Path]) -> None:
+    part, window, folder, path = task
+    indexes = load_indexes(folder)
+    ngrams, copies = [np.empty((3, 0), np.int64)], [np.empty((6, 0), np.int64)]
     for rows, _, texts in part.batches():
-        matches = search(index, *utf8_of(texts))
-        matches[0] = rows[matches[0]]
-        found.append(matches)
-    save_array(path, np.concatenate(found, axis=1))
-
-
-def _common(found: Sequence[np.ndarray], num_ngrams: int, config: DecontaminateConfig) -> np.ndarray:
-    """bool[n-grams]: those that stand in at least `common` documents (or places)."""
-    times = np.zeros(num_ngrams, np.int64)
-    for matches in found:
-        counted = np.unique(matches[:2], axis=1) if config.common_in == "documents" else matches
-        times += np.bincount(counted[1], minlength=num_ngrams)
-    return times >= config.common
+        words = words_of_bytes(*utf8_of(texts))
+        for found, held in (
+            (search(indexes.ngrams, words), ngrams),
+            (search_edits(indexes.edits, words, window), copies),
+        ):
+            found[0] = rows[found[0]]
+            held.append(found)
+    save_array(_copies_file(path), np.concatenate(copies, axis=1))
+    save_array(path, np.concatenate(ngrams, axis=1))  # last: its file says that both are whole
 
 
 def _cut_parts(
     parts: Sequence[Part],
-    found: Sequence[np.ndarray],
-    common: np.ndarray,
+    found: Sequence[Found],
+    counting: np.ndarray,
     examples: Sequence[Example],
     config: DecontaminateConfig,
     engine: LocalEngine,
     folder: Path,
 ) -> list[Path | None]:
-    """Of each part the prefix of its files of matches, hits, cuts and pieces; None where nothing was found."""
+    """Of each part the prefix of its files of matches, hits, cuts and pieces; None where nothing was found.
+
+    counting: n-grams of each benchmark text that are no common phrases."""
     prefixes: list[Path | None] = []
     tasks = []
-    for number, (part, matches) in enumerate(zip(parts, found, strict=True)):
-        counting = matches[:, ~common[matches[1]]]
-        prefix = folder / f"part-{number:05d}" if counting.shape[1] else None
+    for number, (part, mine) in enumerate(zip(parts, found, strict=True)):
+        prefix = folder / f"part-{number:05d}" if len(mine.rows) else None
         prefixes.append(prefix)
         if prefix is not None and not _file(prefix, "hits").exists():
-            tasks.append((part, counting, common, tuple(examples), config, folder, prefix))
-    engine.map(_cut_part, tasks, "decontamination", [task[1].shape[1] for task in tasks], "matches")
+            tasks.append((part, mine, counting, tuple(examples), config, folder, prefix))
+    engine.map(_cut_part, tasks, "decontamination", [len(task[1].rows) for task in tasks], "documents")
     return prefixes
+
+
+def _of_row(found: np.ndarray, row: int) -> np.ndarray:
+    first, last = np.searchsorted(found[0], [row, row + 1])
+    return found[1:, first:last]
 
 
 def _file(prefix: Path, name: str) -> Path:
@@ -169,20 +158,19 @@ def _file(prefix: Path, name: str) -> Path:
 
 
 def _cut_part(task) -> None:
-    part, found, common, examples, config, folder, prefix = task
-    index = _load_index(folder)
-    counting = counting_ngrams(index, common)
+    part, found, counting, examples, config, folder, prefix = task
+    indexes = load_indexes(folder)
     wanted = np.zeros(len(part.living()), bool)
-    wanted[found[0]] = True
+    wanted[found.rows] = True
     matches: list[tuple] = []
     outcomes: list[Outcome] = []
     for numbers, doc_ids, texts in part.batches(wanted):
         for row, doc_id, text in zip(numbers, doc_ids.to_pylist(), texts.to_pylist(), strict=True):
-            first, last = np.searchsorted(found[0], [row, row + 1])
-            mine = found[1:, first:last]
+            ngrams, copies = (_of_row(rows, row) for rows in (found.ngrams, found.copies))
+            mine = document_matches(text, ngrams, copies, indexes, counting)
             spans = word_spans(text)
-            matches += matches_of(doc_id, text, mine, spans, index, counting, examples)
-            outcomes.append(outcome_of(doc_id, text, mine, spans, index, examples, config))
+            matches += [match_row(doc_id, text, match, spans, examples) for match in mine]
+            outcomes.append(outcome_of(doc_id, text, mine, spans, examples, config))
     tables = {
         "matches": _table(matches, MATCHES),
         "cuts": pa.Table.from_pylist([row for outcome in outcomes for row in outcome.cuts], schema=CUTS),

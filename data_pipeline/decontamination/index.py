@@ -1,18 +1,16 @@
 """The n-grams of all benchmark texts, and the search for them in documents."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.decontamination.benchmark import Example
-from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.kernels import EMPTY_SLOT, search_ngrams, shingle_hashes, word_hashes
+from gristmill.data_pipeline.decontamination.words import Words
+from gristmill.data_pipeline.dedup.kernels import EMPTY_SLOT, all_ngrams, search_ngrams
 
-# Bits of the filter for each distinct prefix: at 16, one foreign prefix in 16 passes on to the table.
+# Bits of the filter for each distinct key: at 16, one foreign key in 16 passes on to the table.
 FILTER_BITS = 16
-# Slots of the table for each distinct prefix: at most half of them are taken, so probes stay short.
+# Slots of the table for each distinct key: at most half of them are taken, so probes stay short.
 TABLE_SLOTS = 2
 ONE = np.uint64(1)
 
@@ -40,12 +38,12 @@ class NgramIndex:
     ngrams_of: np.ndarray
 
 
-def build_index(examples: Sequence[Example], longest: int, shortest: int) -> NgramIndex:
-    """The index of the examples' texts. A text of fewer than `shortest` words is in no n-gram.
+def build_index(words: Words, longest: int, shortest: int) -> NgramIndex:
+    """The index of the texts with these words. A text of fewer than `shortest` words is in no n-gram.
 
     Longest 13, shortest 8: a text of 15 words has three 13-grams, one of 9 words a single 9-gram
     (Megatron-LM tools/openwebtext/filter_ngrams.py, max_ngram_size and min_ngram_size)."""
-    keys, prefixes, lengths, texts = _all_ngrams(examples, longest, shortest)
+    keys, prefixes, lengths, texts = _all_ngrams(words, longest, shortest)
     order = np.lexsort((texts, lengths, keys, prefixes))
     keys, prefixes, lengths, texts = keys[order], prefixes[order], lengths[order], texts[order]
     new = np.ones(len(keys), bool)
@@ -62,70 +60,56 @@ def build_index(examples: Sequence[Example], longest: int, shortest: int) -> Ngr
         keys=keys[new],
         prefixes=distinct,
         first=np.append(first, new.sum()),
-        filter=_filter(distinct),
-        table=_table(distinct),
+        filter=bit_filter(distinct),
+        table=slot_table(distinct),
         text_first=np.searchsorted(ngram_of, np.arange(new.sum() + 1)),
         text_of=texts,
-        ngrams_of=np.bincount(texts, minlength=len(examples)),
+        ngrams_of=np.bincount(texts, minlength=words.num_texts),
     )
 
 
-def _all_ngrams(examples: Sequence[Example], longest: int, shortest: int) -> tuple[np.ndarray, ...]:
+def _all_ngrams(words: Words, longest: int, shortest: int) -> tuple[np.ndarray, ...]:
     """keys, prefixes, lengths, text numbers of every n-gram of every text."""
-    raw = [example.text.encode("utf-8", "replace") for example in examples]
-    offsets = np.cumsum([0, *map(len, raw)]).astype(np.int64)
-    folded, ends = fold_texts(np.frombuffer(b"".join(raw) + b" ", np.uint8), offsets)
-    room = int(np.diff(ends).max(initial=0)) + 64
-    units, hashes = np.empty(room, np.uint64), np.empty(room, np.uint64)
-    columns: list[list[np.ndarray]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)], [], []]
-    for number in range(len(raw)):
-        words = word_hashes(folded, ends[number], ends[number + 1], units)
-        if words < shortest:
-            continue
-        count = shingle_hashes(units, words, longest, hashes)
-        columns[0].append(hashes[:count].copy())
-        shingle_hashes(units, words, shortest, hashes)
-        columns[1].append(hashes[:count].copy())
-        columns[2].append(np.full(count, min(longest, words)))
-        columns[3].append(np.full(count, number))
-    keys, prefixes = np.concatenate(columns[0]), np.concatenate(columns[1])
-    lengths, texts = (np.concatenate([np.empty(0, np.int64), *column]) for column in columns[2:])
-    return keys, prefixes, lengths, texts
+    size = len(words.hashes) + 1  # a text has no more n-grams than words
+    keys, prefixes = np.empty(size, np.uint64), np.empty(size, np.uint64)
+    lengths, texts = np.empty(size, np.int64), np.empty(size, np.int64)
+    count = all_ngrams(words.hashes, words.ends, longest, shortest, keys, prefixes, lengths, texts)
+    return keys[:count], prefixes[:count], lengths[:count], texts[:count]
 
 
-def _size(prefixes: np.ndarray, factor: int) -> int:
-    return 1 << max(int(len(prefixes) * factor - 1).bit_length(), 6)
+def _size(keys: np.ndarray, factor: int) -> int:
+    return 1 << max(int(len(keys) * factor - 1).bit_length(), 6)
 
 
-def _filter(prefixes: np.ndarray) -> np.ndarray:
-    bits = np.zeros(_size(prefixes, FILTER_BITS), np.uint8)
-    bits[prefixes & np.uint64(len(bits) - 1)] = 1
+def bit_filter(keys: np.ndarray) -> np.ndarray:
+    """uint64[]: a bit map in which the bit of every key's low bits is set."""
+    bits = np.zeros(_size(keys, FILTER_BITS), np.uint8)
+    bits[keys & np.uint64(len(bits) - 1)] = 1
     return np.packbits(bits, bitorder="little").view("<u8").astype(np.uint64)
 
 
-def _table(prefixes: np.ndarray) -> np.ndarray:
-    table = np.full(_size(prefixes, TABLE_SLOTS), EMPTY_SLOT, np.int32)
-    _fill(table, prefixes)
+def slot_table(keys: np.ndarray) -> np.ndarray:
+    """int32[]: open addressing from the distinct keys' high bits to their numbers."""
+    table = np.full(_size(keys, TABLE_SLOTS), EMPTY_SLOT, np.int32)
+    _fill(table, keys)
     return table
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(table, prefixes):
+def _fill(table, keys):
     mask = np.uint64(len(table) - 1)
-    for number in range(len(prefixes)):
-        slot = (prefixes[number] >> np.uint64(32)) & mask
+    for number in range(len(keys)):
+        slot = (keys[number] >> np.uint64(32)) & mask
         while table[slot] != EMPTY_SLOT:
             slot = (slot + ONE) & mask
         table[slot] = number
 
 
-def search(index: NgramIndex, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """int64[3, matches] of raw UTF-8 texts: text, n-gram, and the word of the text at which it begins, ascending."""
-    folded, ends = fold_texts(data, offsets)
-    room = int(np.diff(ends).max(initial=0)) + 64
-    units, prefixes = np.empty(room, np.uint64), np.empty(room, np.uint64)
+def search(index: NgramIndex, words: Words) -> np.ndarray:
+    """int64[3, matches] of the words of texts: text, n-gram, and the word of the text at which it begins, ascending."""
+    prefixes = np.empty(words.longest + 1, np.uint64)
     found = np.empty((3, 4096), np.int64)
     tables = (index.lengths, index.keys, index.prefixes, index.first, index.filter, index.table)
-    while (count := search_ngrams(folded, ends, index.shortest, *tables, units, prefixes, found)) > found.shape[1]:
+    while (count := search_ngrams(words.hashes, words.ends, index.shortest, *tables, prefixes, found)) > found.shape[1]:
         found = np.empty((3, count), np.int64)
     return found[:, :count]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.data_pipeline.decontamination.outcome import KINDS
+from gristmill.data_pipeline.decontamination.matches import KINDS
 
 
 def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:

@@ -6,37 +6,45 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.decontamination.benchmark import Example
+from gristmill.data_pipeline.decontamination.benchmark import Example, missing_fields
 from gristmill.data_pipeline.decontamination.index import NgramIndex
+from gristmill.data_pipeline.decontamination.indexes import Indexes
+from gristmill.data_pipeline.decontamination.matches import EXCERPT_MARGIN, KINDS
 
-# Characters of the document shown before a match; three times as many follow its beginning.
-EXCERPT_MARGIN = 80
 SHOWN = 5
 
 
 def contamination_report(
-    examples: Sequence[Example], index: NgramIndex, common: np.ndarray, matches: pa.Table, hits: pa.Table
+    examples: Sequence[Example], indexes: Indexes, common: np.ndarray, matches: pa.Table, hits: pa.Table
 ) -> dict[str, Any]:
-    """By benchmark: examples (records), those searched (some text is long enough), touched (an n-gram stands in a
-    document) and fully (some document has all n-grams of one of its texts); texts too short to be searched; n-grams
-    left out as common phrases; documents hit; characters those lost; and the strongest matches, side by side."""
+    """By benchmark: examples (records), those searched (some text is long enough), found in any way, and by the
+    strongest kind in which they were; documents hit; characters those lost; texts too short to be searched; by field,
+    the records in which it is missing; n-grams left out as common phrases; and the strongest matches, side by side."""
     rows = matches.to_pylist()
     fates = {row["doc_id"]: row for row in hits.to_pylist()}
     names = list(dict.fromkeys(example.benchmark for example in examples))
-    return {name: _of_benchmark(name, examples, index, common, rows, fates) for name in names}
+    missing = missing_fields(examples)
+    return {
+        name: _of_benchmark(name, examples, indexes, common, rows, fates) | {"missing": missing.get(name, {})}
+        for name in names
+    }
 
 
-def _of_benchmark(name, examples, index, common, rows, fates) -> dict[str, Any]:
+def _of_benchmark(name, examples, indexes, common, rows, fates) -> dict[str, Any]:
     texts = [number for number, example in enumerate(examples) if example.benchmark == name]
     mine = [row for row in rows if row["benchmark"] == name]
     documents = sorted({row["doc_id"] for row in mine})
+    kinds: dict[str, int] = {}
+    for row in mine:
+        kinds[row["example"]] = min(kinds.get(row["example"], len(KINDS)), KINDS.index(row["kind"]))
+    searched = indexes.searched
     return {
         "examples": len({examples[number].example for number in texts}),
-        "searched": len({examples[number].example for number in texts if index.ngrams_of[number]}),
-        "touched": len({row["example"] for row in mine}),
-        "fully": len({row["example"] for row in mine if row["matched"] == row["of"]}),
-        "texts_too_short": int((index.ngrams_of[texts] == 0).sum()),
-        "common_ngrams": _common_ngrams(texts, index, common),
+        "searched": len({examples[number].example for number in texts if searched[number]}),
+        "found": len(kinds),
+        **{kind: sum(strongest == place for strongest in kinds.values()) for place, kind in enumerate(KINDS)},
+        "texts_too_short": sum(bool(examples[number].text) and not searched[number] for number in texts),
+        "common_ngrams": _common_ngrams(texts, indexes.ngrams, common),
         "documents": len(documents),
         "dropped": sum(fates[doc_id]["fate"] == "dropped" for doc_id in documents),
         "characters": sum(fates[doc_id]["characters"] for doc_id in documents),
@@ -52,24 +60,29 @@ def _common_ngrams(texts: list[int], index: NgramIndex, common: np.ndarray) -> i
 
 
 def _strongest_first(row: dict[str, Any]) -> tuple:
-    return (-row["matched"] / row["of"], -row["matched"], row["text"], row["doc_id"])
+    return (KINDS.index(row["kind"]), -row["matched"] / row["of"], -row["matched"], row["text"], row["doc_id"])
 
 
 def _shown(row: dict[str, Any], examples: Sequence[Example]) -> dict[str, Any]:
-    names = ("doc_id", "example", "field", "matched", "of", "excerpt")
+    names = ("doc_id", "example", "field", "kind", "matched", "of", "excerpt")
     return {**{name: row[name] for name in names}, "benchmark_text": examples[row["text"]].text[: 4 * EXCERPT_MARGIN]}
 
 
 def report_markdown(report: dict[str, Any]) -> str:
     """The report as Markdown: a table of all benchmarks, then examples side by side."""
-    columns = ("examples", "searched", "touched", "fully", "documents", "dropped", "characters", "common_ngrams")
+    columns = ("examples", "searched", "found", *KINDS, "documents", "dropped", "characters", "common_ngrams")
     lines = [f"| benchmark | {' | '.join(columns)} |", "|---" + "|--:" * len(columns) + "|"]
     lines += [f"| {name} | {' | '.join(str(numbers[c]) for c in columns)} |" for name, numbers in report.items()]
     for name, numbers in report.items():
+        lines += [
+            f"\n{name}: the field {field} is missing in {times} of {numbers['examples']} records."
+            for field, times in numbers["missing"].items()
+        ]
+    for name, numbers in report.items():
         if numbers["shown"]:
-            lines += ["", f"### {name}", "", "| example | n-grams | benchmark | document |", "|---|---|---|---|"]
+            lines += ["", f"### {name}", "", "| example | found | benchmark | document |", "|---|---|---|---|"]
         for row in numbers["shown"]:
-            cells = (f"{row['example']} ({row['field']})", f"{row['matched']} of {row['of']}")
+            cells = (f"{row['example']} ({row['field']})", f"{row['kind']}, {row['matched']} of {row['of']}")
             lines.append(f"| {' | '.join((*cells, _cell(row['benchmark_text']), _cell(row['excerpt'])))} |")
     return "\n".join(lines) + "\n"
 

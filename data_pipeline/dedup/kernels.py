@@ -135,15 +135,41 @@ def _minima(mixed, count, factors, summands, signature) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def search_ngrams(folded, ends, shortest, lengths, keys, known, first, bits, table, units, prefixes, found):
+def hash_words(folded, ends, hashes, word_ends) -> None:
+    """The hashes of all texts' words, one text after the other; word_ends[t + 1]: where text t's end."""
+    for text in range(len(ends) - 1):
+        start = word_ends[text]
+        word_ends[text + 1] = start + word_hashes(folded, ends[text], ends[text + 1], hashes[start:])
+
+
+@numba.njit(cache=True, nogil=True)
+def all_ngrams(hashes, word_ends, longest, shortest, keys, prefixes, lengths, texts):
+    """Every n-gram of every text of at least `shortest` words; returns how many there are."""
+    total = 0
+    for text in range(len(word_ends) - 1):
+        words = word_ends[text + 1] - word_ends[text]
+        if words < shortest:
+            continue
+        mine = hashes[word_ends[text] : word_ends[text + 1]]
+        shingle_hashes(mine, words, shortest, prefixes[total:])
+        count = shingle_hashes(mine, words, longest, keys[total:])
+        lengths[total : total + count] = min(longest, words)
+        texts[total : total + count] = text
+        total += count
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits, table, prefixes, found):
     """Fills found as far as there is room; returns how many there are."""
     bit_mask = np.uint64(64 * len(bits) - 1)
     slot_mask = np.uint64(len(table) - 1)
     matches = 0
-    for text in range(len(ends) - 1):
-        words = word_hashes(folded, ends[text], ends[text + 1], units)
+    for text in range(len(word_ends) - 1):
+        words = word_ends[text + 1] - word_ends[text]
         if words < shortest:
             continue
+        units = hashes[word_ends[text] : word_ends[text + 1]]
         count = shingle_hashes(units, words, shortest, prefixes)
         for word in range(count):
             prefix = prefixes[word]

@@ -11,8 +11,11 @@ from gristmill.pipelines.report.blocks import Block, Heading, Paragraph, Table
 FOUND = {  # of a benchmark, in the report's order
     "examples": "examples",
     "searched": "searched",
-    "touched": "touched",
-    "fully": "whole",
+    "found": "found",
+    "verbatim": "verbatim",
+    "short": "short, with an answer",
+    "edited": "edited",
+    "part": "in part",
     "documents": "documents hit",
     "dropped": "dropped",
     "characters": "characters removed",
@@ -41,23 +44,27 @@ def contamination_blocks(folder: Path) -> list[Block]:
         return []
     report = json.loads(path.read_bytes())
     rows = tuple((name, *(f"{numbers[key]:,}" for key in FOUND)) for name, numbers in report.items())
-    note = "Touched: an n-gram of the example stands in a document; whole: all n-grams of one of its texts do."
+    note = (
+        "An example is counted by the strongest way in which one of its texts stands in a document. Verbatim: all its "
+        "n-grams; short: a question too short for an n-gram, whole, and an answer behind it; edited: most of its words "
+        "in their order; in part: an n-gram and less."
+    )
     blocks: list[Block] = [
         Heading("Decontamination"),
         Table(("benchmark", *FOUND.values()), rows, len(FOUND), note),
     ]
     if not any(numbers["shown"] for numbers in report.values()):
-        return [*blocks, Paragraph("No document holds an n-gram of a benchmark.")]
+        return [*blocks, Paragraph("No document holds a text of a benchmark.")]
     for name, numbers in report.items():
         if numbers["shown"]:
             shown = tuple(
                 (
                     f"{row['example']} ({row['field']})",
-                    f"{row['matched']} of {row['of']}",
+                    f"{row['kind']}, {row['matched']} of {row['of']}",
                     " ".join(row["benchmark_text"].split()),
                     " ".join(row["excerpt"].split()),
                 )
                 for row in numbers["shown"]
             )
-            blocks += [Heading(name, 3), Table(("example", "n-grams", "benchmark", "document"), shown)]
+            blocks += [Heading(name, 3), Table(("example", "found", "benchmark", "document"), shown)]
     return blocks

@@ -107,7 +107,7 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
     assert (rows[36]["rule"], rows[36]["threshold"]) == ("decontaminate.shortest_piece", 200)
     assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.most_pieces", 12, 10)
     report = orjson.loads((tmp_path / "curate/decontamination/report.json").read_bytes())["rivers"]
-    assert (report["examples"], report["fully"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
+    assert (report["examples"], report["verbatim"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
     fates = {35: "split", 36: "dropped", 37: "dropped"}
     (question,) = (tmp_path / "curate/decontamination/questions.jsonl").read_text().splitlines()
     assert orjson.loads(question) == {

@@ -17,8 +17,8 @@ def test_every_field_of_a_record_is_a_text_of_its_own(data):
     assert list(benchmark_texts([("anli_r1", ())], data)) == [
         BenchmarkText("anli_r1", 0, "premise", "The mill stands."),
         BenchmarkText("anli_r1", 0, "hypothesis", "It fell."),
-        BenchmarkText("anli_r1", 0, "reasons", "no"),
-        BenchmarkText("anli_r1", 0, "reasons", "word"),
+        BenchmarkText("anli_r1", 0, "reasons", "no", is_answer=True),
+        BenchmarkText("anli_r1", 0, "reasons", "word", is_answer=True),
     ]
 
 

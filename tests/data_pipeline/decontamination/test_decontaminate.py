@@ -3,19 +3,19 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import engine, padded, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.decontamination.benchmark import Example, numbered_examples, read_benchmark
+from gristmill.data_pipeline.decontamination.benchmark import numbered_examples, read_benchmark
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
 from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.index import build_index, search
 from gristmill.data_pipeline.decontamination.outcome import piece_id
 from gristmill.data_pipeline.decontamination.report import report_markdown
+from gristmill.data_pipeline.decontamination.words import words_of
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.errors import InputError, RecipeError
 
@@ -57,11 +57,9 @@ few_words = st.lists(st.sampled_from("abc"), max_size=14).map(" ".join)
 @given(st.lists(few_words, max_size=4), st.lists(few_words, max_size=4), st.integers(2, 6), st.integers(2, 6))
 def test_search_agrees_with_plain_python(texts, documents, one, two):
     longest, shortest = max(one, two), min(one, two)
-    index = build_index([Example("b", str(i), "t", text) for i, text in enumerate(texts)], longest, shortest)
-    raw = [document.encode() for document in documents]
-    offsets = np.cumsum([0, *map(len, raw)]).astype(np.int64)
+    index = build_index(words_of(texts), longest, shortest)
     found = set()
-    for number, ngram, word in search(index, np.frombuffer(b"".join(raw) or b" ", np.uint8), offsets).T:
+    for number, ngram, word in search(index, words_of(documents)).T:
         words = fold_text(documents[number]).split()[word : word + index.lengths[ngram]]
         found.add((int(number), int(word), " ".join(words)))
     assert found == plainly_found(texts, documents, longest, shortest)
@@ -134,7 +132,7 @@ def test_planted_examples_are_found_in_every_disguise(tmp_path: Path):
     result = decontaminate([part], config_of(tmp_path, [QUESTION, OTHER]), engine(), tmp_path / "work")
     assert set(result.hits.column("doc_id").to_pylist()) == {padded(doc_id) for doc_id in planted}
     numbers = result.report["rivers"]
-    assert (numbers["examples"], numbers["touched"], numbers["fully"], numbers["documents"]) == (2, 1, 1, 6)
+    assert (numbers["examples"], numbers["found"], numbers["verbatim"], numbers["documents"]) == (2, 1, 1, 6)
     assert "WHICH OF" in report_markdown(result.report)
 
 
@@ -153,7 +151,8 @@ def test_a_document_that_shares_only_common_phrases_is_untouched(tmp_path: Path)
 def test_short_examples(tmp_path: Path):
     ten, seven = "a ten word text that is short enough to be whole", "only seven words stand in this one"
     part = write_part(tmp_path / "p.parquet", {"1": f"so {ten} it is", "2": f"so {seven} it is", "3": ten[:-6]})
-    result = decontaminate([part], config_of(tmp_path, [ten, seven]), engine(), tmp_path / "work")
+    config = config_of(tmp_path, [ten, seven], max_edits=0)
+    result = decontaminate([part], config, engine(), tmp_path / "work")
     assert [row["doc_id"] for row in result.hits.to_pylist()] == [padded("1")]
     assert result.report["rivers"]["texts_too_short"] == 1
 
@@ -171,9 +170,11 @@ def test_questions_and_answers_by_themselves(tmp_path: Path):
 def test_texts_of_lm_eval_tasks_are_handed_in(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": QUESTION})
     config = DecontaminateConfig(tasks=("rivers_task",))
-    examples = numbered_examples([("rivers_task", 0, "question", OTHER), ("rivers_task", 1, "question", QUESTION)])
+    examples = numbered_examples(
+        [("rivers_task", 0, "question", OTHER, False), ("rivers_task", 1, "question", QUESTION, False)]
+    )
     result = decontaminate([part], config, engine(), tmp_path / "a", examples)
-    assert result.report["rivers_task"]["touched"] == 1
+    assert result.report["rivers_task"]["found"] == 1
     assert result.matches.to_pylist()[0]["example"] == "1"
     with pytest.raises(RecipeError, match="no texts of the task 'rivers_task' were handed over"):
         decontaminate([part], config, engine(), tmp_path / "b")
@@ -196,8 +197,11 @@ def test_bad_input(tmp_path: Path):
     with pytest.raises(ValidationError, match="shortest_ngram=8 is over ngram=5; try 5"):
         DecontaminateConfig(ngram=5)
     path = tmp_path / "b.jsonl"
-    path.write_text('{"query": "x"}\n{"text": "y"}\n')
-    with pytest.raises(InputError, match=r"b\.jsonl:2: no field 'query'; fields are \['text'\]"):
+    path.write_text('{"text": "x"}\n{"text": "y", "query": null}\n')
+    with pytest.raises(InputError, match=r"b\.jsonl:1: no field 'query'; fields are \['text'\]"):
+        read_benchmark(BenchmarkConfig(name="b", paths=(path,), fields=("query",)))
+    path.write_text('{"query": ""}\n{"query": "  "}\n')
+    with pytest.raises(InputError, match=r"b\.jsonl:1: no record has a text in the field 'query'"):
         read_benchmark(BenchmarkConfig(name="b", paths=(path,), fields=("query",)))
     path.write_text("plain\n")
     with pytest.raises(InputError, match=r"b\.jsonl:1: no JSON"):

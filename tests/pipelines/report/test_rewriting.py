@@ -1,5 +1,6 @@
 import json
 
+from gristmill.data_pipeline.decontamination.matches import KINDS
 from gristmill.pipelines.report.blocks import Paragraph, Table
 from gristmill.pipelines.report.rewriting import contamination_blocks, cut_blocks
 
@@ -14,13 +15,21 @@ def test_what_was_cut_by_step_and_source():
 
 def test_matches_stand_side_by_side(tmp_path):
     assert contamination_blocks(tmp_path) == []
-    shown = {"example": "7", "field": "q", "matched": 3, "of": 4, "benchmark_text": "a\nb", "excerpt": "x  a b"}
-    numbers = dict.fromkeys(("examples", "searched", "touched", "fully", "documents", "dropped", "characters"), 1234)
+    shown = {
+        "example": "7",
+        "field": "q",
+        "kind": "part",
+        "matched": 3,
+        "of": 4,
+        "benchmark_text": "a\nb",
+        "excerpt": "x  a b",
+    }
+    numbers = dict.fromkeys(("examples", "searched", "found", *KINDS, "documents", "dropped", "characters"), 1234)
     (tmp_path / "decontamination").mkdir()
     path = tmp_path / "decontamination" / "report.json"
     path.write_text(json.dumps({"rivers": {**numbers, "shown": [shown]}}))
     tables = [block for block in contamination_blocks(tmp_path) if isinstance(block, Table)]
-    assert tables[0].rows == (("rivers", *["1,234"] * 7),)
-    assert tables[1].rows == (("7 (q)", "3 of 4", "a b", "x a b"),)
+    assert tables[0].rows == (("rivers", *["1,234"] * 10),)
+    assert tables[1].rows == (("7 (q)", "part, 3 of 4", "a b", "x a b"),)
     path.write_text(json.dumps({"rivers": {**numbers, "shown": []}}))
     assert isinstance(contamination_blocks(tmp_path)[-1], Paragraph)

@@ -1,0 +1,154 @@
+"""Benchmark texts in another wording: with a few words substituted, inserted or deleted, and short questions with an
+answer.
+
+What counts is information: a word tells -ln of its share in text (words.py), so that "the" tells little and a rare word
+much. A copy is a text's words in their order in one place of a document, which tell at least `min_share` of what the
+whole text tells and at least `min_information` nats, less EDIT_COST for each word that is edited. In documents of
+independent words, exp(-34) is one false copy in 10^14 places and texts; 5 million words and 17,000 texts are 10^11."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.data_pipeline.decontamination.benchmark import Example
+from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
+from gristmill.data_pipeline.decontamination.index import bit_filter, slot_table
+from gristmill.data_pipeline.decontamination.kernels import (
+    SEED_WORDS,
+    SLACK,
+    SearchedTexts,
+    SeedTable,
+    align,
+    edit_seeds,
+    judge_seeds,
+    search_seeds,
+    seed_hash,
+)
+from gristmill.data_pipeline.decontamination.words import Words, information
+
+EDIT_COST = 1.0  # nats
+# A seed must tell this much, and is followed up by itself from SURE on. On the 29,008 clean documents of
+# benchmarks/decontaminate.py: 18 and 22 lay 16,000 texts beside documents, 18 alone 113,000, 15 alone 456,000; of
+# questions of 8 or 9 words with three words edited they lose 3 in 100.
+MIN_SEED, SURE = 18.0, 22.0
+MOST_TEXTS = 32  # a seed in more texts than this is a way of asking, not a question
+
+
+@dataclass(frozen=True)
+class EditIndex:
+    """seeds: of the texts that are searched so. edited, short bool[texts]: which are searched for edits, and which as
+    short questions with an answer."""
+
+    seeds: SeedTable
+    texts: SearchedTexts
+    edited: np.ndarray
+    short: np.ndarray
+
+
+def build_edits(examples: Sequence[Example], words: Words, config: DecontaminateConfig) -> EditIndex:
+    """The index of the examples, whose words are `words`.
+
+    Searched for edits are texts of shortest_ngram words up to `most_edited_words`, longer ones keep an n-gram whole;
+    of shorter ones, questions that tell enough with one of their record's answers, of which at least three words
+    stand in a row."""
+    counts, told = words.counts, information(words)
+    total = np.bincount(np.repeat(np.arange(len(counts)), counts), told, minlength=len(counts))
+    is_question = np.array([not example.is_answer for example in examples], bool)
+    long_enough = is_question & (counts >= config.shortest_ngram) & (total >= config.min_information)
+    edited = long_enough & (counts <= config.most_edited_words)
+    answers, first = _answers(examples, counts, total, config)
+    wanted = np.maximum(config.min_share * total, config.min_information)
+    texts = SearchedTexts(words.hashes, words.ends, told, wanted, answers, first)
+    return EditIndex(_seed_table(texts, edited), texts, edited, np.diff(first) > 0)
+
+
+def _answers(
+    examples: Sequence[Example], counts: np.ndarray, total: np.ndarray, config: DecontaminateConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """(answers, answer_first) of SearchedTexts: of each short question, the texts of its record's later fields that
+    tell enough together with it."""
+    most = config.shortest_ngram if config.answer_window else 0
+    short = {n for n, e in enumerate(examples) if 0 < counts[n] < most and not e.is_answer}
+    records: dict[tuple[str, str], list[int]] = {(examples[n].benchmark, examples[n].example): [] for n in short}
+    for number, example in enumerate(examples):
+        if (example.benchmark, example.example) in records and counts[number]:
+            records[example.benchmark, example.example].append(number)
+    found: list[list[int]] = [[] for _ in examples]
+    for numbers in records.values():
+        fields = list(dict.fromkeys(examples[number].field for number in numbers))
+        for number in short.intersection(numbers):
+            later = fields[fields.index(examples[number].field) + 1 :]
+            found[number] = [
+                other
+                for other in numbers
+                if examples[other].field in later
+                and counts[number] + counts[other] >= SEED_WORDS
+                and total[number] + total[other] >= config.min_information
+            ]
+    first = np.cumsum([0, *map(len, found)]).astype(np.int64)
+    return np.array([number for row in found for number in row], np.int64), first
+
+
+def _seed_table(texts: SearchedTexts, edited: np.ndarray) -> SeedTable:
+    room = 3 * int(np.diff(texts.ends)[edited].sum()) + 1
+    keys, tells = np.empty(room, np.uint64), np.empty(room)
+    owners, places = np.empty(room, np.int32), np.empty(room, np.int32)
+    count = edit_seeds(texts.hashes, texts.ends, texts.told, edited, MIN_SEED, keys, owners, places, tells)
+    order = np.argsort(keys[:count], kind="stable")
+    distinct, number, times = np.unique(keys[order], return_inverse=True, return_counts=True)
+    order = order[times[number] <= MOST_TEXTS]
+    short = _short_seeds(texts)
+    keys = np.concatenate([keys[order], np.array([row[0] for row in short], np.uint64)])
+    owners = np.concatenate([owners[order], np.array([row[1] for row in short], np.int32)])
+    places = np.concatenate([places[order], np.zeros(len(short), np.int32)])
+    tells = np.concatenate([tells[order], np.full(len(short), np.inf)])
+    order = np.argsort(keys, kind="stable")
+    distinct, first = np.unique(keys[order], return_index=True)
+    first = np.append(first, len(keys)).astype(np.int64)
+    rows = owners[order], places[order], tells[order]
+    return SeedTable(bit_filter(distinct), slot_table(distinct), distinct, first, *rows)
+
+
+def _short_seeds(texts: SearchedTexts) -> list[tuple[np.uint64, int]]:
+    """(key, text) of the first three words of each short question, or of it and the answer right behind it."""
+    found = []
+    for text in np.flatnonzero(np.diff(texts.answer_first)).tolist():
+        question = texts.hashes[texts.ends[text] : texts.ends[text + 1]]
+        mine = texts.answers[texts.answer_first[text] : texts.answer_first[text + 1]]
+        rows = (
+            [question]
+            if len(question) >= SEED_WORDS
+            else [
+                np.concatenate([question, texts.hashes[texts.ends[answer] : texts.ends[answer + 1]]]) for answer in mine
+            ]
+        )
+        found += [(seed_hash(*row[:SEED_WORDS]), text) for row in rows]
+    return list(dict.fromkeys(found))
+
+
+def search_edits(index: EditIndex, words: Words, window: int) -> np.ndarray:
+    """int64[6, copies] in documents of these words: document, text, first word, last + 1, words found, which ones."""
+    met = np.empty((3, 4096), np.int64)
+    while (count := search_seeds(words.hashes, words.ends, index.seeds, met)) > met.shape[1]:
+        met = np.empty((3, count), np.int64)
+    found = np.empty((6, count), np.int64)
+    met = met[:, :count]
+    if not count:
+        return found
+    return found[
+        :, : judge_seeds(met, words.hashes, words.ends, index.seeds, index.texts, SURE, EDIT_COST, window, found)
+    ]
+
+
+def copy_of(index: EditIndex, text: int, document: np.ndarray, word: int) -> tuple[int, int, int] | None:
+    """(first word, last + 1, words found) of the text's best edited copy around `word` of the document, or None.
+
+    For the few documents that hold an n-gram of a text which is too long to be searched for edits."""
+    mine = slice(*index.texts.ends[text : text + 2])
+    hashes, told = index.texts.hashes[mine], index.texts.told[mine]
+    low, high = max(word - len(hashes) - SLACK, 0), min(word + len(hashes) + SLACK, len(document))
+    room = high - low + 1
+    row = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint64)
+    score, first, last, found, _ = align(hashes, told, document, low, high, EDIT_COST, *row)
+    return (int(first), int(last), int(found)) if score >= index.texts.wanted[text] else None
