@@ -129,7 +129,7 @@ def _short_seeds(texts: SearchedTexts) -> list[tuple[np.uint64, int]]:
 
 def search_edits(index: EditIndex, words: Words, window: int) -> np.ndarray:
     """int64[6, copies] in documents of these words: document, text, first word, last + 1, words found, which ones."""
-    met = np.empty((3, 4096), np.int64)
+    met = np.empty((3, len(words.hashes) // 4 + 4096), np.int64)  # seeds are met at one word in 30
     while (count := search_seeds(words.hashes, words.ends, index.seeds, met)) > met.shape[1]:
         met = np.empty((3, count), np.int64)
     found = np.empty((6, count), np.int64)

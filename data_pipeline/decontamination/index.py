@@ -44,7 +44,7 @@ def build_index(words: Words, longest: int, shortest: int) -> NgramIndex:
     Longest 13, shortest 8: a text of 15 words has three 13-grams, one of 9 words a single 9-gram
     (Megatron-LM tools/openwebtext/filter_ngrams.py, max_ngram_size and min_ngram_size)."""
     keys, prefixes, lengths, texts = _all_ngrams(words, longest, shortest)
-    order = np.lexsort((texts, lengths, keys, prefixes))
+    order = np.lexsort((keys, prefixes))  # stable: the texts of an n-gram stay in their order
     keys, prefixes, lengths, texts = keys[order], prefixes[order], lengths[order], texts[order]
     new = np.ones(len(keys), bool)
     new[1:] = (keys[1:] != keys[:-1]) | (prefixes[1:] != prefixes[:-1]) | (lengths[1:] != lengths[:-1])

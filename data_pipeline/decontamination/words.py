@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
@@ -54,8 +55,24 @@ def words_of(texts: Sequence[str]) -> Words:
 
 def information(words: Words) -> np.ndarray:
     """float64[words]: -ln of the share of each word in text, in nats: "the" tells 3 or 4, a rare word 10."""
-    distinct, place, counts = np.unique(words.hashes, return_inverse=True, return_counts=True)
+    slots = np.empty(len(words.hashes), np.int64)
+    size = 1 << max((2 * len(words.hashes)).bit_length(), 6)
+    keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
+    _count(words.hashes, keys, counts, slots)
     known = words_of([word for listed in stop_words().values() for word in listed]).hashes
-    prior = np.where(np.isin(distinct, known), STOP_WORD_SHARE, OTHER_WORD_SHARE)
+    prior = np.where(np.isin(keys, known), STOP_WORD_SHARE, OTHER_WORD_SHARE)
     share = (counts + PRIOR_WORDS * prior) / (len(words.hashes) + PRIOR_WORDS)
-    return -np.log(share)[place]
+    return -np.log(share[slots])
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(hashes, keys, counts, slots):
+    """Counts every hash by open addressing. slots: where each was put."""
+    mask = np.uint64(len(keys) - 1)
+    for word in range(len(hashes)):
+        slot = (hashes[word] >> np.uint64(32)) & mask
+        while counts[slot] > 0 and keys[slot] != hashes[word]:
+            slot = (slot + np.uint64(1)) & mask
+        keys[slot] = hashes[word]
+        counts[slot] += 1
+        slots[word] = slot
