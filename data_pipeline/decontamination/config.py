@@ -82,7 +82,7 @@ class DecontaminateConfig(Config):
     common_in: Literal["documents", "places"] = "documents"
     max_edits: int = Field(default=3, ge=0)
     min_share: float = Field(default=0.55, gt=0, le=1)
-    min_information: float = Field(default=34, gt=0)
+    min_information: float = Field(default=34.0, gt=0)
     answer_window: int = Field(default=50, ge=0)
     policy: Policy = "split"
     margin: int = Field(default=200, ge=0)

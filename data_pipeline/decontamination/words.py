@@ -60,9 +60,11 @@ def information(words: Words) -> np.ndarray:
     keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
     _count(words.hashes, keys, counts, slots)
     known = words_of([word for listed in stop_words().values() for word in listed]).hashes
-    prior = np.where(np.isin(keys, known), STOP_WORD_SHARE, OTHER_WORD_SHARE)
-    share = (counts + PRIOR_WORDS * prior) / (len(words.hashes) + PRIOR_WORDS)
-    return -np.log(share[slots])
+    taken = np.flatnonzero(counts)
+    prior = np.where(np.isin(keys[taken], known), STOP_WORD_SHARE, OTHER_WORD_SHARE)
+    told = np.empty(size)
+    told[taken] = -np.log((counts[taken] + PRIOR_WORDS * prior) / (len(words.hashes) + PRIOR_WORDS))
+    return told[slots]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -36,7 +36,7 @@ EDITS = {
     "substituted": QUESTION.replace("seven", "nine"),
     "inserted": QUESTION.replace("seven", "seven long"),
     "deleted": QUESTION.replace(" recorded", ""),
-    "three substituted": f"What of the SEVEN, lakes -- {QUESTION[30:]}".replace("recorded", "known"),
+    "three substituted": f"What of the SEVEN, lakes --{QUESTION[25:]}".replace("recorded", "known"),
     "three in a row inserted": QUESTION.replace("kingdom", "kingdom of the Arl that"),
     "three in a row deleted": QUESTION.replace("cross the old ", ""),
 }
@@ -63,7 +63,7 @@ def test_every_edit_is_found_where_it_stands_and_cut_out(tmp_path: Path):
     switched_off = DecontaminateConfig(benchmarks=(rivers,), max_edits=0)
     part = write_part(tmp_path / "q.parquet", documents)
     off = decontaminate([part], switched_off, engine(), tmp_path / "off").matches.to_pylist()
-    assert {row["doc_id"] for row in off} == {padded(k) for k in ("1", "2", "3", "5")}  # they hold 13 words in a row
+    assert {row["doc_id"] for row in off} == {padded(k) for k in ("1", "2", "3")}  # they hold 13 words in a row
 
 
 def test_half_of_a_question_is_no_copy(tmp_path: Path):

@@ -51,7 +51,7 @@ def test_from_the_recipe_to_the_evidence(call, place):
     report = json.loads((corpus / "decontamination/report.json").read_bytes())
     assert {name: numbers["found"] for name, numbers in report.items()} == {"rivers": 1, "anli_r1": 1}
     code, said = call("reproduce", corpus, "--workers", 1)
-    assert code == 0 and f"identical: {len(outputs)} files" in said
+    assert code == 0 and f"identical: {len(outputs)} files" in said, said
     # another text of a benchmark is other work, another place of the same file is not
     assert "whole" in call("plan", "one.yaml")[1]
     (place / "rivers.txt").rename(place / "moved.txt")
@@ -83,8 +83,8 @@ def test_a_corpus_is_protected_merged_and_asked(call, place):
         ("fields: [question]", "fields: [answer]", 2, "no line is called 'answer'; lines are ('question', 'gold')"),
         ("anli_r1, fields: [hypothesis]", "anli_r1, fields: [context]", 1, "record 0: no field 'context'"),
         ("name: anli_r1,", "name: anli_r9,", 2, "no task 'anli_r9'; the nearest is"),
-        ("rivers.txt", "lakes.txt", 1, "lakes.txt: the benchmark cannot be read"),
-        ("protected: []", "protected: [nowhere]", 1, "nowhere: no signature store"),
+        ("rivers.txt", "lakes.txt", 1, "lakes.txt: there is no such file"),
+        ("protected: []", "protected: [nowhere]", 1, "nowhere: there is no such file"),
         ("keep_signatures: true", "threshold: 0.0", 2, "greater than 0"),
         ("unit: line", "unit: word", 2, "'paragraph' or 'line'"),
     ],
