@@ -80,10 +80,16 @@ def normalize(text: str, config: NormalizeConfig) -> Normalized:
 
 
 def _fix_encoding(text: str) -> str:
-    # ftfy asks the same of every line, and takes a second per MB over it; nearly no text needs more than this answer
-    if text.isascii() or not (is_bad(text) or _C1.search(text)):
+    """As ftfy.fix_text, which mends every line by itself and takes 40 microseconds for an empty one: lines that hold
+    nothing for it are not given to it, and nearly no text holds any others."""
+    if not _may_be_mojibake(text):
         return text
-    return ftfy.fix_text(text, _ENCODING_ONLY)
+    lines = text.split("\n")
+    return "\n".join(ftfy.fix_text(line, _ENCODING_ONLY) if _may_be_mojibake(line) else line for line in lines)
+
+
+def _may_be_mojibake(text: str) -> bool:
+    return not text.isascii() and bool(is_bad(text) or _C1.search(text))
 
 
 def _fix_full(text: str) -> str:

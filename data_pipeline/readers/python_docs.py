@@ -11,10 +11,11 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 # A comment block shorter than this is an aside ("# type: ignore"), not prose.
 MIN_COMMENT_CHARS = 80
 
-# One string or comment at a time, so that a "#" inside a string is no comment. Longest quotes first.
+# One string or comment at a time, so that a "#" inside a string is no comment. Longest quotes first; one that is never
+# closed reaches to the end, so that no text is searched for its end again and again.
 _TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?"""'
-    r"|'''(?:\\.|[^\\])*?'''"
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
+    r"|'''(?:\\.|[^\\])*?(?:'''|\Z)"
     r'|"(?:\\.|[^"\\\n])*"'
     r"|'(?:\\.|[^'\\\n])*'"
     r"|(?P<comment>#[^\n]*)",
@@ -38,7 +39,7 @@ def read_python_docs(raw: bytes, name: str, source: SourceConfig) -> Iterator[Re
     elif source.part == "prose" and name.endswith(".py"):
         try:
             text = prose(text)
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             yield Unreadable(0, "no_python", f"no Python module: {type(error).__name__}: {error}", 0, excerpt(text))
             return
     if text.strip():

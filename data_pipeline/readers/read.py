@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.extract import NotExtracted, extract
+from gristmill.data_pipeline.extract import NotExtracted, extract_page
 from gristmill.data_pipeline.provenance.lock import RawFile
 from gristmill.data_pipeline.readers.arc import read_arc
 from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, blocks
@@ -71,10 +71,11 @@ def _extracted_records(part: FilePart, source: SourceConfig) -> Iterator[Record 
 def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
     assert record.html is not None
     try:
-        text = extract(record.html, record.charset, source.extractor)
+        text, repairs = extract_page(record.html, record.charset, source.extractor)
     except NotExtracted as failure:
         return Unreadable(record.number, failure.kind, str(failure), -1, record.url or excerpt(record.html))
-    return record._replace(text=text, html=None, language=record.language or source.language or "")
+    language = record.language or source.language or ""
+    return record._replace(text=text, html=None, language=language, repairs=(*record.repairs, *repairs))
 
 
 def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:

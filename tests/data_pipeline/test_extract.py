@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.support.article_extraction import score, score_extractor
-from gristmill.data_pipeline.extract import MOST_HTML_BYTES, NotExtracted, decode_html, extract
+from gristmill.data_pipeline.extract import MOST_HTML_BYTES, NotExtracted, extract
 
 STORY = " ".join(f"Sentence number {k} tells of the mill and of the river behind it." for k in range(20))
 PAGE = f"<html><body><nav><a href='/'>Home</a> <a>Contact</a></nav><article><p>{STORY}</p></article></body></html>"
@@ -10,15 +10,6 @@ PAGE = f"<html><body><nav><a href='/'>Home</a> <a>Contact</a></nav><article><p>{
 @pytest.mark.parametrize("extractor", ["trafilatura", "resiliparse"])
 def test_the_story_without_the_menu(extractor):
     assert extract(PAGE.encode(), None, extractor).strip() == STORY
-
-
-def test_the_charset_comes_from_mark_header_meta_or_the_bytes():
-    assert decode_html("\ufeffé".encode(), "latin-1") == "é"
-    assert decode_html("é".encode("latin-1"), "latin-1") == "é"
-    assert decode_html("<meta charset='windows-1251'>Ж".encode("cp1251"), None).endswith("Ж")
-    assert decode_html("<meta charset='no-such-set'>é".encode(), None).endswith("é")
-    assert decode_html("é".encode(), None) == "é"
-    assert decode_html(b"caf\xe9 " * 40, None).startswith("café")
 
 
 def test_a_page_without_text_and_one_too_large_say_so():

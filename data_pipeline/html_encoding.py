@@ -1,0 +1,111 @@
+"""From the bytes of an HTML page to its characters, as browsers decode it.
+
+Source: WHATWG, HTML, 13.2.3.2 (encoding sniffing, prescan) and Encoding, 4.2 (labels). Where the page says nothing,
+browsers guess; here UTF-8 is tried before anything is guessed."""
+
+import re
+from typing import NamedTuple
+
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+
+MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+PRESCAN_BYTES = 4096  # HTML's own rule is 1,024; pages put scripts first
+WINDOWS_1252 = "cp1252"
+# resiliparse gives WHATWG's label table as names of Python's codecs; of these, Python's codec of that name knows fewer
+# characters than the encoding that the standard names.
+CODECS = {
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+    "iso8859-11": "cp874",
+    "iso8859-8-i": "iso8859-8",
+}
+OTHER_LABELS = {"x-mac-cyrillic": "mac-cyrillic", "x-mac-ukrainian": "mac-cyrillic", "x-user-defined": WINDOWS_1252}
+# The bytes that windows-1252 gives no character are C1 controls there (Encoding, index windows-1252).
+_CONTROLS_OF_1252 = {byte: chr(byte) for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
+_TABLE_1252 = {byte: _CONTROLS_OF_1252.get(byte) or bytes([byte]).decode(WINDOWS_1252) for byte in range(0x80, 0xA0)}
+
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_META = re.compile(rb"<meta[\s/]([^>]*)", re.IGNORECASE)
+_ATTRIBUTE = re.compile(rb"""([^\s/>"'=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+)))?""")
+_CHARSET = re.compile(rb"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)
+_XML = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+
+REPLACED_BYTES = "replaced_bytes"  # what the repair is counted under
+
+
+class Decoded(NamedTuple):
+    """text: the page. was_repaired: bytes that are no character of its encoding became U+FFFD."""
+
+    text: str
+    was_repaired: bool
+
+
+def decode_html(html: bytes, charset: str | None) -> Decoded:
+    """The page by its byte order mark, else the HTTP header (charset), else its meta element or XML declaration, else
+    UTF-8 if it mostly is that, else what its bytes look like. A charset nobody knows is passed over.
+
+    Mostly: as many well-formed sequences beyond ASCII as bytes that belong to none. "caf\\xc3\\xa9 caf\\xe9" is UTF-8
+    with one bad byte, "caf\\xe9" is windows-1252. Unlike in browsers, a declaration that the bytes break gives way to
+    UTF-8 that they do not break: pages that were saved anew keep the old one."""
+    for mark, name in MARKS:
+        if html.startswith(mark):
+            return _decoded(html[len(mark) :], name)
+    for codec in (codec_of(charset), declared_codec(html[:PRESCAN_BYTES])):
+        if codec is not None:
+            declared = _decoded(html, codec)
+            return _decoded(html, "utf-8") if declared.was_repaired and _is_utf8(html) else declared
+    found = _decoded(html, "utf-8")
+    if not found.was_repaired or _mostly_utf8(html, found.text):
+        return found
+    return _decoded(html, codec_of(detect_encoding(html)) or WINDOWS_1252)
+
+
+def codec_of(label: str | None) -> str | None:
+    """The Python codec of a WHATWG label: " Latin1 " -> cp1252, x-sjis -> cp932; None for one that is no label."""
+    label = (label or "").strip().lower()
+    known = OTHER_LABELS.get(label) or (map_encoding_to_html5(label, fallback_utf8=False) if label else None)
+    return None if known is None else CODECS.get(known, known)
+
+
+def declared_codec(head: bytes) -> str | None:
+    """What the first meta element that names a known charset says, else the XML declaration. UTF-16 cannot be true of
+    a page in which a meta element was found, and means UTF-8 (HTML, prescan)."""
+    for meta in _META.finditer(_COMMENT.sub(b"", head)):
+        attributes: dict[bytes, bytes] = {}
+        for name, *values in _ATTRIBUTE.findall(meta[1]):
+            attributes.setdefault(name.lower(), next(filter(None, values), b""))
+        label = attributes.get(b"charset")
+        if label is None and attributes.get(b"http-equiv", b"").lower() == b"content-type":
+            named = _CHARSET.search(attributes.get(b"content", b""))
+            label = next(filter(None, named.groups()), None) if named else None
+        codec = codec_of(label.decode("latin-1")) if label else None
+        if codec is not None:
+            return "utf-8" if codec.startswith("utf-16") else codec
+    said = _XML.match(head)
+    codec = codec_of(said[1].decode("ascii")) if said else None
+    return "utf-8" if codec is not None and codec.startswith("utf-16") else codec
+
+
+def _decoded(html: bytes, codec: str) -> Decoded:
+    if codec == WINDOWS_1252:
+        return Decoded(html.decode("latin-1").translate(_TABLE_1252), False)
+    try:
+        return Decoded(html.decode(codec), False)
+    except UnicodeDecodeError:
+        return Decoded(html.decode(codec, "replace"), True)
+
+
+def _is_utf8(html: bytes) -> bool:
+    try:
+        html.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _mostly_utf8(html: bytes, text: str) -> bool:
+    replaced = text.count("\ufffd") - html.count(b"\xef\xbf\xbd")
+    beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    return beyond_ascii - replaced >= replaced
