@@ -4,6 +4,7 @@ from typing import Literal
 
 import trafilatura
 from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
 from gristmill.data_pipeline.html_encoding import REPLACED_BYTES, decode_html
 
@@ -12,6 +13,10 @@ Extractor = Literal["trafilatura", "resiliparse"]
 # A page beyond this is a dump or a trap: extraction takes minutes there, and a limit by the clock would make the
 # corpus depend on the machine.
 MOST_HTML_BYTES = 10_000_000
+
+# resiliparse looks at all ancestors of every element: the sum of the elements' depths is what it costs. 20,000 open
+# <div> in a row sum up to 2e8 and take half a minute; a page of 100,000 elements at a depth of 40 to 4e6.
+MAX_SUMMED_DEPTH = 20_000_000
 
 
 class NotExtracted(Exception):
@@ -51,4 +56,22 @@ def _trafilatura(page: str) -> str:
 
 
 def _resiliparse(page: str) -> str:
+    if page.count("<") ** 2 > 2 * MAX_SUMMED_DEPTH and (found := summed_depth(page)) > MAX_SUMMED_DEPTH:
+        raise NotExtracted(
+            "nested_too_deep",
+            f"the elements' depths sum up to {found}, the most that is extracted is {MAX_SUMMED_DEPTH}",
+        )
     return extract_plain_text(page, main_content=True, alt_texts=False, comments=False, preserve_formatting=True)
+
+
+def summed_depth(page: str) -> int:
+    """The sum over all elements of how many stand around them. <html><head></head><body><p></p></body></html>: 4,
+    with the document around html."""
+    total = 0
+
+    def enter(context: DOMContext) -> None:
+        nonlocal total
+        total += context.depth
+
+    traverse_dom(HTMLTree.parse(page).document, enter, elements_only=True)
+    return total

@@ -26,7 +26,7 @@ OTHER_LABELS = {"x-mac-cyrillic": "mac-cyrillic", "x-mac-ukrainian": "mac-cyrill
 _CONTROLS_OF_1252 = {byte: chr(byte) for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
 _TABLE_1252 = {byte: _CONTROLS_OF_1252.get(byte) or bytes([byte]).decode(WINDOWS_1252) for byte in range(0x80, 0xA0)}
 
-_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 _META = re.compile(rb"<meta[\s/]([^>]*)", re.IGNORECASE)
 _ATTRIBUTE = re.compile(rb"""([^\s/>"'=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+)))?""")
 _CHARSET = re.compile(rb"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)

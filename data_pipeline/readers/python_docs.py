@@ -14,8 +14,8 @@ MIN_COMMENT_CHARS = 80
 # One string or comment at a time, so that a "#" inside a string is no comment. Longest quotes first; one that is never
 # closed reaches to the end, so that no text is searched for its end again and again.
 _TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
-    r"|'''(?:\\.|[^\\])*?(?:'''|\Z)"
+    r'"""(?:\\.?|[^\\])*?(?:"""|\Z)'
+    r"|'''(?:\\.?|[^\\])*?(?:'''|\Z)"
     r'|"(?:\\.|[^"\\\n])*"'
     r"|'(?:\\.|[^'\\\n])*'"
     r"|(?P<comment>#[^\n]*)",

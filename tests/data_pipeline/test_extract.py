@@ -21,6 +21,14 @@ def test_a_page_without_text_and_one_too_large_say_so():
     assert large.value.kind == "page_too_large"
 
 
+def test_a_page_that_would_stall_the_extractor_says_so():
+    with pytest.raises(NotExtracted) as deep:
+        extract(b"<div>" * 20_000 + STORY.encode(), None, "resiliparse")
+    assert deep.value.kind == "nested_too_deep"
+    wide = f"<div><p>{STORY}</p></div>" + "<div><a><b></b></a></div>" * 20_000
+    assert STORY in extract(wide.encode(), None, "resiliparse")
+
+
 def test_the_measure_of_the_benchmark():
     five, other = "a b c d e", "a b c d x"
     assert score([(five, other)]) == (0.5, 0.5, 0.5)
