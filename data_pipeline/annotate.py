@@ -3,9 +3,8 @@
 An annotated file is named by what it was made from (raw digests, the reader's and the signals' settings), so it is
 right whenever it is found: thresholds are applied later, on its columns, and change nothing here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ ANNOTATE_VERSION = 6  # raised whenever the code changes what an annotated file 
 # Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
 LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
+BATCH_CHARS = 8_000_000  # a batch of long documents must not take 512 times what one takes
 ROW_GROUP_ROWS = 1024
 
 RECORD_FIELDS = [
@@ -128,8 +128,22 @@ def annotate(task: AnnotateTask) -> None:
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
     with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
         records = ((part.file, record) for part in task.parts for record in read_part(part, task.source))
-        while batch := list(islice(records, BATCH_DOCUMENTS)):
+        while batch := _batch(records):
             file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)
+
+
+def _batch(
+    records: Iterator[tuple[RawFile, Record | Unreadable]],
+) -> list[tuple[RawFile, Record | Unreadable]]:
+    """The next records: BATCH_DOCUMENTS, or fewer that have BATCH_CHARS together."""
+    batch: list[tuple[RawFile, Record | Unreadable]] = []
+    chars = 0
+    for one in records:
+        batch.append(one)
+        chars += len(one[1].text) if isinstance(one[1], Record) else 0
+        if len(batch) == BATCH_DOCUMENTS or chars >= BATCH_CHARS:
+            break
+    return batch
 
 
 def _annotated(

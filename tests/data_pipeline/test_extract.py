@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.support.article_extraction import score, score_extractor
-from gristmill.data_pipeline.extract import MOST_HTML_BYTES, NotExtracted, extract
+from gristmill.data_pipeline.extract import MOST_HTML_BYTES, NotExtracted, extract, summed_depth
 
 STORY = " ".join(f"Sentence number {k} tells of the mill and of the river behind it." for k in range(20))
 PAGE = f"<html><body><nav><a href='/'>Home</a> <a>Contact</a></nav><article><p>{STORY}</p></article></body></html>"
@@ -25,6 +25,7 @@ def test_a_page_that_would_stall_the_extractor_says_so():
     with pytest.raises(NotExtracted) as deep:
         extract(b"<div>" * 20_000 + STORY.encode(), None, "resiliparse")
     assert deep.value.kind == "nested_too_deep"
+    assert summed_depth("<html><head></head><body><p></p></body></html>") == 1 + 2 + 2 + 3
     wide = f"<div><p>{STORY}</p></div>" + "<div><a><b></b></a></div>" * 20_000
     assert STORY in extract(wide.encode(), None, "resiliparse")
 
