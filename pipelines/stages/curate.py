@@ -83,7 +83,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=7,
+    code_version=8,
     inputs=(),
     config=config,
     run=run,
