@@ -88,7 +88,7 @@ def _with_sizes(schema: Any) -> None:
 
 def _either(schema: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
     """The schema or one of the others, with its description and default outside."""
-    outside = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+    outside: dict[str, Any] = {key: schema[key] for key in ("title", "description", "default") if key in schema}
     inside = {key: value for key, value in schema.items() if key not in outside}
     return {**outside, "anyOf": [inside, *others]}
 

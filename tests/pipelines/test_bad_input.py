@@ -50,39 +50,6 @@ def quarantine(tmp_path):
     return [json.loads(line) for line in lines]
 
 
-def test_unknown_recipe(call):
-    code, message = call("run", "demoo")
-    assert code == 2
-    assert "did you mean 'demo'" in message
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            ("vocab_size", "vocab_sizes"),
-            "small.yaml:5: tokenizer.vocab_sizes: unknown field, did you mean 'vocab_size'?",
-        ),
-        (("400", "plenty"), "small.yaml:5: tokenizer.vocab_size: Input should be a valid integer"),
-        (("heads: 2", "heads: 3"), "small.yaml:6: model: width=16 is not a multiple of heads=3"),
-        (("jsonl", "jsnl"), "small.yaml:3: sources.0.format"),
-        (("name: small", "name: [small"), "not YAML"),
-    ],
-)
-def test_a_wrong_recipe(call, tmp_path, raw, changed, said):
-    write_recipe(tmp_path, raw, changed=changed)
-    code, message = call("run", "small.yaml")
-    assert code == 2
-    assert said in message
-
-
-def test_a_glob_that_matches_nothing(call, tmp_path, raw):
-    write_recipe(tmp_path, raw)
-    code, message = call("curate", "small.yaml")
-    assert code == 1
-    assert f"{raw}/*: no file matches" in message
-
-
 def test_lines_that_are_no_records_are_quarantined_counted_and_named(call, tmp_path, raw):
     bad = [b"not json", b"[1, 2]", b'{"body": "no text"}', b'{"text": 7}', b'{"text": "\xff\xfe"}']
     (raw / "a.jsonl").write_bytes(b"\n".join([*jsonl_lines(), *bad]) + b"\n")
@@ -157,35 +124,3 @@ def test_a_context_longer_than_the_data(call, tmp_path, raw):
     code, message = call("run", "small.yaml", "--to", "train")
     assert code == 1
     assert "set model.context to" in message
-
-
-def test_a_folder_without_a_manifest(call, tmp_path, raw):
-    assert call("verify", raw)[0] == 1
-    code, message = call("reproduce", raw)
-    assert code == 1
-    assert "no manifest.json" in message
-
-
-def test_why_of_what_is_no_document(call, tmp_path, raw):
-    assert call("why", "xyz", "--corpus", raw)[0] == 2
-    code, message = call("why", "0" * 32, "--corpus", raw)
-    assert code == 1
-    assert "no ledger here" in message
-
-
-def test_evaluate_needs_a_recipe_or_a_checkpoint(call):
-    code, message = call("evaluate")
-    assert code == 2
-    assert "--checkpoint" in message
-
-
-def test_generate_from_what_is_no_checkpoint(call, tmp_path):
-    code, message = call("generate", "--checkpoint", tmp_path / "nowhere", "--prompt", "x")
-    assert code == 1
-    assert "no such folder" in message
-
-
-def test_an_unknown_stage(call):
-    code, message = call("run", "demo", "--to", "trian")
-    assert code == 2
-    assert "the stages are curate, tokenizer" in message
