@@ -5,10 +5,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.data_pipeline.errors import InputError, RecipeError
@@ -64,12 +65,22 @@ UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept ra
 INTERRUPTED = "interrupted; what is finished is kept, and the same command goes on from there"
 
 
-def main() -> None:
+class StageGroup(TyperGroup):
+    """Commands beside that of a stage: `tokenizer compare ...`, and `tokenizer RECIPE` for everything else."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        return super().parse_args(ctx, args if known else [STAGE_COMMAND, *args])
+
+
+STAGE_COMMAND = "stage"
+tokenizer_app = typer.Typer(cls=StageGroup, help="Run the stage tokenizer alone, or compare tokenizers.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Exit codes: 0 done, 1 the work failed, 2 the call or the recipe is wrong. A user's mistake shows no traceback."""
-    if sys.argv[1:3] == ["tokenizer", "compare"]:  # a stage's command takes a recipe, so it can hold no other command
-        sys.argv[1:3] = ["tokenizer-compare"]
     try:
-        app()
+        app(args=arguments)
     except RecipeError as error:
         _leave(error, 2)
     except InputError as error:
@@ -162,7 +173,7 @@ def run(
         print(f"report: {runner.workdir / 'report' / 'report.html'}")
 
 
-def _stage_command(name: str) -> None:
+def _stage_command(name: str, group: typer.Typer, command_name: str) -> None:
     def command(
         recipe: RecipeArgument,
         workdir: WorkdirOption = None,
@@ -173,11 +184,13 @@ def _stage_command(name: str) -> None:
         _run_stage(name, recipe, workdir, set_, workers, update_lock)
 
     command.__doc__ = f"Run the stage {name} alone; its inputs must be whole."
-    app.command(name)(command)
+    group.command(command_name)(command)
 
 
-for _name in ("curate", "tokenizer", "index", "report"):
-    _stage_command(_name)
+for _name in ("curate", "index", "report"):
+    _stage_command(_name, app, _name)
+_stage_command("tokenizer", tokenizer_app, STAGE_COMMAND)
+tokenizer_app.command("compare")(tokenizer_compare)
 
 
 @app.command()
@@ -244,8 +257,7 @@ def evaluate(
 
 def stage_script(name: str) -> None:
     """What `python -m gristmill.pipelines.stages.NAME RECIPE` runs."""
-    sys.argv.insert(1, name)
-    main()
+    main([name, *sys.argv[1:]])
 
 
 @app.command()
@@ -328,7 +340,7 @@ app.command("import")(import_)
 app.add_typer(data_app, name="data")
 app.add_typer(signatures_app, name="signatures")
 app.command("similar")(similar_command)
-app.command("tokenizer-compare")(tokenizer_compare)
+app.add_typer(tokenizer_app, name="tokenizer")
 
 
 @app.command()
