@@ -101,6 +101,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     "NearDedupConfig": {"threshold": "Jaccard similarity from which on two documents are near duplicates"},
     "SubstringDedupConfig": {"drop_share": "a document that loses more than this share of its text is dropped"},
     "DecontaminateConfig": {
+        "min_share": "share of a text's information that its words in their order must tell, for an edited text",
+        "min_information": "nats that they must tell, at least",
         "margin": "characters cut to each side of a match",
         "shortest_piece": "characters a remaining piece must have",
         "most_pieces": "a document in more pieces is dropped",

@@ -78,7 +78,8 @@ def properties(schema):
 def test_every_property_is_described():
     found = list(properties(recipe_schema()))
     assert len(found) > 200
-    assert [name for name, field in found if not field.get("description", "").strip()] == []
+    missing = [name for name, field in found if not field.get("description", "").strip()]
+    assert missing == [], "give each a Field(description=...), or `name: what it is` in the docstring of its class"
 
 
 def test_the_table_of_descriptions_names_fields_that_exist():
