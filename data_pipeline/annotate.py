@@ -165,9 +165,8 @@ def _annotated(
         for (file, record), done, text in zip(batch, normalized, texts, strict=True)
     ]
     described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
-    found = languages.column("detected_language").to_pylist()
     urls = [record.url if isinstance(record, Record) else "" for _, record in batch]
-    optional = config.optional.columns(texts, found, urls)
+    optional = config.optional.columns(texts, languages, urls)
     schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
     return pa.record_batch([*described.columns, *languages.columns, *measured, *optional], schema=schema)
 

@@ -11,6 +11,7 @@ from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig
 from gristmill.data_pipeline.lists.list_file import ListsConfig
 from gristmill.data_pipeline.pii import PiiConfig
 from gristmill.data_pipeline.quality_config import QualityConfig
@@ -27,6 +28,7 @@ class CurateConfig(Config):
 
     words: what counts as one (signals/reference.py). languages: ISO 639 codes to keep; none named keeps all.
     language_id: null leaves languages undetected, which is by far the slowest of the signals.
+    profiles: thresholds by the document's language (filters/profiles.py); null: the published English ones for all.
     paragraph_languages: {} measures the language of every paragraph too. lists: files of bad words, blocked addresses.
     exact_dedup, near_dedup: null switches the step off. span_dedup (paragraphs, lines or both), substring_dedup and
     decontaminate rewrite texts, in this order, and are off unless they are named. shard_bytes: text bytes of one
@@ -36,6 +38,7 @@ class CurateConfig(Config):
     words: WordRule = "unicode"
     languages: tuple[str, ...] = ()
     language_id: LanguageConfig | None = LanguageConfig()
+    profiles: ProfilesConfig | None = ProfilesConfig()
     filters: tuple[FilterChoice, ...] = (FilterChoice(preset="gopher_quality"),)
     quality: QualityConfig | None = None
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
@@ -60,6 +63,11 @@ class CurateConfig(Config):
     @classmethod
     def short_forms(cls, value: object) -> object:
         return parse_choices(value)
+
+    @field_validator("profiles", mode="before")
+    @classmethod
+    def folder_alone(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str) else value
 
     @field_validator("span_dedup", mode="before")
     @classmethod

@@ -29,9 +29,10 @@ from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.deduplication import deduplicate
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.judge import judge
 from gristmill.data_pipeline.ledger import Evidence, LaterStep
-from gristmill.data_pipeline.measured import check_filters, optional_signals, unmeasured
+from gristmill.data_pipeline.measured import check_filters, optional_signals, unmeasured, used_profiles
 from gristmill.data_pipeline.pii import pii_rules
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import write_atomic
@@ -144,7 +145,10 @@ def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterCh
 
 def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
     filters = source_filters(source, config)
-    return rules_of(filters, config.languages, config.language_id, unmeasured(config), pii_rules(config.pii))
+    wanted = used_profiles(config)
+    profiles = None if wanted is None else load_profiles(wanted)
+    missing, last = unmeasured(config), pii_rules(config.pii)
+    return rules_of(filters, config.languages, config.language_id, missing, last, profiles)
 
 
 def _decide(

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.data_pipeline.decide import KEPT, Rules, signal_values
-from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.ledger import LaterStep
 from gristmill.data_pipeline.slices import Slice, read_slice
 
@@ -22,14 +21,15 @@ def rule_examples(source: str, slices: Sequence[Slice], rules: Rules, taken_by: 
     for index, rule in enumerate(rules.rules):
         if not (taken_by == index).any():
             continue
-        values = np.concatenate([_values(cut, rule, rules) for cut in slices])
-        distance = np.abs(values - rule.threshold)
+        read = [_values(cut, rules.only(index)) for cut in slices]
+        values, thresholds = (np.concatenate(column) for column in zip(*read, strict=True))
+        distance = np.abs(values - thresholds)
         for side, candidates in (("removed", taken_by == index), ("kept", taken_by == KEPT)):
-            rows = np.flatnonzero(candidates & np.isfinite(values))
+            rows = np.flatnonzero(candidates & np.isfinite(distance))
             chosen = rows[np.lexsort((rows, distance[rows]))[:PER_SIDE]]
             for row in np.sort(chosen):
                 found = _document(slices, int(row))
-                yield _example(side, source, rule.label, float(values[row]), rule.threshold, found, None)
+                yield _example(side, source, rule.label, float(values[row]), thresholds[row], found, None)
 
 
 def duplicate_examples(
@@ -47,8 +47,10 @@ def duplicate_examples(
         yield _example("removed", source, step.step, float(mine.similarity[at]), step.threshold, found, other)
 
 
-def _values(cut: Slice, rule: Rule, rules: Rules) -> np.ndarray:
-    return signal_values(read_slice(cut, Rules((rule,), rules.languages).columns), rule.signal, rules.languages)
+def _values(cut: Slice, one: Rules) -> tuple[np.ndarray, np.ndarray]:
+    """(values, thresholds) of the only rule, by row."""
+    table = read_slice(cut, one.columns)
+    return signal_values(table, one.rules[0].signal, one.languages), one.thresholds(table)[0]
 
 
 def _document(slices: Sequence[Slice], row: int) -> pa.Table:

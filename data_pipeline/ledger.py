@@ -167,7 +167,7 @@ def _rows(
     values_RN = np.array(
         [signal_values(table, rule.signal, task.rules.languages) for rule in task.rules.rules]
     ).reshape(len(task.rules.rules), table.num_rows)
-    failed_RN = failures(table, task.rules)
+    failed_RN, thresholds_RN = failures(table, task.rules), task.rules.thresholds(table)
     duplicates = _duplicates(np.array(table.column("doc_id").to_pylist(), dtype="S32"), task.later)
     rows = []
     facts = table.select(["doc_id", "raw_digest", "record", "unreadable", "num_bytes"]).to_pylist()
@@ -187,7 +187,9 @@ def _rows(
         if taken_by[index] == QUARANTINED:
             row |= {"fate": "quarantined", "step": "read", "rule": fact["unreadable"]}
         elif taken_by[index] != KEPT:
-            row["failed"] = _failed(values_RN[:, index], failed_RN[:, index], task.rules)
+            row["failed"] = _failed(
+                values_RN[:, index], failed_RN[:, index], thresholds_RN[:, index], task.rules
+            )
             row |= {"fate": "removed", "step": "filters", **row["failed"][0]}
         elif fact["doc_id"] in duplicates:
             row |= {"fate": "removed", **duplicates[fact["doc_id"]]}
@@ -197,10 +199,12 @@ def _rows(
     return rows
 
 
-def _failed(values_R: np.ndarray, failed_R: np.ndarray, rules: Rules) -> list[dict[str, Any]]:
+def _failed(
+    values_R: np.ndarray, failed_R: np.ndarray, thresholds_R: np.ndarray, rules: Rules
+) -> list[dict[str, Any]]:
     return [
-        {"rule": rule.label, "value": float(value), "threshold": float(rule.threshold)}
-        for rule, value, failed in zip(rules.rules, values_R, failed_R, strict=True)
+        {"rule": rule.label, "value": float(value), "threshold": float(threshold)}
+        for rule, value, failed, threshold in zip(rules.rules, values_R, failed_R, thresholds_R, strict=True)
         if failed
     ]
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gristmill.data_pipeline.curate import CurateConfig
 from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.lists.list_file import pinned_list
 from gristmill.data_pipeline.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
 
@@ -20,12 +21,18 @@ _MENDS = {
 def optional_signals(config: CurateConfig) -> OptionalSignals:
     """As the recipe asks for them, its lists by the digests of their files, which the lock holds too."""
     return OptionalSignals(
-        stop_words=config.language_id is not None,
+        stop_words=config.language_id is not None and config.profiles is None,
+        profiles=None if (profiles := used_profiles(config)) is None else pinned_profiles(profiles),
         paragraph_languages=config.paragraph_languages,
         pii=() if config.pii is None else config.pii.dropped,
         badwords=pinned_list(config.lists.badwords),
         blocked_urls=pinned_list(config.lists.blocked_urls),
     )
+
+
+def used_profiles(config: CurateConfig) -> ProfilesConfig | None:
+    """None where the recipe switches them off, and where no language is detected that could choose one."""
+    return config.profiles if config.language_id is not None else None
 
 
 def unmeasured(config: CurateConfig) -> frozenset[str]:

@@ -6,9 +6,11 @@ from functools import lru_cache
 import pyarrow as pa
 
 from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.filters.profiles import PinnedProfiles
 from gristmill.data_pipeline.lists.bad_words import BadWords
 from gristmill.data_pipeline.lists.blocked_urls import BlockedUrls
 from gristmill.data_pipeline.lists.list_file import PinnedList, entries
+from gristmill.data_pipeline.language_profiles import PROFILE_FIELDS, profile_columns
 from gristmill.data_pipeline.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.signals.paragraph_languages import (
     PARAGRAPH_LANGUAGE_FIELDS,
@@ -22,9 +24,11 @@ BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 where lists.blocked_urls 
 
 
 class OptionalSignals(Config):
-    """Which of them a source has. stop_words: wherever the language is detected. pii: what the recipe drops for."""
+    """Which of them a source has. stop_words: wherever the language is detected and no profiles are used, which have
+    their own. pii: what the recipe drops for."""
 
     stop_words: bool = False
+    profiles: PinnedProfiles | None = None
     paragraph_languages: ParagraphLanguageConfig | None = None
     pii: tuple[PiiKind, ...] = ()
     badwords: PinnedList | None = None
@@ -34,17 +38,20 @@ class OptionalSignals(Config):
         """The columns, in their order."""
         return [
             *(STOP_WORD_FIELDS if self.stop_words else ()),
+            *(PROFILE_FIELDS if self.profiles is not None else ()),
             *(PARAGRAPH_LANGUAGE_FIELDS if self.paragraph_languages is not None else ()),
             *(pa.field(pii_signal(kind), pa.int64()) for kind in self.pii),
             *([BAD_WORDS] if self.badwords is not None else ()),
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
         ]
 
-    def columns(self, texts: Sequence[str], languages: Sequence[str], urls: Sequence[str]) -> list[pa.Array]:
-        """One array a field. languages: as detected, "" for none; urls: "" for none."""
+    def columns(self, texts: Sequence[str], detected: pa.RecordBatch, urls: Sequence[str]) -> list[pa.Array]:
+        """One array a field. detected: what signals/language.detect found; urls: "" for none."""
         found: list[pa.Array] = []
         if self.stop_words:
-            found += stop_word_columns(texts, languages)
+            found += stop_word_columns(texts, detected.column("detected_language").to_pylist())
+        if self.profiles is not None:
+            found += profile_columns(texts, detected, self.profiles)
         if self.paragraph_languages is not None:
             found += paragraph_language_columns(texts, self.paragraph_languages)
         found += [pa.array([count_pii(text, kind) for text in texts], pa.int64()) for kind in self.pii]

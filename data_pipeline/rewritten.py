@@ -166,7 +166,7 @@ def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task:
     config = task.config
     languages, signals = detect(texts, config.language_id), measure(texts, config.words)
     urls = table.column("url").take(pa.array(changed)).to_pylist()
-    optional = config.optional.columns(texts, languages.column("detected_language").to_pylist(), urls)
+    optional = config.optional.columns(texts, languages, urls)
     for field, measured in [
         *zip(LANGUAGE_FIELDS, languages.columns, strict=True),
         *zip(SIGNAL_FIELDS, signals.columns, strict=True),

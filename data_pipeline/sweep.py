@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decide import DecideTask, Rules, signal_values
+from gristmill.data_pipeline.decide import DecideTask, failures, signal_values
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError
 
@@ -85,15 +85,14 @@ def _count(task: tuple[DecideTask, Sweep]) -> np.ndarray:
     table = pq.read_table(decide.path, columns=list(dict.fromkeys(columns)))
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     num_bytes = table.column("num_bytes").to_numpy()
-    [rule] = [rule for rule in decide.rules.rules if rule.label == wanted.rule]
-    others = Rules(tuple(rule for rule in decide.rules.rules if rule.label != wanted.rule), decide.rules.languages)
-    passes_others = readable.copy()
-    for other in others.rules:
-        passes_others &= other.passes(signal_values(table, other.signal, others.languages))
+    [place] = [place for place, rule in enumerate(decide.rules.rules) if rule.label == wanted.rule]
+    rule = decide.rules.rules[place]
+    passes_others = readable & ~failures(table, decide.rules.without(place)).any(axis=0)
     values = signal_values(table, rule.signal, decide.rules.languages)
+    asked = ~np.isnan(decide.rules.only(place).thresholds(table)[0])  # not off in the document's profile
     counted = []
     for threshold in wanted.thresholds:
-        passes = rule.at(threshold).passes(values)
+        passes = rule.at(threshold).passes(values) | ~asked
         kept = passes_others & passes
         counted.append([kept.sum(), num_bytes[kept].sum(), (passes_others & ~passes).sum()])
     return np.array(counted, dtype=np.int64)

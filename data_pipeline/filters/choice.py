@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS
+from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS, PROFILE_RULES
 from gristmill.data_pipeline.filters.rule import Rule
 
 
@@ -21,7 +21,8 @@ class FilterChoice(Config):
     def is_known(self) -> Self:
         if self.preset not in PRESETS:
             raise ValueError(f"no filter {self.preset!r}; {_nearest(self.preset, PRESETS)}")
-        names = [rule.name for rule in PRESETS[self.preset]] + list(LINE_OPTIONS.get(self.preset, ()))
+        asked = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
+        names = [rule.name for rule in asked] + list(LINE_OPTIONS.get(self.preset, ()))
         for name in self.thresholds:
             if name not in names:
                 raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_nearest(name, names)}")
@@ -35,6 +36,22 @@ class FilterChoice(Config):
             if threshold is not None:
                 chosen.append(rule.at(threshold))
         return tuple(chosen)
+
+    def profile_rules(self) -> tuple[Rule, ...]:
+        """The rules that only a language profile, or the recipe by their name, switches on.
+
+        What the recipe says of min_stop_words holds for the stop words of every language."""
+        said = dict(self.thresholds)
+        if "min_stop_words" in said:
+            said.setdefault("min_language_stop_words", said["min_stop_words"])
+        rules = PROFILE_RULES.get(self.preset, ())
+        wanted = [(rule, said.get(rule.name, rule.threshold)) for rule in rules]
+        return tuple(rule.at(threshold) for rule, threshold in wanted if threshold is not None)
+
+    def is_fixed(self, rule: Rule) -> bool:
+        """Whether the recipe itself gives the rule's threshold, which then holds for every language."""
+        twin = rule.name == "min_language_stop_words" and "min_stop_words" in self.thresholds
+        return rule.name in self.thresholds or twin
 
     def line_options(self) -> dict[str, float | None] | None:
         """What the filter's edit is to do; None if it edits nothing."""

@@ -82,6 +82,21 @@ LANGUAGE_STOP_WORDS_RULES = (
 MIXED = "own choice: four fifths of the text in one language"
 MIXED_LANGUAGES_RULES = (Rule("mixed_languages", "min_main_share", "main_language_share", ">=", 0.8, MIXED),)
 
+# Rules that only a language profile switches on (filters/profiles.py): what the published English rules leave to their
+# other filters, or to English. The numbers are those that a profile's own are matched to, for English.
+ANCHOR = "own choice: what shuffled words, menus, lists and repeated sentences of 446 languages fail and text passes"
+PROFILE_RULES: dict[str, tuple[Rule, ...]] = {
+    "gopher_quality": (
+        Rule("gopher_quality", "min_language_stop_words", "num_language_stop_words", ">=", 2, FINEWEB2),
+        Rule("gopher_quality", "min_stop_word_ratio", "language_stop_word_ratio", ">=", 0.06, ANCHOR),
+        Rule("gopher_quality", "repeated_10gram_ratio", "dup_10gram_char_ratio", "<=", 0.5, ANCHOR),
+        Rule("gopher_quality", "newline_word_ratio", "newline_word_ratio", "<=", 0.3, FINEWEB),
+        Rule("gopher_quality", "short_line_ratio", "short_line_ratio", "<=", 0.8, ANCHOR),
+        Rule("gopher_quality", "max_sentence_words", "mean_sentence_words", "<=", 100, ANCHOR),
+        Rule("gopher_quality", "min_word_order", "word_order", ">=", 3, ANCHOR),
+    ),
+}
+
 PRESETS: dict[str, tuple[Rule, ...]] = {
     "addresses": ADDRESSES_RULES,
     "badwords": BADWORDS_RULES,

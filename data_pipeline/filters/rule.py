@@ -27,7 +27,9 @@ class Rule:
     def at(self, threshold: float) -> "Rule":
         return replace(self, threshold=threshold)
 
-    def passes(self, values_N: np.ndarray) -> np.ndarray:
-        """bool[N]. A value that is not there (NaN) passes: nothing was measured, nothing is held against it."""
+    def passes(self, values_N: np.ndarray, thresholds_N: np.ndarray | None = None) -> np.ndarray:
+        """bool[N]. A value that is not there (NaN) passes: nothing was measured, nothing is held against it.
+
+        thresholds_N: of each document's language profile; NaN where the rule is off in it, and passes too."""
         compare = {">=": np.less, "<=": np.greater, ">": np.less_equal, "<": np.greater_equal}[self.keep]
-        return ~compare(values_N.astype(np.float64), self.threshold)
+        return ~compare(values_N.astype(np.float64), self.threshold if thresholds_N is None else thresholds_N)

@@ -3,7 +3,7 @@
 The lists stand in stop_words.txt, with their source. Which one applies: that of the detected language; a text of
 another language, or of none, has no value here."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,32 +14,37 @@ import pyarrow as pa
 
 from gristmill.data_pipeline.signals.bits import decode, hash_bytes
 from gristmill.data_pipeline.signals.buffer import joined
-from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, WORD, character_table
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, SPACE, WORD, character_table
+from gristmill.data_pipeline.signals.reference import split_words
 
 STOP_WORDS_PATH = Path(__file__).with_name("stop_words.txt")
 STOP_WORD_FIELDS = [
     pa.field("num_language_stop_words", pa.int64()),  # how many different ones
     pa.field("language_stop_word_ratio", pa.float64()),  # share of the words (those with a letter, digit or ideograph)
 ]
+MAX_WORDS = 64
 SLOTS = 256  # of a language's table; no list has more than 64 words, one a bit
 
 
 class StopWordTable(NamedTuple):
     """Of L languages, in the order of `languages`. hashes: uint64[L, SLOTS]; bits: int64[L, SLOTS], -1 for a free slot,
-    else the word's place in its list."""
+    else the word's place in its list. lowered: whether texts of the language are lowered first."""
 
     languages: dict[str, int]
     hashes: np.ndarray
     bits: np.ndarray
+    lowered: tuple[bool, ...]
 
 
-def stop_word_columns(texts: Sequence[str], languages: Sequence[str]) -> list[pa.Array]:
-    """The columns STOP_WORD_FIELDS; null where there is no list for the text's language.
+def stop_word_columns(
+    texts: Sequence[str], languages: Sequence[str], table: StopWordTable | None = None
+) -> list[pa.Array]:
+    """The columns STOP_WORD_FIELDS; null where there is no list for the text's language. table: ours if none is given.
 
     "The mill and the river" in English -> 2 different ones (the, and), 3 of 5 words."""
-    table = stop_word_table()
+    table = table or stop_word_table()
     lists_N = np.array([table.languages.get(language, -1) for language in languages], dtype=np.int64)
-    lowered = [text.lower() if wanted >= 0 else "" for text, wanted in zip(texts, lists_N, strict=True)]
+    lowered = [_lowered(text, place, table) for text, place in zip(texts, lists_N.tolist(), strict=True)]
     buffer, offsets = joined([text.encode() for text in lowered])
     counts_N3 = np.zeros((len(texts), 3), dtype=np.int64)
     _count(buffer, offsets, character_table(), lists_N, table.hashes, table.bits, counts_N3)
@@ -49,6 +54,12 @@ def stop_word_columns(texts: Sequence[str], languages: Sequence[str]) -> list[pa
         pa.array(counts_N3[:, 0], pa.int64(), mask=lists_N < 0),
         pa.array(ratios, pa.float64(), mask=(lists_N < 0) | (words == 0)),
     ]
+
+
+def _lowered(text: str, place: int, table: StopWordTable) -> str:
+    if place < 0:
+        return ""
+    return text.lower() if table.lowered[place] else text
 
 
 @lru_cache(maxsize=1)
@@ -61,12 +72,22 @@ def stop_words() -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=1)
 def stop_word_table() -> StopWordTable:
-    lists = stop_words()
+    return make_table(stop_words(), frozenset(stop_words()))
+
+
+def make_table(lists: Mapping[str, Sequence[str]], lowered: Collection[str]) -> StopWordTable:
+    """lists: name -> words, each one word by signals/reference.split_words; the first 64 count."""
     hashes, bits = np.zeros((len(lists), SLOTS), np.uint64), np.full((len(lists), SLOTS), -1, np.int64)
     for row, words in enumerate(lists.values()):
-        buffer, offsets = joined([word.encode() for word in words])
+        buffer, offsets = joined([word.encode() for word in words[:MAX_WORDS]])
         _fill(buffer, offsets, hashes[row], bits[row])
-    return StopWordTable({language: row for row, language in enumerate(lists)}, hashes, bits)
+    places = {language: row for row, language in enumerate(lists)}
+    return StopWordTable(places, hashes, bits, tuple(language in lowered for language in lists))
+
+
+def matched_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Those that are one word by our rule. [de, l', 的, 私は] -> [de, 的]: another tokenizer cuts the others its way."""
+    return tuple(dict.fromkeys(word for word in words if split_words(word, "unicode") == [word]))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -96,11 +117,11 @@ def _count_text(text, start, end, flags, hashes, bits, counts):
         flag = flags[code]
         first = at
         at += size
-        if not flag & (WORD | IDEOGRAPH):
+        if flag & SPACE:
             continue
         if flag & WORD:
             at = _word_end(text, at, end, flags)
-        counts[2] += 1
+        counts[2] += flag & (WORD | IDEOGRAPH) != 0
         key = hash_bytes(text, first, at)
         slot = np.int64(key & np.uint64(SLOTS - 1))
         while bits[slot] >= 0:

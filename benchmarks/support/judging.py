@@ -1,0 +1,45 @@
+"""What the filters of a recipe say of texts, without a corpus: kept or the first rule failed, and the profile asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.decide import Rules, failures, rules_of
+from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.measured import optional_signals, unmeasured, used_profiles
+from gristmill.data_pipeline.signals.language import detect
+from gristmill.data_pipeline.signals.table import measure
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Of N texts. failed: bool[rules, N]; profiles: the key of each, "" without profiles."""
+
+    rules: Rules
+    failed: np.ndarray
+    profiles: list[str]
+
+    @property
+    def kept(self) -> np.ndarray:
+        return ~self.failed.any(axis=0)
+
+    def first(self) -> list[str]:
+        """The rule that takes each text; "" if none does."""
+        at = self.failed.argmax(axis=0)
+        return ["" if kept else self.rules.rules[k].label for k, kept in zip(at, self.kept, strict=True)]
+
+
+def judge(texts: Sequence[str], config: CurateConfig) -> Judged:
+    """As curation decides, but for repairs of the text and edits."""
+    detected, measured = detect(texts, config.language_id), measure(texts, config.words)
+    optional = optional_signals(config)
+    columns = optional.columns(texts, detected, [""] * len(texts))
+    names = [*detected.schema.names, *measured.schema.names, *(field.name for field in optional.fields())]
+    table = pa.table([*detected.columns, *measured.columns, *columns], names=names)
+    profiles = None if (wanted := used_profiles(config)) is None else load_profiles(wanted)
+    rules = rules_of(config.filters, config.languages, config.language_id, unmeasured(config), (), profiles)
+    held = table.column("profile").to_pylist() if profiles is not None else [""] * len(texts)
+    return Judged(rules, failures(table, rules), held)

@@ -1,0 +1,187 @@
+"""Profiles from reference text: stop words by frequency, thresholds at English's quantiles.
+
+A threshold that cuts the English reference at some quantile cuts the language's at the same one. Most published
+thresholds lie beyond all clean text: they are moved in proportion to the text's extreme (English words of the reference
+reach a mean of 5.2 characters and may have 10; where they reach 10.4, they may have 20)."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
+from gristmill.data_pipeline.filters.profiles import UNKNOWN, Profile
+from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
+from gristmill.data_pipeline.signals.reference import split_words
+from gristmill.data_pipeline.signals.scripts import NO_LETTERS
+from gristmill.data_pipeline.signals.stop_words import make_table, stop_word_columns
+from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.signals.word_order import word_order_columns
+
+FITTED = ("gopher_quality", "gopher_repetition", "fineweb_quality")
+WINDOW_WORDS = 200  # a reference document is measured in pieces of about a page, as thresholds meet pages
+MIN_WORDS = 400  # a language with less text is left out
+NUM_STOP_WORDS = 24
+MAX_STOP_WORD_LENGTHS = 1.0  # of the language's mean word length: a longer frequent word is the text's subject
+WITHOUT_SPACES = frozenset("Hani Jpan Thai Laoo Khmr Mymr Tibt Lana Tavt Java Bali".split())
+PHRASE_SCRIPTS = frozenset("Tibt Lana Tavt".split())  # white space ends a phrase: its tokens come in no order of words
+SYLLABIC = frozenset("Hani Jpan".split())  # one character is a word or a particle; elsewhere it is a letter
+# Where a character counts as a word, word length says nothing; where no mark ends a sentence, its length neither.
+_OFF_WITHOUT_SPACES = ("min_mean_word_length", "max_mean_word_length")
+_COUNTED = ("num_plain_words",)  # of a whole document, not of a window
+POOLED = 0.05  # a script's threshold is as strict as one of twenty of its languages has it
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A language's reference. windows, documents: signal -> values. stop_words: the most frequent first."""
+
+    stop_words: tuple[str, ...]
+    windows: Mapping[str, np.ndarray]
+    documents: Mapping[str, np.ndarray]
+
+
+def fit_profiles(
+    texts: Mapping[tuple[str, str], Sequence[str]], source: str, english: tuple[str, str] = ("en", "Latn")
+) -> list[Profile]:
+    """A profile of every language of `texts` ((language, script) -> its documents), and of every script; English has
+    the published numbers and its stop words. Raises KeyError without English, which all are matched to."""
+    reference = _measured(texts[english])
+    fitted = []
+    for (language, script), documents in sorted(texts.items()):
+        if (language, script) == english:
+            fitted.append(Profile(language=language, script=script, source=source, stop_words=reference.stop_words))
+        elif sum(len(_words(text)) for text in documents) >= MIN_WORDS:
+            fitted.append(_fit(language, script, source, _measured(documents), reference))
+    return [*fitted, *_fallbacks([p for p in fitted if (p.language, p.script) != english], source)]
+
+
+def stop_words(texts: Sequence[str]) -> tuple[str, ...]:
+    """The most frequent words, the long ones (the text's subject) left out. Of equally frequent ones the first in the
+    alphabet comes first."""
+    counts = Counter(word for text in texts for word in _words(text.lower()) if not word.isnumeric())
+    if not counts:
+        return ()
+    longest = max(1.0, MAX_STOP_WORD_LENGTHS * sum(len(w) * n for w, n in counts.items()) / counts.total())
+    short = [(word, count) for word, count in counts.items() if len(word) <= longest and any(map(str.isalpha, word))]
+    return tuple(word for word, _ in sorted(short, key=lambda item: (-item[1], item[0]))[:NUM_STOP_WORDS])
+
+
+def matched(threshold: float, english: np.ndarray, values: np.ndarray) -> float | None:
+    """Where `threshold` cuts the English values, of these values; None where nothing can be said.
+
+    Within the English range at its quantile, beyond it in proportion to the extreme: 10 of English values up to 5 is
+    20 of values up to 10."""
+    english, values = english[np.isfinite(english)], values[np.isfinite(values)]
+    if not len(english) or not len(values):
+        return None
+    low, high = english.min(), english.max()
+    if low < threshold < high:
+        return float(np.quantile(values, (english < threshold).mean()))
+    edge, own = (high, values.max()) if threshold >= high else (low, values.min())
+    return float(own * threshold / edge) if edge > 0 and own > 0 else float(threshold)
+
+
+def _fit(language: str, script: str, source: str, own: Measured, english: Measured) -> Profile:
+    thresholds: dict[str, dict[str, float | None]] = {}
+    for preset in FITTED:
+        rules = (*PRESETS[preset], *PROFILE_RULES.get(preset, ()))
+        thresholds[preset] = {rule.name: _threshold(rule, script, own, english) for rule in rules}
+    words = () if script in WITHOUT_SPACES - SYLLABIC else own.stop_words
+    return Profile(language=language, script=script, source=source, stop_words=words, thresholds=thresholds)
+
+
+def _threshold(rule: Rule, script: str, own: Measured, english: Measured) -> float | None:
+    if rule.name == "min_stop_words":
+        return None  # Gopher's eight are English
+    if script in WITHOUT_SPACES and rule.name in _OFF_WITHOUT_SPACES:
+        return None
+    if rule.name in ("min_language_stop_words", "min_stop_word_ratio") and script in WITHOUT_SPACES - SYLLABIC:
+        return None
+    if rule.name == "max_sentence_words" and script in WITHOUT_SPACES:
+        return None
+    if rule.signal == "word_order":
+        return None if script in PHRASE_SCRIPTS else rule.threshold
+    if rule.name in ("min_language_stop_words", "repeated_10gram_ratio", "short_line_ratio"):
+        return rule.threshold
+    values = "documents" if rule.signal in _COUNTED else "windows"
+    found = matched(rule.threshold, getattr(english, values)[rule.signal], getattr(own, values)[rule.signal])
+    return None if found is None else _rounded(found)
+
+
+def _fallbacks(profiles: Sequence[Profile], source: str) -> list[Profile]:
+    """One of every script, of its languages, and one of all."""
+    by_script: dict[str, list[Profile]] = defaultdict(list)
+    for profile in profiles:
+        by_script[profile.script].append(profile)
+        by_script[NO_LETTERS].append(profile)
+    return [_pooled(script, held, source) for script, held in sorted(by_script.items())]
+
+
+def _pooled(script: str, profiles: Sequence[Profile], source: str) -> Profile:
+    thresholds: dict[str, dict[str, float | None]] = {}
+    for preset in FITTED:
+        rules = (*PRESETS[preset], *PROFILE_RULES.get(preset, ()))
+        thresholds[preset] = {rule.name: _loosest(rule, preset, profiles) for rule in rules}
+    return Profile(language=UNKNOWN, script=script, source=source, thresholds=thresholds)
+
+
+def _loosest(rule: Rule, preset: str, profiles: Sequence[Profile]) -> float | None:
+    """The threshold that all but POOLED of the languages are as strict as; None where most have none, and for words."""
+    if rule.signal in ("num_language_stop_words", "language_stop_word_ratio"):
+        return None
+    held = [number for profile in profiles if (number := profile.thresholds[preset][rule.name]) is not None]
+    if len(held) * 2 <= len(profiles):
+        return None
+    return _rounded(float(np.quantile(held, POOLED if rule.keep == ">=" else 1 - POOLED)))
+
+
+def _rounded(value: float) -> float:
+    """Three digits: a reference text says no more."""
+    return float(f"{value:.3g}")
+
+
+def _measured(texts: Sequence[str]) -> Measured:
+    words = stop_words(texts)
+    return Measured(words, _signals([w for text in texts for w in windows(text)], words), _signals(texts, words))
+
+
+def _signals(texts: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
+    found = {name: column.to_numpy().astype(np.float64) for name, column in _columns(measure(texts, "unicode"))}
+    table = make_table({"it": tuple(words)}, frozenset(["it"]))
+    different, ratio = stop_word_columns(texts, ["it"] * len(texts), table)
+    order, sentences = word_order_columns(texts, [True] * len(texts))
+    optional = {
+        "num_language_stop_words": different,
+        "language_stop_word_ratio": ratio,
+        "word_order": order,
+        "mean_sentence_words": sentences,
+    }
+    return found | {name: np.array(c.to_pylist(), dtype=np.float64) for name, c in optional.items()}
+
+
+def _columns(batch) -> list:
+    return list(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def windows(text: str) -> list[str]:
+    """The lines of a text in pieces of WINDOW_WORDS words and more; what is left over at the end goes to the last."""
+    pieces: list[list[str]] = [[]]
+    held = 0
+    for line in text.split("\n"):
+        if held >= WINDOW_WORDS:
+            pieces.append([])
+            held = 0
+        pieces[-1].append(line)
+        held += len(_words(line))
+    if len(pieces) > 1 and held < WINDOW_WORDS:
+        last = pieces.pop()
+        pieces[-1] += last
+    return ["\n".join(piece) for piece in pieces]
+
+
+def _words(text: str) -> list[str]:
+    flags = character_table()
+    return [word for word in split_words(text, "unicode") if flags[ord(word[0])] & (WORD | IDEOGRAPH)]

@@ -1,0 +1,153 @@
+"""Filter profiles by language: thresholds and stop words that stand in the place of the published English ones.
+
+A folder holds one YAML file a language, named LANGUAGE_Script: ours (filters/profiles/) by `gristmill profiles fit`, or
+FineWeb-2's `configs/*.yml`. und_Script is for languages of that script that have none, und_Zyyy for all others.
+English keeps the published numbers."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.filters.fineweb2_profiles import fineweb2_fields, is_fineweb2
+from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
+from gristmill.data_pipeline.provenance.canonical import fingerprint
+from gristmill.data_pipeline.signals.scripts import NO_LETTERS
+
+SHIPPED = "gristmill"
+SHIPPED_FOLDER = Path(__file__).with_name("profiles")
+UNKNOWN = "und"  # ISO 639: undetermined
+ENGLISH = "en_Latn"
+
+
+class Profile(Config):
+    """thresholds: filter -> threshold -> number, null where the rule means nothing in the language or its script; what
+    is not named keeps the preset's number. language: the code lid.176 uses. source: what it was derived from.
+    stop_words_lowered: whether words are lowered before they are looked up."""
+
+    language: str
+    script: str
+    source: str
+    stop_words: tuple[str, ...] = ()
+    stop_words_lowered: bool = True
+    thresholds: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.language}_{self.script}"
+
+    @model_validator(mode="after")
+    def names_known_rules(self) -> "Profile":
+        for preset, thresholds in self.thresholds.items():
+            rules = [*PRESETS.get(preset, ()), *PROFILE_RULES.get(preset, ())]
+            if preset not in PRESETS and preset != "language":
+                raise ValueError(f"no filter {preset!r}; filters are {', '.join(sorted(PRESETS))}")
+            names = [rule.name for rule in rules] or ["min_score"]
+            for name in thresholds:
+                if name not in names:
+                    raise ValueError(f"filter {preset} has no threshold {name!r}; it has {', '.join(names)}")
+        return self
+
+    def threshold(self, label: str, preset_threshold: float) -> float:
+        """Of the rule named FILTER.NAME; NaN where it is off."""
+        preset, _, name = label.partition(".")
+        wanted = self.thresholds.get(preset, {}).get(name, preset_threshold)
+        return math.nan if wanted is None else float(wanted)
+
+
+class ProfilesConfig(Config):
+    """In a recipe: `profiles: gristmill` (ours), a folder, or {path: FOLDER, min_score: 0.65}; null: the published
+    English thresholds for every language. A language that the folder lacks keeps ours.
+
+    path decides nothing by itself, the profiles in it do. min_score: below it a text's language counts as unknown, and
+    the profile of its script is taken."""
+
+    path: str = Field(default=SHIPPED, json_schema_extra={"execution": True})
+    min_score: float = Field(default=0.65, ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """by_key: LANGUAGE_Script -> profile. min_score: see ProfilesConfig."""
+
+    by_key: Mapping[str, Profile]
+    min_score: float
+
+    def choose(self, language: str, score: float, script: str) -> str:
+        """The key of the profile of a text. (de, 0.9, Latn) -> de_Latn; (de, 0.3, Latn) -> und_Latn."""
+        wanted = f"{language}_{script}"
+        if score >= self.min_score and wanted in self.by_key:
+            return wanted
+        fallback = f"{UNKNOWN}_{script}"
+        return fallback if fallback in self.by_key else f"{UNKNOWN}_{NO_LETTERS}"
+
+    @property
+    def digest(self) -> str:
+        return fingerprint([profile.model_dump(mode="json") for profile in self.by_key.values()])
+
+
+class PinnedProfiles(Config):
+    """What of the profiles decides an annotated file: which there are, and their stop words. Thresholds come later."""
+
+    digest: str
+    min_score: float
+    path: str = Field(exclude=True)
+
+
+def load_profiles(config: ProfilesConfig) -> Profiles:
+    """Ours, with those of the recipe's folder over them."""
+    found = dict(read_folder(SHIPPED_FOLDER))
+    if config.path != SHIPPED:
+        found |= read_folder(Path(config.path))
+    return Profiles(dict(sorted(found.items())), config.min_score)
+
+
+def pinned_profiles(config: ProfilesConfig) -> PinnedProfiles:
+    words = [[key, p.stop_words, p.stop_words_lowered] for key, p in load_profiles(config).by_key.items()]
+    return PinnedProfiles(digest=fingerprint(words), min_score=config.min_score, path=config.path)
+
+
+@lru_cache(maxsize=8)
+def read_folder(folder: Path) -> Mapping[str, Profile]:
+    """Key -> profile of every .yaml and .yml file of the folder.
+
+    Raises RecipeError for a folder that is not there or holds none, and for a file that is no profile."""
+    if not folder.is_dir():
+        raise RecipeError(
+            f"curate.profiles: no folder {folder}; name a folder of profiles (FineWeb-2's configs, or what `gristmill "
+            f"profiles fit` wrote), or {SHIPPED!r} for ours"
+        )
+    paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+    if not paths:
+        raise RecipeError(f"curate.profiles: {folder} holds no .yaml or .yml file; name a folder of profiles")
+    found: dict[str, Profile] = {}
+    for path in paths:
+        profile = read_profile(path)
+        if profile.key in found:
+            raise RecipeError(f"{path}: a second profile of {profile.key} in this folder; keep one of the two files")
+        found[profile.key] = profile
+    return found
+
+
+def read_profile(path: Path) -> Profile:
+    """One file. Raises RecipeError that names the file, the field and the fix."""
+    try:
+        fields = yaml.load(path.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise RecipeError(f"{path}: no YAML: {' '.join(str(error).split())}; mend the file or take it away") from error
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{path}: a profile is a mapping of fields, and this is {type(fields).__name__}; see docs")
+    try:
+        return Profile.model_validate(fineweb2_fields(path.stem, fields) if is_fineweb2(fields) else fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "profile"
+        raise RecipeError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}; mend the file") from error
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}") from error

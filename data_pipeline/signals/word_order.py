@@ -1,0 +1,173 @@
+"""Whether words follow each other as in written language: what tells running text from the same words shuffled.
+
+Two things hold in every language and need no word list: a frequent word hardly ever follows itself, and pairs of words
+come back far more often than the frequencies of the two would give. Both are compared with what a random order of the
+same words gives, in standard deviations; a random order has a value near 0, a page of text 5 and more."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from gristmill.data_pipeline.intrinsics import folded_product
+from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, decode, hash_bytes
+from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, LINE_END, SPACE, TERMINAL, WORD, character_table
+
+WORD_ORDER_FIELDS = [
+    pa.field("word_order", pa.float64()),  # see order_score; null below MIN_TOKENS tokens
+    pa.field("mean_sentence_words", pa.float64()),  # tokens between sentence marks or line ends; null without tokens
+]
+MIN_TOKENS = 200  # of fewer, too many texts have no pair of words twice
+# The score of running text grows with its length, so a shorter text's is raised in proportion. Of English books, in
+# pieces of 200, 300 and 600 words, 2, 1 and 0 % then stand below 3, and of the same words shuffled 93, 94 and 99 %.
+FULL_TOKENS = 600
+MIN_LINE_TOKENS = 5  # a shorter line is a heading, a verse or an entry: its words are left out
+NEAR = 2  # places within which a word is not expected again ("the x the" is as rare as "the the")
+# Pairs of words that come back count up to so many standard deviations: a text of one repeated sentence has no limit.
+MAX_PAIR_SCORE = 20.0
+
+
+def word_order_columns(texts: Sequence[str], wanted: Sequence[bool]) -> list[pa.Array]:
+    """The columns WORD_ORDER_FIELDS, null where not wanted."""
+    chosen = np.array(wanted, dtype=bool)
+    lowered = [text.lower() if want else "" for text, want in zip(texts, chosen, strict=True)]
+    buffer, offsets = joined([text.encode() for text in lowered])
+    most = int(np.diff(offsets).max(initial=0)) + 2
+    values_N2 = np.full((len(texts), 2), np.nan)
+    _score_texts(buffer, offsets, character_table(), np.empty(most, np.uint64), values_N2)
+    return [pa.array(column, pa.float64(), from_pandas=True) for column in np.ascontiguousarray(values_N2.T)]
+
+
+def word_order(text: str) -> tuple[float, float]:
+    """(word_order, mean_sentence_words) in plain Python, which the kernel must equal."""
+    lines = [order_tokens(line) for line in text.lower().split("\n")]
+    count, breaks = sum(len(line) for line, _ in lines), sum(marks for _, marks in lines)
+    if not count:
+        return math.nan, math.nan
+    tokens = [token for line, _ in lines if len(line) >= MIN_LINE_TOKENS for token in line]
+    words, pairs = Counter(tokens), Counter(zip(tokens, tokens[1:], strict=False))
+    near = sum(tokens[i] == tokens[i + gap] for gap in range(1, NEAR + 1) for i in range(len(tokens) - gap))
+    same = sum(count * (count - 1) for count in words.values())
+    twice = sum(count * (count - 1) for count in pairs.values())
+    score = order_score(len(tokens), same, near, twice) if len(tokens) >= MIN_TOKENS else math.nan
+    return score, count / max(breaks, 1)
+
+
+def order_tokens(line: str) -> tuple[list[str], int]:
+    """(tokens of a line, sentence marks and its end behind them). A token is what stands between white space, without the
+    marks at its ends; an ideograph is one by itself.
+
+    'He said: "no-one, 3.5"' -> [he, said, no-one, 3.5] of the lowered text."""
+    flags = character_table()
+    tokens: list[str] = []
+    breaks, held, open_sentence = 0, "", False
+    for character in line + "\n":
+        flag = int(flags[ord(character)])
+        if flag & (SPACE | IDEOGRAPH):
+            token = _stripped(held, flags)
+            if token:
+                tokens.append(token)
+            held = ""
+        if flag & IDEOGRAPH:
+            tokens.append(character)
+        elif not flag & SPACE:
+            held += character
+        if flag & (IDEOGRAPH | WORD):
+            open_sentence = True
+        elif flag & (TERMINAL | LINE_END) and open_sentence:
+            breaks, open_sentence = breaks + 1, False
+    return tokens, breaks
+
+
+def _stripped(held: str, flags: np.ndarray) -> str:
+    inside = [at for at, character in enumerate(held) if flags[ord(character)] & WORD]
+    return held[inside[0] : inside[-1] + 1] if inside else ""
+
+
+@numba.njit(cache=True, nogil=True)
+def order_score(num_tokens, same, near, twice):
+    """Standard deviations away from a random order. same: ordered pairs of places with the same word, near: those at
+    most NEAR places apart (each counted once), twice: ordered pairs of places with the same pair of words.
+
+    Of n places, two hold the same word with p = same / (n (n - 1)); in random order near is about NEAR n p and twice
+    n n p p, both nearly Poisson (so a variance is the mean; 0.5 is added for means near 0)."""
+    p = same / (num_tokens * (num_tokens - 1.0))
+    near_mean = NEAR * num_tokens * p
+    pair_mean = num_tokens * num_tokens * p * p / 2
+    near_score = (near_mean - near) / math.sqrt(near_mean + 0.5)
+    pair_score = (twice / 2 - pair_mean) / math.sqrt(pair_mean + 0.5)
+    return (near_score + min(pair_score, MAX_PAIR_SCORE)) / min(1.0, num_tokens / FULL_TOKENS)
+
+
+@numba.njit(cache=True, nogil=True)
+def _score_texts(text, offsets, flags, keys, values):
+    """Fills values float64[N, 2] of texts that are not empty. keys: work space for the most tokens of a text."""
+    for k in range(len(offsets) - 1):
+        num_tokens, count, breaks = _tokens(text, offsets[k], offsets[k + 1] - 1, flags, keys)
+        if count == 0:
+            continue
+        values[k, 1] = count / max(breaks, 1)
+        if num_tokens < MIN_TOKENS:
+            continue
+        near = 0
+        for gap in range(1, NEAR + 1):
+            for i in range(num_tokens - gap):
+                near += keys[i] == keys[i + gap]
+        pairs = np.empty(num_tokens - 1, np.uint64)
+        for i in range(num_tokens - 1):
+            pairs[i] = folded_product(keys[i] ^ GROUP_MIX, keys[i + 1])
+        values[k, 0] = order_score(num_tokens, _equal_pairs(keys[:num_tokens].copy()), near, _equal_pairs(pairs))
+
+
+@numba.njit(cache=True, nogil=True)
+def _equal_pairs(keys):
+    """Ordered pairs of places with equal keys; sorts in place."""
+    keys.sort()
+    total, run = 0, 1
+    for i in range(1, len(keys) + 1):
+        if i < len(keys) and keys[i] == keys[i - 1]:
+            run += 1
+        else:
+            total += run * (run - 1)
+            run = 1
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def _tokens(text, start, end, flags, keys):
+    """(tokens in long lines, tokens, breaks) as word_order takes them; fills keys with the first's hashes."""
+    held, count, line_start, breaks, open_sentence = 0, 0, 0, 0, False
+    first, last = np.int64(-1), np.int64(-1)  # of the open token's word characters
+    at = start
+    while at < end:
+        code, size = decode(text, at)
+        flag = flags[code]
+        if flag & (SPACE | IDEOGRAPH):
+            if first >= 0:
+                keys[held] = hash_bytes(text, first, last)
+                held, count = held + 1, count + 1
+            first = np.int64(-1)
+            if flag & IDEOGRAPH:
+                keys[held] = hash_bytes(text, at, at + size)
+                held, count = held + 1, count + 1
+        elif flag & WORD:
+            first = at if first < 0 else first
+            last = at + size
+        if flag & (IDEOGRAPH | WORD):
+            open_sentence = True
+        elif flag & (TERMINAL | LINE_END) and open_sentence:
+            breaks += 1
+            open_sentence = False
+        if code == NEWLINE:
+            held = held if held - line_start >= MIN_LINE_TOKENS else line_start
+            line_start = held
+        at += size
+    if first >= 0:
+        keys[held] = hash_bytes(text, first, last)
+        held, count = held + 1, count + 1
+    held = held if held - line_start >= MIN_LINE_TOKENS else line_start
+    return held, count, breaks + open_sentence
