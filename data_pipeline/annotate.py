@@ -67,6 +67,7 @@ class AnnotateConfig(Config):
     normalize: NormalizeConfig
     words: WordRule
     language_id: LanguageConfig | None
+    language_model: str | None = None  # its digest; None: the bundled one
     edits: tuple[FilterChoice, ...]  # the filters that edit, in their order
     optional: OptionalSignals = OptionalSignals()
 
@@ -199,6 +200,6 @@ def _identity(source: SourceConfig, config: AnnotateConfig, parts: Sequence[File
     return {
         "version": ANNOTATE_VERSION,
         "source": source.model_dump(mode="json", exclude={"paths", "weight", "priority", "filters"}),
-        "config": config.model_dump(mode="json"),
+        "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
         "parts": [[p.file.name, p.file.sha256, p.file.copy_index, p.first_record, p.start, p.end] for p in parts],
     }

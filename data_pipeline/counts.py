@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.curated import CuratedSource
-from gristmill.data_pipeline.decide import KEPT
+from gristmill.data_pipeline.decide import KEPT, QUARANTINED
 from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.ledger import Evidence, LaterStep
 from gristmill.data_pipeline.splits import SPLITS
@@ -65,7 +65,19 @@ def count(
     mine = evidence.of(living)
     pieces = sum(len(ids) - 1 for ids in mine.pieces.values())
     counts = source_counts(totals, kept, removed, quarantined, cut_counts(mine.cuts), pieces)
-    return counts | {"changed": changed_counts(read.paths)}
+    return counts | {"changed": changed_counts(read.paths), "languages": language_counts(read)}
+
+
+def language_counts(read: CuratedSource) -> dict[str, dict[str, Any]]:
+    """By language profile (detected language, where none are used): documents read that could be, and how many each
+    rule of the filters took."""
+    found = {}
+    readable = read.taken_by != QUARANTINED
+    for language in np.unique(read.languages[readable]).tolist():
+        mine = read.taken_by[readable & (read.languages == language)]
+        rules = {rule.label: int((mine == index).sum()) for index, rule in enumerate(read.rules.rules)}
+        found[language] = {"documents": len(mine), "removed": {label: n for label, n in rules.items() if n}}
+    return found
 
 
 def cut_counts(cuts: pa.Table) -> dict[str, dict[str, int]]:

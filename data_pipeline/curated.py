@@ -39,6 +39,10 @@ class CuratedSource:
     def hashes(self) -> np.ndarray:
         return np.concatenate([np.empty(0, np.uint64), *(v.hashes for v in self.verdicts)])
 
+    @cached_property
+    def languages(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.str_), *(v.languages for v in self.verdicts)])
+
     @property
     def kept(self) -> np.ndarray:
         """bool[rows]: what the filters kept."""

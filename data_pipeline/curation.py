@@ -32,7 +32,7 @@ from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.judge import judge
 from gristmill.data_pipeline.ledger import Evidence, LaterStep
-from gristmill.data_pipeline.measured import check_filters, optional_signals, unmeasured, used_profiles
+from gristmill.data_pipeline.measured import check_filters, check_languages, optional_signals, unmeasured, used_profiles
 from gristmill.data_pipeline.pii import pii_rules
 from gristmill.data_pipeline.provenance.canonical import canonical_json
 from gristmill.data_pipeline.provenance.files import write_atomic
@@ -41,6 +41,7 @@ from gristmill.data_pipeline.provenance.sealed import drop_damaged, remove_seals
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.rewriting import rewrite
 from gristmill.data_pipeline.rewritten import measure_again
+from gristmill.data_pipeline.signals.language_model import model_digest
 from gristmill.data_pipeline.splits import SPLITS, split_indices
 
 COUNTS_NAME = "counts.json"
@@ -124,6 +125,7 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
 
     Raises RecipeError for a filter that looks at what the recipe does not have measured."""
     check_filters(source_filters(source, config), config)
+    check_languages(config)
     edits = [
         FilterChoice(preset=choice.preset, thresholds=options)
         for choice in source_filters(source, config)
@@ -133,6 +135,7 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
         normalize=config.normalize,
         words=config.words,
         language_id=config.language_id,
+        language_model=None if config.language_id is None else model_digest(config.language_id.model),
         edits=tuple(edits),
         optional=optional_signals(config),
     )
@@ -192,11 +195,25 @@ def _rule_table(curated: Sequence[CuratedSource]) -> dict[str, Any]:
     """By source: each rule with its signal, side, threshold and where the number is from."""
     return {
         one.source.name: [
-            {"rule": r.label, "signal": r.signal, "keep": r.keep, "threshold": float(r.threshold), "source": r.source}
-            for r in one.rules.rules
+            {
+                "rule": r.label,
+                "signal": r.signal,
+                "keep": r.keep,
+                "threshold": float(r.threshold),
+                "source": r.source,
+                "profiles": _by_profile(one, place),
+            }
+            for place, r in enumerate(one.rules.rules)
         ]
         for one in curated
     }
+
+
+def _by_profile(one: CuratedSource, place: int) -> dict[str, float | None]:
+    """The rule's threshold in each language profile that the source's documents have, null where it is off."""
+    wanted = [key for key in np.unique(one.languages).tolist() if key in one.rules.by_profile]
+    numbers = {key: one.rules.by_profile[key][place] for key in wanted}
+    return {key: None if np.isnan(number) else float(number) for key, number in numbers.items()}
 
 
 def _forget_others(folder: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:

@@ -78,12 +78,13 @@ class Verdicts:
     """Of every row of one annotated file, in its order.
 
     taken_by: int16[rows], the index of the first rule a document fails, KEPT or QUARANTINED.
-    doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same."""
+    languages: str[rows], the language profile, or the detected language where none are used. doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same."""
 
     taken_by: np.ndarray
     doc_ids: np.ndarray
     bytes: np.ndarray
     hashes: np.ndarray
+    languages: np.ndarray
 
 
 def rules_of(
@@ -144,7 +145,8 @@ def decide_all(tasks: Sequence[DecideTask], engine: LocalEngine) -> list[Verdict
 
 
 def decide(task: DecideTask) -> Verdicts:
-    columns = ["doc_id", "unreadable", "num_bytes", "text_hash", *task.rules.columns]
+    language = PROFILE if task.rules.by_profile else "detected_language"
+    columns = ["doc_id", "unreadable", "num_bytes", "text_hash", language, *task.rules.columns]
     table = pq.read_table(task.path, columns=list(dict.fromkeys(columns)))
     failed_RN = failures(table, task.rules)
     first = np.where(failed_RN.any(axis=0), failed_RN.argmax(axis=0), KEPT)
@@ -154,6 +156,7 @@ def decide(task: DecideTask) -> Verdicts:
         doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
         bytes=table.column("num_bytes").to_numpy(),
         hashes=table.column("text_hash").to_numpy(),
+        languages=np.array(table.column(language).to_pylist(), dtype=np.str_),
     )
 
 

@@ -134,11 +134,12 @@ def _filtered(row: dict[str, Any], rules: Sequence[dict[str, Any]], signals: dic
         keep = {rule["rule"]: rule["keep"] for rule in rules}
         lines = [f"{f['rule']}: {f['value']:.6g}, wanted {keep[f['rule']]} {f['threshold']:g}" for f in row["failed"]]
         return Event("filters", f"removed by {row['rule']}", tuple(lines))
-    lines = []
+    lines = [f"language profile {signals['profile']}"] if signals.get("profile") else []
     for rule in rules:
         name = "language_score" if rule["signal"] == WANTED_LANGUAGE else rule["signal"]
-        if signals.get(name) is not None:
-            lines.append(f"{rule['rule']}: {signals[name]:.6g}, wanted {rule['keep']} {rule['threshold']:g}")
+        threshold = rule["profiles"].get(signals.get("profile"), rule["threshold"])
+        if signals.get(name) is not None and threshold is not None:
+            lines.append(f"{rule['rule']}: {signals[name]:.6g}, wanted {rule['keep']} {threshold:g}")
     return Event("filters", "passed", tuple(lines))
 
 

@@ -1,5 +1,6 @@
 """What a recipe has measured beside the signals that every text has, and what its filters may therefore ask."""
 
+import difflib
 from collections.abc import Sequence
 
 from gristmill.data_pipeline.curate import CurateConfig
@@ -8,6 +9,8 @@ from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.lists.list_file import pinned_list
 from gristmill.data_pipeline.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
+from gristmill.data_pipeline.signals.language_codes import language_code
+from gristmill.data_pipeline.signals.language_model import BUNDLED, model_languages
 
 # Filter that is nothing without a signal the recipe has to ask for -> the mend.
 _MENDS = {
@@ -44,6 +47,21 @@ def unmeasured(config: CurateConfig) -> frozenset[str]:
         "blocked_url": bool(config.lists.blocked_urls),
     }
     return frozenset(name for name in OPTIONAL_SIGNALS if not asked[name])
+
+
+def check_languages(config: CurateConfig) -> None:
+    """Raises RecipeError for a wanted language that the bundled model never gives: nothing would be kept."""
+    if config.language_id is None or not config.languages or config.language_id.model != BUNDLED:
+        return
+    known = model_languages(BUNDLED)
+    for name in config.languages:
+        if name not in known:
+            near = [code for code in (language_code(name),) if code in known] or difflib.get_close_matches(name, known, 3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "its codes are of two or three letters"
+            raise RecipeError(
+                f"curate.languages names {name!r}, which {BUNDLED} does not know; {hint} Another model may: "
+                f"curate.language_id.model"
+            )
 
 
 def check_filters(filters: Sequence[FilterChoice], config: CurateConfig) -> None:

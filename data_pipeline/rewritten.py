@@ -94,6 +94,7 @@ def _all_kept(path: Path) -> Verdicts:
         doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
         bytes=table.column("num_bytes").to_numpy(),
         hashes=table.column("text_hash").to_numpy(),
+        languages=np.full(len(table), "", np.str_),  # nothing is decided on them again
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decide import DecideTask, failures, signal_values
+from gristmill.data_pipeline.decide import PROFILE, DecideTask, failures, signal_values
 from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.errors import RecipeError
 
@@ -32,6 +32,7 @@ class SweepRow:
     taken: documents that fail this rule and no other: those it alone decides on."""
 
     source: str
+    language: str  # "" for all together
     threshold: float
     documents: int
     bytes: int
@@ -58,8 +59,12 @@ def parse_sweep(text: str) -> Sweep:
     return Sweep(found["rule"], tuple(float(step) for step in np.linspace(low, high, count)))
 
 
-def sweep(sources: Sequence[tuple[str, Sequence[DecideTask]]], wanted: Sweep, engine: LocalEngine) -> list[SweepRow]:
-    """A row for every source that has the rule and every threshold. Raises RecipeError if no source has it."""
+def sweep(
+    sources: Sequence[tuple[str, Sequence[DecideTask]]], wanted: Sweep, engine: LocalEngine, by_language: bool = False
+) -> list[SweepRow]:
+    """A row for every source that has the rule (with by_language, each of its languages) and every threshold.
+
+    Raises RecipeError if no source has it."""
     labels = {rule.label for _, tasks in sources for task in tasks for rule in task.rules.rules}
     if wanted.rule not in labels:
         near = difflib.get_close_matches(wanted.rule, sorted(labels), n=1)
@@ -70,18 +75,23 @@ def sweep(sources: Sequence[tuple[str, Sequence[DecideTask]]], wanted: Sweep, en
         chosen = [(task, wanted) for task in tasks if any(rule.label == wanted.rule for rule in task.rules.rules)]
         if not chosen:
             continue
-        counted = np.sum(engine.map(_count, chosen, f"sweep {name}", unit="files"), axis=0)
+        counted: dict[str, np.ndarray] = {}
+        for found in engine.map(_count, chosen, f"sweep {name}", unit="files"):
+            for language, counts in found.items() if by_language else [("", sum(found.values()))]:
+                counted[language] = counted.get(language, 0) + counts
         rows += [
-            SweepRow(name, threshold, *(int(n) for n in counts))
-            for threshold, counts in zip(wanted.thresholds, counted, strict=True)
+            SweepRow(name, language, threshold, *(int(n) for n in counts))
+            for language in sorted(counted)
+            for threshold, counts in zip(wanted.thresholds, counted[language], strict=True)
         ]
     return rows
 
 
-def _count(task: tuple[DecideTask, Sweep]) -> np.ndarray:
-    """int64[thresholds, 3]: documents kept, their bytes, documents only this rule takes."""
+def _count(task: tuple[DecideTask, Sweep]) -> dict[str, np.ndarray]:
+    """By language int64[thresholds, 3]: documents kept, their bytes, documents only this rule takes."""
     decide, wanted = task
-    columns = ["unreadable", "num_bytes", *decide.rules.columns]
+    language = PROFILE if decide.rules.by_profile else "detected_language"
+    columns = ["unreadable", "num_bytes", language, *decide.rules.columns]
     table = pq.read_table(decide.path, columns=list(dict.fromkeys(columns)))
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     num_bytes = table.column("num_bytes").to_numpy()
@@ -90,9 +100,13 @@ def _count(task: tuple[DecideTask, Sweep]) -> np.ndarray:
     passes_others = readable & ~failures(table, decide.rules.without(place)).any(axis=0)
     values = signal_values(table, rule.signal, decide.rules.languages)
     asked = ~np.isnan(decide.rules.only(place).thresholds(table)[0])  # not off in the document's profile
-    counted = []
-    for threshold in wanted.thresholds:
-        passes = rule.at(threshold).passes(values) | ~asked
-        kept = passes_others & passes
-        counted.append([kept.sum(), num_bytes[kept].sum(), (passes_others & ~passes).sum()])
-    return np.array(counted, dtype=np.int64)
+    languages = np.array(table.column(language).to_pylist(), dtype=np.str_)
+    counted: dict[str, np.ndarray] = {}
+    for name in np.unique(languages).tolist() or [""]:
+        mine, rows = passes_others & (languages == name), []
+        for threshold in wanted.thresholds:
+            passes = rule.at(threshold).passes(values) | ~asked
+            kept = mine & passes
+            rows.append([kept.sum(), num_bytes[kept].sum(), (mine & ~passes).sum()])
+        counted[name] = np.array(rows, dtype=np.int64)
+    return counted

@@ -19,6 +19,7 @@ from gristmill.pipelines.chain import STAGES
 from gristmill.pipelines.commands.checkpoint import compare, data_folder, evaluate_checkpoint, export, generate, import_
 from gristmill.pipelines.commands.corpus import signatures_app, similar_command, why
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
+from gristmill.pipelines.commands.profiles import profiles_app
 from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.console import print_block, print_error
@@ -339,6 +340,7 @@ app.command("import")(import_)
 
 app.add_typer(data_app, name="data")
 app.add_typer(signatures_app, name="signatures")
+app.add_typer(profiles_app, name="profiles")
 app.command("similar")(similar_command)
 app.add_typer(tokenizer_app, name="tokenizer")
 

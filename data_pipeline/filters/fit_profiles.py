@@ -30,6 +30,11 @@ PHRASE_SCRIPTS = frozenset("Tibt Lana Tavt".split())  # white space ends a phras
 SYLLABIC = frozenset("Hani Jpan".split())  # one character is a word or a particle; elsewhere it is a letter
 # Where a character counts as a word, word length says nothing; where no mark ends a sentence, its length neither.
 _OFF_WITHOUT_SPACES = ("min_mean_word_length", "max_mean_word_length")
+# What a threshold on these means changes with the length of the language's words. The others are shares, whose tails a
+# short reference text does not show: they are loosened where the language needs it, and never made stricter.
+_SCALES = frozenset(
+    ("num_plain_words", "mean_word_length", "newline_word_ratio", "mean_sentence_words", "language_stop_word_ratio")
+)
 _COUNTED = ("num_plain_words",)  # of a whole document, not of a window
 POOLED = 0.05  # a script's threshold is as strict as one of twenty of its languages has it
 
@@ -108,7 +113,9 @@ def _threshold(rule: Rule, script: str, own: Measured, english: Measured) -> flo
         return rule.threshold
     values = "documents" if rule.signal in _COUNTED else "windows"
     found = matched(rule.threshold, getattr(english, values)[rule.signal], getattr(own, values)[rule.signal])
-    return None if found is None else _rounded(found)
+    if found is None or rule.signal in _SCALES:
+        return None if found is None else _rounded(found)
+    return _rounded(max(found, rule.threshold) if rule.keep == "<=" else min(found, rule.threshold))
 
 
 def _fallbacks(profiles: Sequence[Profile], source: str) -> list[Profile]:

@@ -7,10 +7,9 @@ English keeps the published numbers."""
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from gristmill.data_pipeline.config import Config
@@ -19,6 +18,8 @@ from gristmill.data_pipeline.filters.fineweb2_profiles import fineweb2_fields, i
 from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
 from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.signals.scripts import NO_LETTERS
+from gristmill.data_pipeline.signals.stop_words import matched_words
+from gristmill.data_pipeline.strict_yaml import read_yaml
 
 SHIPPED = "gristmill"
 SHIPPED_FOLDER = Path(__file__).with_name("profiles")
@@ -42,6 +43,11 @@ class Profile(Config):
     def key(self) -> str:
         return f"{self.language}_{self.script}"
 
+    @cached_property
+    def num_matched(self) -> int:
+        """Stop words that our words can match: with fewer than a rule asks for, the rule is off."""
+        return len(matched_words(self.stop_words))
+
     @model_validator(mode="after")
     def names_known_rules(self) -> "Profile":
         for preset, thresholds in self.thresholds.items():
@@ -58,6 +64,8 @@ class Profile(Config):
         """Of the rule named FILTER.NAME; NaN where it is off."""
         preset, _, name = label.partition(".")
         wanted = self.thresholds.get(preset, {}).get(name, preset_threshold)
+        if name == "min_language_stop_words" and wanted is not None and wanted > self.num_matched:
+            return math.nan
         return math.nan if wanted is None else float(wanted)
 
 
@@ -138,9 +146,9 @@ def read_folder(folder: Path) -> Mapping[str, Profile]:
 def read_profile(path: Path) -> Profile:
     """One file. Raises RecipeError that names the file, the field and the fix."""
     try:
-        fields = yaml.load(path.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise RecipeError(f"{path}: no YAML: {' '.join(str(error).split())}; mend the file or take it away") from error
+        fields = read_yaml(path.read_bytes(), str(path)).value
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); mend the file or take it away") from error
     if not isinstance(fields, dict):
         raise RecipeError(f"{path}: a profile is a mapping of fields, and this is {type(fields).__name__}; see docs")
     try:

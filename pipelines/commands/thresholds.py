@@ -23,6 +23,7 @@ def decide(
     sweep: Annotated[str, typer.Option(help="rule=low:high:n, as gopher_quality.min_words=20:80:5")],
     workdir: Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a field.")] = None,
+    by_language: Annotated[bool, typer.Option("--by-language", help="A row for each language of a source.")] = False,
     workers: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
     """What each threshold of a rule would keep, by source, before deduplication. Writes no corpus."""
@@ -33,10 +34,12 @@ def decide(
     lock = pin(loaded, folder, reporter, workers, update=False, write=True)
     engine = LocalEngine(workers, reporter)
     sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
-    table = Table("source", wanted.rule, "documents kept", "MB kept", "taken by it alone")
-    for row in count(sources, wanted, engine):
+    names = ("source", "language") if by_language else ("source",)
+    table = Table(*names, wanted.rule, "documents kept", "MB kept", "taken by it alone")
+    for row in count(sources, wanted, engine, by_language):
+        where = (row.source, row.language) if by_language else (row.source,)
         table.add_row(
-            row.source, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}"
+            *where, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}"
         )
     print_block(table)
 

