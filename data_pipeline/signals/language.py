@@ -37,10 +37,11 @@ def detect(texts: Sequence[str], config: LanguageConfig | None) -> pa.RecordBatc
         asked = [place for place, text in enumerate(heads) if text]
         for start in range(0, len(asked), BATCH_TEXTS):
             places = asked[start : start + BATCH_TEXTS]
-            labels, found = load_model(config.model).predict([heads[place] for place in places], k=1)
-            for place, names, values in zip(places, labels, found, strict=True):
-                if len(names):  # a model may know no word of a text
-                    codes[place], scores[place] = _code(names[0]), min(float(values[0]), 1.0)
+            # not predict: fasttext-predict 0.9.2.4 cannot take what this returns apart
+            found = load_model(config.model).f.multilinePredict([heads[place] + "\n" for place in places], 1, 0.0, "strict")
+            for place, best in zip(places, found, strict=True):
+                for score, label in best:  # one, or none where the model knows no word of a text
+                    codes[place], scores[place] = _code(label), min(float(score), 1.0)
     return pa.record_batch([pa.array(codes, pa.string()), pa.array(scores, pa.float64())], schema=_SCHEMA)
 
 
