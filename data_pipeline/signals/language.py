@@ -12,7 +12,6 @@ from gristmill.data_pipeline.signals.language_codes import label_code
 from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model
 
 LANGUAGE_FIELDS = [pa.field("detected_language", pa.string()), pa.field("language_score", pa.float64())]
-BATCH_TEXTS = 512  # of one call of the model
 _CAPITALS, _LETTERS = re.compile("[A-Z]"), re.compile("[A-Za-z]")
 
 
@@ -33,15 +32,12 @@ def detect(texts: Sequence[str], config: LanguageConfig | None) -> pa.RecordBatc
     everywhere if there is no config."""
     codes, scores = [""] * len(texts), [0.0] * len(texts)
     if config is not None:
-        heads = [head(text, config.chars) for text in texts]
-        asked = [place for place, text in enumerate(heads) if text]
-        for start in range(0, len(asked), BATCH_TEXTS):
-            places = asked[start : start + BATCH_TEXTS]
-            # not predict: fasttext-predict 0.9.2.4 cannot take what this returns apart
-            found = load_model(config.model).f.multilinePredict([heads[place] + "\n" for place in places], 1, 0.0, "strict")
-            for place, best in zip(places, found, strict=True):
-                for score, label in best:  # one, or none where the model knows no word of a text
-                    codes[place], scores[place] = _code(label), min(float(score), 1.0)
+        # The library's call for many texts gives no scores, so its compiled call for one is made for each.
+        predict = load_model(config.model).f.predict
+        for place, text in enumerate(texts):
+            line = head(text, config.chars)
+            for score, label in predict(line + "\n", 1, 0.0, "strict") if line else ():
+                codes[place], scores[place] = _code(label), min(float(score), 1.0)
     return pa.record_batch([pa.array(codes, pa.string()), pa.array(scores, pa.float64())], schema=_SCHEMA)
 
 
