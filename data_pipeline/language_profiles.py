@@ -13,7 +13,13 @@ from gristmill.data_pipeline.filters.profiles import (
     load_profiles,
 )
 from gristmill.data_pipeline.signals.scripts import SCRIPT_FIELD, text_scripts
-from gristmill.data_pipeline.signals.stop_words import STOP_WORD_FIELDS, StopWordTable, make_table, matched_words, stop_word_columns
+from gristmill.data_pipeline.signals.stop_words import (
+    STOP_WORD_FIELDS,
+    StopWordTable,
+    make_table,
+    matched_words,
+    stop_word_columns,
+)
 from gristmill.data_pipeline.signals.word_order import WORD_ORDER_FIELDS, word_order_columns
 
 PROFILE_FIELD = pa.field("profile", pa.string())  # LANGUAGE_Script of the profile, see filters/profiles.py

@@ -187,9 +187,7 @@ def _rows(
         if taken_by[index] == QUARANTINED:
             row |= {"fate": "quarantined", "step": "read", "rule": fact["unreadable"]}
         elif taken_by[index] != KEPT:
-            row["failed"] = _failed(
-                values_RN[:, index], failed_RN[:, index], thresholds_RN[:, index], task.rules
-            )
+            row["failed"] = _failed(values_RN[:, index], failed_RN[:, index], thresholds_RN[:, index], task.rules)
             row |= {"fate": "removed", "step": "filters", **row["failed"][0]}
         elif fact["doc_id"] in duplicates:
             row |= {"fate": "removed", **duplicates[fact["doc_id"]]}
@@ -199,9 +197,7 @@ def _rows(
     return rows
 
 
-def _failed(
-    values_R: np.ndarray, failed_R: np.ndarray, thresholds_R: np.ndarray, rules: Rules
-) -> list[dict[str, Any]]:
+def _failed(values_R: np.ndarray, failed_R: np.ndarray, thresholds_R: np.ndarray, rules: Rules) -> list[dict[str, Any]]:
     return [
         {"rule": rule.label, "value": float(value), "threshold": float(threshold)}
         for rule, value, failed, threshold in zip(rules.rules, values_R, failed_R, thresholds_R, strict=True)

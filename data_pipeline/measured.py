@@ -56,7 +56,9 @@ def check_languages(config: CurateConfig) -> None:
     known = model_languages(BUNDLED)
     for name in config.languages:
         if name not in known:
-            near = [code for code in (language_code(name),) if code in known] or difflib.get_close_matches(name, known, 3)
+            near = [code for code in (language_code(name),) if code in known] or difflib.get_close_matches(
+                name, known, 3
+            )
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "its codes are of two or three letters"
             raise RecipeError(
                 f"curate.languages names {name!r}, which {BUNDLED} does not know; {hint} Another model may: "

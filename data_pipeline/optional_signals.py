@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.filters.profiles import PinnedProfiles
+from gristmill.data_pipeline.language_profiles import PROFILE_FIELDS, profile_columns
 from gristmill.data_pipeline.lists.bad_words import BadWords
 from gristmill.data_pipeline.lists.blocked_urls import BlockedUrls
 from gristmill.data_pipeline.lists.list_file import PinnedList, entries
-from gristmill.data_pipeline.language_profiles import PROFILE_FIELDS, profile_columns
 from gristmill.data_pipeline.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.signals.paragraph_languages import (
     PARAGRAPH_LANGUAGE_FIELDS,

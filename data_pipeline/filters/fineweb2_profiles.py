@@ -91,7 +91,9 @@ def _ngrams(field: str, pairs: Any, sizes: tuple[int, ...], kind: str) -> dict[s
     found: dict[str, float | None] = {f"{kind}_{size}gram_char_ratio": None for size in sizes}
     for size, ratio in pairs:
         if size not in sizes:
-            raise ValueError(f"{field} names {size}-grams, and only {sizes[0]} to {sizes[-1]} are measured; leave it out")
+            raise ValueError(
+                f"{field} names {size}-grams, and only {sizes[0]} to {sizes[-1]} are measured; leave it out"
+            )
         found[f"{kind}_{size}gram_char_ratio"] = _number(field, ratio)
     return found
 

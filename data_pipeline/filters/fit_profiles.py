@@ -25,9 +25,9 @@ WINDOW_WORDS = 200  # a reference document is measured in pieces of about a page
 MIN_WORDS = 400  # a language with less text is left out
 NUM_STOP_WORDS = 24
 MAX_STOP_WORD_LENGTHS = 1.0  # of the language's mean word length: a longer frequent word is the text's subject
-WITHOUT_SPACES = frozenset("Hani Jpan Thai Laoo Khmr Mymr Tibt Lana Tavt Java Bali".split())
-PHRASE_SCRIPTS = frozenset("Tibt Lana Tavt".split())  # white space ends a phrase: its tokens come in no order of words
-SYLLABIC = frozenset("Hani Jpan".split())  # one character is a word or a particle; elsewhere it is a letter
+WITHOUT_SPACES = frozenset(["Hani", "Jpan", "Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Lana", "Tavt", "Java", "Bali"])
+PHRASE_SCRIPTS = frozenset(["Tibt", "Lana", "Tavt"])  # white space ends a phrase: its tokens come in no order of words
+SYLLABIC = frozenset(["Hani", "Jpan"])  # one character is a word or a particle; elsewhere it is a letter
 # Where a character counts as a word, word length says nothing; where no mark ends a sentence, its length neither.
 _OFF_WITHOUT_SPACES = ("min_mean_word_length", "max_mean_word_length")
 # What a threshold on these means changes with the length of the language's words. The others are shares, whose tails a

@@ -34,7 +34,9 @@ def model_path(model: str) -> Path:
         )
     with path.open("rb") as file:
         if file.read(4) != _MAGIC:
-            raise RecipeError(f"curate.language_id.model: {path} is no fastText model (.bin or .ftz); download it again")
+            raise RecipeError(
+                f"curate.language_id.model: {path} is no fastText model (.bin or .ftz); download it again"
+            )
     return path
 
 

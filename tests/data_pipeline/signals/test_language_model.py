@@ -1,0 +1,80 @@
+"""Languages by other fastText models: a model written by hand, whose answers can be computed."""
+
+import math
+
+import pytest
+from fasttext_file import write_model
+
+from gristmill.data_pipeline.annotate import AnnotateConfig
+from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.curation import annotate_config
+from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.measured import check_languages
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.signals.language import LanguageConfig, detect, head
+from gristmill.data_pipeline.signals.language_codes import label_code, language_code
+from gristmill.data_pipeline.signals.language_model import BUNDLED, model_digest, model_languages, model_path
+
+WORDS = {"the": "eng_Latn", "mill": "eng_Latn", "der": "deu_Latn", "mühle": "deu_Latn", "мельница": "rus_Cyrl"}
+
+
+@pytest.fixture
+def model(tmp_path) -> str:
+    return str(write_model(tmp_path / "model.bin", WORDS))
+
+
+def test_a_model_by_path_names_languages_as_lid_176_does(model):
+    found = detect(["the mill", "der mühle", "the der", "мельница", ""], LanguageConfig(model=model)).to_pydict()
+    assert found["detected_language"][:2] == ["en", "de"] and found["detected_language"][3:] == ["ru", ""]
+    # the line's end is a word without a voice: two of three speak for English
+    weights = [math.exp(6 * share) for share in (2 / 3, 0, 0)]
+    assert found["language_score"][0] == pytest.approx(weights[0] / sum(weights), abs=1e-3)
+    assert found["language_score"][2] < 0.5
+    assert model_languages(model) == ("de", "en", "ru")
+
+
+def test_the_model_decides_by_its_bytes_and_not_by_its_place(tmp_path, model):
+    source = SourceConfig(name="s", format="jsonl", paths=("x.jsonl",))
+    copy = tmp_path / "copy.bin"
+    copy.write_bytes((tmp_path / "model.bin").read_bytes())
+    other = write_model(tmp_path / "other.bin", WORDS, strength=7)
+
+    def config(path) -> AnnotateConfig:
+        return annotate_config(source, CurateConfig(language_id=LanguageConfig(model=str(path))))
+
+    assert config(model).language_model == config(copy).language_model == model_digest(model)
+    assert config(other).language_model != config(model).language_model
+    assert annotate_config(source, CurateConfig()).language_model is None and model_digest(BUNDLED) is None
+
+
+def test_codes_of_models_become_those_of_lid_176():
+    labels = {"__label__en": ("en", ""), "__label__deu_Latn": ("de", "Latn"), "__label__zho_Hans": ("zh", "Hani"),
+              "__label__als": ("als", ""), "__label__als_Latn": ("sq", "Latn"), "__label__quy_Latn": ("quy", "Latn"),
+              "__label__jpn_Jpan": ("ja", "Jpan"), "__label__arz_Arab": ("arz", "Arab")}  # fmt: skip
+    assert {label: label_code(label) for label in labels} == labels
+    assert [language_code(code) for code in ("nob", "nno", "cmn", "swh", "fil", "und", "xx")] == [
+        "no", "nn", "zh", "sw", "tl", "und", "xx"]  # fmt: skip
+
+
+def test_what_is_no_model_is_refused(tmp_path, model):
+    (tmp_path / "text.bin").write_text("no model at all")
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "model.bin").read_bytes()[:60])
+    for name, words in (("absent.bin", "no file"), ("text.bin", "no fastText model")):
+        with pytest.raises(RecipeError, match=words):
+            model_path(str(tmp_path / name))
+    with pytest.raises(RecipeError, match="40 hex digits pin the model"):
+        model_path("hf://cis-lmu/glotlid/model.bin")
+
+
+def test_a_wanted_language_that_the_model_never_gives_is_refused():
+    check_languages(CurateConfig(languages=("en", "zh")))
+    with pytest.raises(RecipeError, match="names 'eng', which lid.176.ftz does not know; did you mean 'en'"):
+        check_languages(CurateConfig(languages=("eng",)))
+    with pytest.raises(RecipeError, match="names 'qqq'"):
+        check_languages(CurateConfig(languages=("qqq",)))
+
+
+def test_what_the_model_reads():
+    assert head("A  mill\nby the river", 12) == "A mill by th"
+    assert head("THE MILL BY THE RIVER", 300) == "the mill by the river"
+    assert head(" \n", 300) == ""
