@@ -18,7 +18,7 @@ from rich.table import Table
 
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
 from gristmill.data_pipeline.signals.language_codes import language_code
-from gristmill.data_pipeline.signals.language_model import BUNDLED, model_languages
+from gristmill.data_pipeline.signals.language_model import BUNDLED, NEVER_NAMED, model_languages
 
 LENGTHS = (20, 40, 80, 160, 300, 1000)
 THRESHOLDS = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9)
@@ -32,7 +32,7 @@ def main() -> None:
     if not data.is_dir():
         print(f"{data} is absent; set GRISTMILL_SHARED_DATA", file=sys.stderr)
         return
-    known = set(model_languages(options.model))
+    known = set(model_languages(options.model)) | (NEVER_NAMED if options.model == BUNDLED else frozenset())
     declarations, other = declared(data, known, 4 if options.quick else 1)
     figures = by_length(declarations, options.model)
     figures += by_threshold(declarations, other, options.model)

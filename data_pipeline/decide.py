@@ -78,7 +78,8 @@ class Verdicts:
     """Of every row of one annotated file, in its order.
 
     taken_by: int16[rows], the index of the first rule a document fails, KEPT or QUARANTINED.
-    languages: str[rows], the language profile, or the detected language where none are used. doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same."""
+    doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same.
+    languages: str[rows], the language profile, or the detected language where none are used."""
 
     taken_by: np.ndarray
     doc_ids: np.ndarray

@@ -1,4 +1,4 @@
-"""Reference texts for `gristmill profiles fit`: files of records with a language, as documents by language and script."""
+"""Reference texts for `gristmill profiles fit`: files of records with a language, as texts by language and script."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence

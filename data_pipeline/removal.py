@@ -8,7 +8,7 @@ HALF = 0.5
 
 
 def heavy_removals(sources: Mapping[str, Any]) -> list[str]:
-    """A line for every rule that took more than half of a source, or of a language of it. sources: as in counts.json."""
+    """A line for every rule that took over half of a source, or of one of its languages. sources: of counts.json."""
     return [_line(*found) for source, entry in sources.items() for found in _heavy(source, entry)]
 
 

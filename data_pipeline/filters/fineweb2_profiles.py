@@ -1,8 +1,8 @@
 """FineWeb-2's `configs/*.yml` as profiles: what its pipeline does with each number (fineweb-2-pipeline.py, step 5).
 
 It runs datatrove's Gopher repetition filter without the rules on paragraphs and on the characters of repeated lines,
-its FineWeb filter without the rule on short lines and with 0.1 for repeated lines, and its Gopher quality filter with the
-language's word lengths, alphabetic share and stop words. The other numbers of the three stay the published ones."""
+its FineWeb filter without the rule on short lines and with 0.1 for repeated lines, and its Gopher quality filter with
+the language's word lengths, alphabetic share and stop words. The other numbers of the three stay the published ones."""
 
 import math
 from collections.abc import Mapping

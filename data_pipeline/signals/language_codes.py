@@ -16,8 +16,8 @@ _STANDARD = {
     "fa": "fas per pes", "mn": "mon khk", "ne": "nep npi", "or": "ori ory", "sq": "sqi alb als", "uz": "uzb uzn",
     "az": "aze azj", "ku": "kur kmr", "mg": "mlg plt", "yi": "yid ydd", "ps": "pus pbt", "qu": "que quz",
     "gn": "grn gug", "sr": "srp scc", "ay": "aym ayr", "oj": "oji ojg", "om": "orm gaz", "bik": "bik bcl",
-    "kok": "kok knn", "za": "zha zyb", "ff": "ful fub", "ak": "aka twi", "kr": "kau knc", "kv": "kom kpv", "cr": "cre crk",
-    "ik": "ipk esk", "iu": "iku ike",
+    "kok": "kok knn", "za": "zha zyb", "ff": "ful fub", "ak": "aka twi", "kr": "kau knc", "kv": "kom kpv",
+    "cr": "cre crk", "ik": "ipk esk", "iu": "iku ike",
 }  # fmt: skip
 
 

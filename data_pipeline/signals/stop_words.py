@@ -86,7 +86,7 @@ def make_table(lists: Mapping[str, Sequence[str]], lowered: Collection[str]) -> 
 
 
 def matched_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Those that are one word by our rule. [de, l', 的, 私は] -> [de, 的]: another tokenizer cuts the others its way."""
+    """Those that are one word by our rule. [de, l', 的, 私は] -> [de, 的]: another tokenizer cuts the others so."""
     return tuple(dict.fromkeys(word for word in words if split_words(word, "unicode") == [word]))
 
 

@@ -7,6 +7,7 @@ same words gives, in standard deviations; a random order has a value near 0, a p
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -49,7 +50,7 @@ def word_order(text: str) -> tuple[float, float]:
     if not count:
         return math.nan, math.nan
     tokens = [token for line, _ in lines if len(line) >= MIN_LINE_TOKENS for token in line]
-    words, pairs = Counter(tokens), Counter(zip(tokens, tokens[1:], strict=False))
+    words, pairs = Counter(tokens), Counter(pairwise(tokens))
     near = sum(tokens[i] == tokens[i + gap] for gap in range(1, NEAR + 1) for i in range(len(tokens) - gap))
     same = sum(count * (count - 1) for count in words.values())
     twice = sum(count * (count - 1) for count in pairs.values())
@@ -58,8 +59,8 @@ def word_order(text: str) -> tuple[float, float]:
 
 
 def order_tokens(line: str) -> tuple[list[str], int]:
-    """(tokens of a line, sentence marks and its end behind them). A token is what stands between white space, without the
-    marks at its ends; an ideograph is one by itself.
+    """(tokens of a line, sentence marks and its end behind them). A token is what stands between white space, without
+    the marks at its ends; an ideograph is one by itself.
 
     'He said: "no-one, 3.5"' -> [he, said, no-one, 3.5] of the lowered text."""
     flags = character_table()

@@ -17,7 +17,7 @@ from tests.support.corpora import prose, run_curate, write_jsonl
 
 GERMAN = (
     "Der Fluss treibt die Mühle Nummer {}, und der Müller mahlt das Korn für das ganze Dorf. Am Abend gehen die Kinder "
-    "über die Brücke nach Hause, weil es dunkel wird und die Mutter auf sie wartet. Im Winter liegt viel Schnee auf den "
+    "über die Brücke nach Hause, weil es dunkel wird und die Mutter wartet. Im Winter liegt viel Schnee auf den "
     "Feldern, aber die Bauern haben genug Brot und Holz, und niemand muss frieren oder hungern."
 )
 

@@ -1,4 +1,4 @@
-"""Profiles fitted on reference text: quantiles by hand, stop words by frequency, and the command from file to decision."""
+"""Profiles fitted on reference text: quantiles by hand, stop words by frequency, and the command."""
 
 import random
 

@@ -150,7 +150,7 @@ def test_decisions_with_fineweb2s_table_are_those_of_its_filters(shared_data, tm
 
 
 def fineweb2_keeps(text: str, config: dict) -> bool:
-    """fineweb-2-pipeline.py, step 5: Gopher repetition, FineWeb quality, Gopher quality, as datatrove 0.10 runs them."""
+    """fineweb-2-pipeline.py, step 5: Gopher repetition, FineWeb quality, Gopher quality, as datatrove 0.10 does."""
     words = split_words(text, "unicode")
     return (
         keeps_repetition(text, words, config)

@@ -68,8 +68,10 @@ def test_what_is_no_model_is_refused(tmp_path, model):
 
 def test_a_wanted_language_that_the_model_never_gives_is_refused():
     check_languages(CurateConfig(languages=("en", "zh")))
-    with pytest.raises(RecipeError, match="names 'eng', which lid.176.ftz does not know; did you mean 'en'"):
+    with pytest.raises(RecipeError, match=r"names 'eng', which lid.176.ftz does not know; did you mean 'en'"):
         check_languages(CurateConfig(languages=("eng",)))
+    with pytest.raises(RecipeError, match="names 'ckb'"):  # a label that it never gives
+        check_languages(CurateConfig(languages=("ckb",)))
     with pytest.raises(RecipeError, match="names 'qqq'"):
         check_languages(CurateConfig(languages=("qqq",)))
 
