@@ -62,8 +62,9 @@ class Rules:
         if not self.by_profile:
             return np.repeat(own_R[:, None], table.num_rows, axis=1)
         profiles = table.column(PROFILE).combine_chunks().dictionary_encode()
-        held_PR = [np.array(self.by_profile.get(key, own_R)) for key in profiles.dictionary.to_pylist()]
-        held_PR = np.array(held_PR, dtype=np.float64).reshape(len(held_PR), len(self.rules))
+        keys = profiles.dictionary.to_pylist()
+        held = [np.array(self.by_profile.get(key, own_R), dtype=np.float64) for key in keys]
+        held_PR = np.array(held, dtype=np.float64).reshape(len(keys), len(self.rules))
         return np.ascontiguousarray(held_PR[profiles.indices.to_numpy(zero_copy_only=False)].T)
 
 

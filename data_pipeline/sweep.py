@@ -77,8 +77,9 @@ def sweep(
             continue
         counted: dict[str, np.ndarray] = {}
         for found in engine.map(_count, chosen, f"sweep {name}", unit="files"):
-            for language, counts in found.items() if by_language else [("", sum(found.values()))]:
-                counted[language] = counted.get(language, 0) + counts
+            for language, counts in found.items():
+                group = language if by_language else ""
+                counted[group] = counted[group] + counts if group in counted else counts
         rows += [
             SweepRow(name, language, threshold, *(int(n) for n in counts))
             for language in sorted(counted)

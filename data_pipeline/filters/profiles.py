@@ -1,6 +1,6 @@
 """Filter profiles by language: thresholds and stop words that stand in the place of the published English ones.
 
-A folder holds one YAML file a language, named LANGUAGE_Script: ours (filters/profiles/) by `gristmill profiles fit`, or
+A folder holds one YAML file a language, named LANGUAGE_Script: ours (filters/languages/, by `gristmill profiles fit`) or
 FineWeb-2's `configs/*.yml`. und_Script is for languages of that script that have none, und_Zyyy for all others.
 English keeps the published numbers."""
 
@@ -22,7 +22,7 @@ from gristmill.data_pipeline.signals.stop_words import matched_words
 from gristmill.data_pipeline.strict_yaml import read_yaml
 
 SHIPPED = "gristmill"
-SHIPPED_FOLDER = Path(__file__).with_name("profiles")
+SHIPPED_FOLDER = Path(__file__).with_name("languages")
 UNKNOWN = "und"  # ISO 639: undetermined
 ENGLISH = "en_Latn"
 

@@ -86,7 +86,7 @@ def test_the_profile_is_that_of_the_language_or_of_its_script():
 
 
 def test_shipped_profiles_say_where_they_are_from_and_english_keeps_the_published_numbers():
-    profiles = read_folder(Path(__file__).parents[3] / "data_pipeline/filters/profiles").values()
+    profiles = read_folder(Path(__file__).parents[3] / "data_pipeline/filters/languages").values()
     assert len({profile.language for profile in profiles} - {"und"}) >= 60
     assert all("Universal Declaration of Human Rights" in profile.source for profile in profiles)
     [english] = [profile for profile in profiles if profile.key == "en_Latn"]
