@@ -1,6 +1,6 @@
 """Filter profiles by language: thresholds and stop words that stand in the place of the published English ones.
 
-A folder holds one YAML file a language, named LANGUAGE_Script: ours (filters/languages/, by `gristmill profiles fit`) or
+A folder holds one YAML file a language, LANGUAGE_Script: ours (filters/languages/, by `gristmill profiles fit`) or
 FineWeb-2's `configs/*.yml`. und_Script is for languages of that script that have none, und_Zyyy for all others.
 English keeps the published numbers."""
 
