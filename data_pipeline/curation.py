@@ -28,6 +28,7 @@ from gristmill.data_pipeline.dedup.protected import keep_signatures, protected_c
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.deduplication import deduplicate
 from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.judge import judge
@@ -87,17 +88,18 @@ def curate(
     final, scores = measure_again(curated, rewriting, scores, edits, cache / "dedup", engine)
     evidence = rewriting.evidence()
     counts = _counts(curated, final, rewriting.later, evidence, config, seed)
-    splits = [_splits(one, rewriting.later, config, seed) for one in final]
-    write_shards(final, splits, edits, scores, config, folder, engine)
     read_splits = [_splits(one, rewriting.later, config, seed) for one in curated]
     write_ledgers(curated, read_splits, rewriting.later, evidence, folder, engine)
+    summary = {"sources": counts, "rules": _rule_table(curated)}
+    _check_not_empty(curated, summary, folder)
+    splits = [_splits(one, rewriting.later, config, seed) for one in final]
+    write_shards(final, splits, edits, scores, config, folder, engine)
     write_quarantine(curated, folder)
     write_examples(curated, rewriting.later, folder)
     if rewriting.contamination is not None:
         write_contamination(rewriting.contamination, folder)
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
-    summary = {"sources": counts, "rules": _rule_table(curated)}
     write_atomic(folder / COUNTS_NAME, canonical_json(summary) + b"\n")
     _forget_others(cache / "annotated", tasks)
     shutil.rmtree(cache / "dedup", ignore_errors=True)
@@ -181,14 +183,29 @@ def _counts(
     config: CurateConfig,
     seed: int,
 ) -> dict[str, Any]:
-    """By source. Raises InputError if one of them is left with nothing to train on."""
+    """By source."""
     found = {}
     for read, written in zip(curated, final, strict=True):
         reasons = list(unreadable(read, ["unreadable", "reason"]))
         name = read.source.name
         found[name] = count(read, written, _splits(written, later, config, seed), later, evidence, reasons)
-        check_not_empty(name, found[name], reasons[0]["reason"] if reasons else "")
     return found
+
+
+def _check_not_empty(curated: Sequence[CuratedSource], summary: dict[str, Any], folder: Path) -> None:
+    """Raises InputError if a source is left with nothing to train on. The ledger, which must stand by then, is left
+    with counts and quarantine beside it, so that `gristmill why` can show what took each document."""
+    for one in curated:
+        reason = next((row["reason"] for row in unreadable(one, ["unreadable", "reason"])), "")
+        try:
+            check_not_empty(one.source.name, summary["sources"][one.source.name], reason)
+        except InputError as error:
+            write_quarantine(curated, folder)
+            write_atomic(folder / COUNTS_NAME, canonical_json(summary) + b"\n")
+            raise InputError(
+                f"{error}. What took each document stands in {folder / 'ledger'}; `gristmill why DOC_ID --corpus "
+                f"{folder}` tells of one"
+            ) from error
 
 
 def _rule_table(curated: Sequence[CuratedSource]) -> dict[str, Any]:

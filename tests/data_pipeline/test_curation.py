@@ -184,6 +184,21 @@ def test_a_source_emptied_by_a_rule_says_which(tmp_path):
         run_curate([source(tmp_path)], tmp_path)
 
 
+def test_a_source_emptied_by_a_rule_leaves_its_ledger(tmp_path):
+    """`why` shows what took each document, no corpus stands there, and other thresholds go on from there."""
+    write_jsonl(tmp_path / "books.jsonl", [{"text": prose(k)} for k in range(3)])
+    strict = {"filters": ({"gopher_quality": {"min_words": 10000}},)}
+    with pytest.raises(InputError, match=r"What took each document stands in .*ledger"):
+        run_curate([source(tmp_path)], tmp_path, **strict)
+    rows = pq.read_table(tmp_path / "curate/ledger/books-00000.parquet").to_pylist()
+    assert [(row["fate"], row["rule"]) for row in rows] == [("removed", "gopher_quality.min_words")] * 3
+    life = why(rows[0]["doc_id"], tmp_path / "curate")
+    assert life[-1].outcome == "removed by gopher_quality.min_words"
+    assert not (tmp_path / "curate/documents").exists()
+    with pytest.raises(InputError, match="none is left to train on"):
+        run_curate([source(tmp_path)], tmp_path, **strict)
+
+
 def test_a_source_without_the_text_field_says_what_its_fields_are(tmp_path):
     write_jsonl(tmp_path / "books.jsonl", [{"body": prose(1)}] * 3)
     with pytest.raises(InputError, match=r"none of its 3 documents can be read.*no field 'text'; fields are body"):

@@ -1,0 +1,36 @@
+"""The published curation recipes, run from the command line on shared pages."""
+
+import pyarrow.parquet as pq
+import pytest
+
+RECIPES = ("c4", "dclm", "fineweb", "gopher", "refinedweb")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_on_pages_and_on_a_crawl(call, tmp_path, shared_data, name):
+    """Twelve articles and a crawl's file of one page: every document has its line in the ledger, and some stay."""
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    pages = sorted(shared_data("html/article_extraction/html").glob("*.html.gz"))[:12]
+    for page in pages:
+        (folder / page.name).symlink_to(page)
+    settings = ("--set", "sources.0.format=html", "--set", f"sources.0.paths=[{folder}/*.html.gz]")
+    code, said = call("curate", name, "--workers", 1, *settings, "--workdir", tmp_path / "html")
+    assert code == 0, said
+    ledger = pq.read_table(tmp_path / "html/curate/ledger")
+    assert len(ledger) == len(pages) and "kept" in ledger.column("fate").to_pylist()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_crawl_of_one_page_leaves_a_ledger(call, tmp_path, shared_data, name):
+    """The page is too short for all of them: the run fails, its ledger says which rule took it, nothing is whole."""
+    crawl = shared_data("warc/whirlwind/whirlwind.warc.gz")
+    settings = ("--set", "sources.0.format=warc", "--set", f"sources.0.paths=[{crawl}]", "--workdir", tmp_path / "work")
+    code, said = call("curate", name, "--workers", 1, *settings)
+    (ledger,) = (tmp_path / "work").glob("*curate*/ledger")
+    rows = pq.read_table(ledger).to_pylist()
+    assert [row["fate"] for row in rows] == ["kept" if code == 0 else "removed"]
+    if code:
+        assert code == 1 and "gristmill why" in said.replace("\n", " ")
+        assert "half done" in call("plan", name, *settings)[1]
+        assert rows[0]["rule"] in call("why", rows[0]["doc_id"], "--corpus", ledger.parent)[1]
