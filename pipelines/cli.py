@@ -23,6 +23,7 @@ from gristmill.pipelines.commands.profiles import profiles_app
 from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.console import print_block, print_error
+from gristmill.pipelines.kernel_cache import damaged_kernels
 from gristmill.pipelines.planning import calibrate, layout
 from gristmill.pipelines.preflight import check_workdir, preflight, raise_all, require_ready
 from gristmill.pipelines.raw import pin
@@ -92,6 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(said, 1)
     except MemoryError:
         _leave("memory ran out; what is finished is kept: run the same command with fewer --workers", 1)
+    except Exception as error:
+        if (damage := damaged_kernels(error)) is None:
+            raise
+        _leave(damage, 1)
     except SystemExit as error:
         if (interrupt := _interrupt_behind(error)) is None:
             raise
