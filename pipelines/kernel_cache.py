@@ -15,7 +15,7 @@ def damaged_kernels(error: Exception) -> str | None:
     said = "".join(traceback.format_exception(error))
     if CACHING_CODE not in said or type(error).__name__ not in UNREADABLE:
         return None
-    folder = numba.config.CACHE_DIR or Path(__file__).parent.parent
+    folder = vars(numba.config)["CACHE_DIR"] or Path(__file__).parent.parent
     return (
         f"numba's compiled kernels are damaged ({type(error).__name__}: {error}); remove them, and the same command "
         f"compiles them again: find {folder} -name '*.nb[ic]' -delete"
