@@ -73,5 +73,6 @@ def summed_depth(page: str) -> int:
         nonlocal total
         total += context.depth
 
-    traverse_dom(HTMLTree.parse(page).document, enter)
+    if (document := HTMLTree.parse(page).document) is not None:
+        traverse_dom(document, enter)
     return total
