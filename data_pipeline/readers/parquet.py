@@ -32,6 +32,8 @@ def read_parquet(
     try:
         table = pq.ParquetFile(file)
         names, num_groups = table.schema_arrow.names, table.num_row_groups
+        if any(table.metadata.row_group(group).num_rows < 0 for group in range(num_groups)):
+            raise ValueError("a row group of fewer than 0 rows")  # records would have the numbers of others
     except Exception as error:  # pyarrow raises what its decoders happen to
         yield Unreadable(first_record, "unreadable_file", f"no readable Parquet file: {first_line(error)}")
         return

@@ -8,11 +8,12 @@ import gzip
 import lzma
 import resource
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from mutations import mutations
+from mutations import mutate, mutations
 
 from gristmill.data_pipeline.document import Record, Unreadable
 from gristmill.data_pipeline.errors import InputError
@@ -168,6 +169,15 @@ def test_what_stands_before_the_damage_is_read_as_it_was(name, tmp_path):
     for number, mutant in mutations(content[half:], 50, SEED):
         path.write_bytes(content[:half] + mutant)
         assert read(path, source)[0] == first, number
+
+
+def test_a_row_group_of_fewer_than_no_rows_repeats_no_number(tmp_path):
+    """Mutant 1110 had -2443 rows in its second row group, and the third was numbered from -2423."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(mutate(FILES["a.parquet"][1], np.random.default_rng([SEED, 1110])))
+    found = read(path, source_of("a.parquet"))
+    check(found)
+    assert [one.kind for one in found] == ["unreadable_file"] and "fewer than 0 rows" in found[0].reason
 
 
 def test_the_parts_of_a_mutant_are_the_mutant(tmp_path):
