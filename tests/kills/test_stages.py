@@ -63,7 +63,7 @@ def kill_workers(launcher, clean, folder: Path, kills: int, seed: int) -> int:
     while killed < kills:
         for _ in range(rng.randrange(2, 9)):
             run = launcher.start("curate", recipe, "--workdir", folder, "--workers", 2, cwd=folder.parent)
-            if not kill_worker_at(run, rng.uniform(0.0, seconds * 0.7), rng):
+            if not kill_worker_at(run, rng.uniform(0.0, seconds * 0.25), rng):
                 break
             killed += 1
         launcher.whole("curate", recipe, "--workdir", folder, "--workers", 1, cwd=folder.parent)

@@ -127,9 +127,11 @@ def kill_group_at(run: Run, moment: float) -> bool:
 
 
 def kill_worker_at(run: Run, moment: float, rng: random.Random) -> bool:
-    """SIGKILL to one worker, once there is one after `moment`; the run must end with a sentence, or go on to its end.
+    """SIGKILL to one worker, `moment` seconds after the first of them started.
 
-    False if it ended before a worker was killed."""
+    The run must end with a sentence, or go on to its end. False if it ended before a worker was killed."""
+    while run.running() and not run.workers():
+        time.sleep(0.005)
     run.launcher.answered(moment)
     while run.running():
         if workers := run.workers():
