@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers/.installed
 WORKERS ?= 2
-FOLDERS := data_pipeline tokenizers training evaluation pipelines
+FOLDERS := foundation data_pipeline tokenizers training evaluation pipelines
 # mypy reads the code that needs no torch, through links that give it its import name.
-TYPED := data_pipeline tokenizers training.planner training.config evaluation.config pipelines
+TYPED := foundation data_pipeline tokenizers training.planner training.config evaluation.config pipelines
 
 .PHONY: demo test lint bench clean
 

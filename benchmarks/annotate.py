@@ -26,7 +26,7 @@ from support.agreement import differences, varied_documents
 from support.peers import PEER_PYTHON, peers_there
 from text import documents
 
-from gristmill.data_pipeline.decide import Rules, failures
+from gristmill.data_pipeline.filters.apply import Rules, failures
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.signals.buffer import TextBuffer

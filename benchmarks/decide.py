@@ -14,15 +14,15 @@ import orjson
 from measure import Figure, arguments, cpu_seconds, print_figures
 from text import documents
 
-from gristmill.data_pipeline.curate import CurateConfig
-from gristmill.data_pipeline.curation import annotated, curate
-from gristmill.data_pipeline.decide import decide_all
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.provenance.files import atomic_path
-from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.filters.apply import apply_filters_to_files
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.run_curation import annotated, curate
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.files import atomic_path
+from gristmill.foundation.lock import Lock
+from gristmill.foundation.progress import Reporter
 
 
 def main() -> None:
@@ -47,9 +47,9 @@ def main() -> None:
         measuring *= raw_bytes(lock) / raw_bytes(tenth_lock)
         tasks = [task for _, group in annotated([source], other, lock, cache, two) for task in group]
         two.close()  # its workers' CPU seconds are counted when they end, which must not be below
-        deciding = cpu_seconds(lambda: decide_all(tasks, engine))
+        deciding = cpu_seconds(lambda: apply_filters_to_files(tasks, engine))
         again = cpu_seconds(lambda: curate([source], other, 1, lock, folder / "corpus", cache, engine))
-        written = sum(int(verdicts.bytes.sum()) for verdicts in decide_all(tasks, engine))
+        written = sum(int(verdicts.bytes.sum()) for verdicts in apply_filters_to_files(tasks, engine))
     print(f"{written / 1e6:.0f} MB of text in {len(tasks)} annotated files", file=sys.stderr)
     gigabytes = written / 1e9
     print_figures(

@@ -21,15 +21,15 @@ from support.planted import corpus, write_parquet
 
 from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.edits import search_edits
 from gristmill.data_pipeline.decontamination.index import search
 from gristmill.data_pipeline.decontamination.indexes import build_indexes
+from gristmill.data_pipeline.decontamination.step import decontaminate
 from gristmill.data_pipeline.decontamination.words import words_of_bytes
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.dedup.part import Part
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
 
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
 FIELDS = {
@@ -69,7 +69,7 @@ def speed(benchmarks: list[BenchmarkConfig], texts: list[str]) -> list[Figure]:
     num_bytes = sum(len(text.encode()) for text in texts)
     config = DecontaminateConfig(benchmarks=tuple(benchmarks))
     with tempfile.TemporaryDirectory() as folder:
-        parts = [Part(path, "s", 1) for path in write_parquet(Path(folder) / "documents", texts)]
+        parts = [DocumentFile(path, "s", 1) for path in write_parquet(Path(folder) / "documents", texts)]
         works = iter(range(100))
 
         def whole() -> None:
@@ -220,7 +220,7 @@ def false_positives(texts: list[str], config: DecontaminateConfig, examples: lis
 
 def hits(documents: list[str], config: DecontaminateConfig) -> set[int]:
     with tempfile.TemporaryDirectory() as folder:
-        parts = [Part(path, "s", 1) for path in write_parquet(Path(folder) / "documents", documents)]
+        parts = [DocumentFile(path, "s", 1) for path in write_parquet(Path(folder) / "documents", documents)]
         engine = LocalEngine(1, Reporter.silent())
         result = decontaminate(parts, config, engine, Path(folder) / "work")
         for row in result.matches.to_pylist()[:3] if len(result.hits) < 20 else []:

@@ -26,7 +26,7 @@ from measure import Figure, arguments, in_turn, print_figures
 from text import documents
 
 import tokenizers
-from gristmill.data_pipeline.indexed.documents import slices
+from gristmill.data_pipeline.indexed.documents import document_ranges
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
@@ -34,7 +34,7 @@ from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encode import encode_part, tasks_of
-from gristmill.tokenizers.existing import adopt
+from gristmill.tokenizers.pretrained import adopt
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
 
@@ -152,7 +152,7 @@ def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
     """What the index stage does for one source: encode its slices, then shuffle them into one file."""
     shutil.rmtree(folder, ignore_errors=True)
     encoder = load_bulk_tokenizer(tokenizer).encoder
-    tasks = tasks_of(slices(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
+    tasks = tasks_of(document_ranges(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
     for task in tasks:
         encode_part(task)
     merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))

@@ -17,18 +17,18 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from measure import Figure, arguments, in_turn, print_figures
 
-from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.evaluation.config import CPU_BATCH_TOKENS
-from gristmill.evaluation.few_shot import set_shots
-from gristmill.evaluation.held_out import HeldOut, Question
-from gristmill.evaluation.held_out_tasks import bits_per_byte_task, cloze_task
-from gristmill.evaluation.huggingface import write_huggingface
-from gristmill.evaluation.language_model import LanguageModel
-from gristmill.evaluation.task_files import TASK_FOLDER
-from gristmill.evaluation.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.models.huggingface import write_huggingface
+from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.scoring.language_model import LanguageModel
+from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task, cloze_task
+from gristmill.evaluation.tasks.corpus_tasks import HeldOut, Question
+from gristmill.evaluation.tasks.few_shot import set_shots
+from gristmill.evaluation.tasks.task_files import TASK_FOLDER
+from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config import ModelConfig
-from gristmill.training.model.initial import initialise
+from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

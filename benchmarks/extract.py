@@ -12,7 +12,7 @@ import trafilatura
 from measure import Figure, arguments, in_turn, print_figures
 from support.article_extraction import Score, pages, score_extractor
 
-from gristmill.data_pipeline.extract import Extractor, NotExtracted, extract
+from gristmill.data_pipeline.readers.html_extraction import Extractor, NotExtracted, extract
 
 SHARED = Path(__file__).parent / "../../shared/data/html/article_extraction"
 PUBLISHED = 0.958

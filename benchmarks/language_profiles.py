@@ -24,7 +24,7 @@ from rich.table import Table
 from support.degraded import BOILERPLATE, SALAD, Source
 from support.judging import judge
 
-from gristmill.data_pipeline.curate import CurateConfig
+from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles
 from gristmill.data_pipeline.signals.language_codes import language_code, script_code
 from gristmill.data_pipeline.signals.stop_words import matched_words

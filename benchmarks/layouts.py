@@ -22,14 +22,14 @@ from rich.table import Table
 from torch.distributed.pipelining.stage import PipelineStage
 
 from gristmill.training.config import ModelConfig, OptimizerConfig, TrainConfig
+from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
-from gristmill.training.parallel.forked import ForkedPool
 from gristmill.training.parallel.mesh import Mesh, build_mesh
-from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
-from gristmill.training.parallel.simulation import actions, play
-from gristmill.training.run import choose_passes
+from gristmill.training.run import build_forward_backward
+from gristmill.training.testing.forked_pool import ForkedPool
+from gristmill.training.testing.schedule_simulation import actions, play
 
 MODEL = ModelConfig(layers=8, width=128, heads=8, kv_heads=4, context=128)
 VOCAB, SAMPLES = 1024, 16
@@ -70,8 +70,8 @@ def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mesh = build_mesh(train.layout, MODEL.num_kv_heads, torch.device("cpu"))
-    parts = build_parts(MODEL, VOCAB, train.layout, mesh, PRECISIONS["fp32"], seed=1)
-    passes = choose_passes(parts, MODEL, train, mesh)
+    parts = build_local_model(MODEL, VOCAB, train.layout, mesh, PRECISIONS["fp32"], seed=1)
+    passes = build_forward_backward(parts, MODEL, train, mesh)
     optimizer = AdamW(parts.parameters, OptimizerConfig(), MODEL)
     share = SAMPLES // mesh.data.size
     drawn = torch.randint(0, VOCAB, (share, MODEL.context), generator=torch.Generator().manual_seed(mesh.data.rank))

@@ -32,8 +32,8 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.indexed.verify import checked_state, record_path
 from gristmill.data_pipeline.indexed.writer import indexed_writer
-from gristmill.data_pipeline.provenance.manifest import write_manifest
-from gristmill.data_pipeline.provenance.remembered import remember
+from gristmill.foundation.file_state_cache import remember
+from gristmill.foundation.manifest import write_manifest
 
 CONTEXT = 2048
 WEIGHTS = {"books": 0.7, "notes": 0.3}

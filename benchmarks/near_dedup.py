@@ -20,9 +20,9 @@ from gristmill.data_pipeline.dedup.folding import fold_texts
 from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, roots
 from gristmill.data_pipeline.dedup.minhash import sign
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
-from gristmill.data_pipeline.dedup.part import Part
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
 
 DATASKETCH = f"datasketch {version('datasketch')}"
 PARTS = ("signatures", "clusters", "stage", "million")
@@ -148,7 +148,7 @@ def run_stage(folder: Path) -> None:
 
 
 def deduplicate_folder(source: Path, work: Path) -> None:
-    parts = [Part(path, "s", 1) for path in sorted(source.glob("*.parquet"))]
+    parts = [DocumentFile(path, "s", 1) for path in sorted(source.glob("*.parquet"))]
     config = NearDedupConfig(bands=BANDS, rows=ROWS)
     removed = near_duplicates(parts, config, LocalEngine(1, Reporter.silent()), work / "near")
     for part in parts:

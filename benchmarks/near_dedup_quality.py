@@ -20,14 +20,14 @@ from rich.table import Table
 from support.planted import as_text, edited, edits_for, word_lists, write_parquet
 
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.dedup.lsh import band_keys, meeting_probability
+from gristmill.data_pipeline.dedup.lsh import band_keys, candidate_probability
 from gristmill.data_pipeline.dedup.minhash import signatures_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
-from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.dedup.shingles import shingles_of
 from gristmill.data_pipeline.dedup.signatures import open_store
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
 
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
 CORPORA = ("kubernetes_community", "rust_book", "rust_by_example", "tldr")
@@ -94,7 +94,7 @@ def measured_points(bases: list[np.ndarray], bands: int, rows: int, generator: n
     exact = np.array([exact_jaccard(one, two) for one, two in zip(left, right, strict=True)])
     keys = [band_keys(signed(side, bands * rows), bands, rows, np.uint64(0)) for side in (left, right)]
     met = (keys[0] == keys[1]).any(axis=0)
-    expected = np.array([meeting_probability(s, bands, rows) for s in exact])
+    expected = np.array([candidate_probability(s, bands, rows) for s in exact])
     place = np.digitize(exact, BINS)
     chosen = [place == number for number in np.unique(place) if (place == number).sum() >= FEWEST_PAIRS]
     return [(exact[c].mean(), met[c].mean(), expected[c].mean(), int(c.sum())) for c in chosen]
@@ -120,7 +120,7 @@ def draw(points: dict[tuple[int, int], list[tuple]], path: Path) -> None:
     similarity = np.linspace(0.2, 1.0, 200)
     for (bands, rows), found in points.items():
         line = axes.plot(
-            similarity, [meeting_probability(s, bands, rows) for s in similarity], label=f"{bands} x {rows}"
+            similarity, [candidate_probability(s, bands, rows) for s in similarity], label=f"{bands} x {rows}"
         )
         axes.plot(
             *zip(*[(s, met) for s, met, _, _ in found], strict=True), "o", color=line[0].get_color(), markersize=4
@@ -134,7 +134,7 @@ def draw(points: dict[tuple[int, int], list[tuple]], path: Path) -> None:
 
 def deduplicated(texts: list[str], folder: Path) -> dict[str, tuple[str, float]]:
     """{removed: (kept, similarity)} with the defaults; ids are the texts' numbers in 32 hex digits."""
-    parts = [Part(path, "s", 1) for path in write_parquet(folder / "documents", texts)]
+    parts = [DocumentFile(path, "s", 1) for path in write_parquet(folder / "documents", texts)]
     table = near_duplicates(parts, NearDedupConfig(), LocalEngine(1, Reporter.silent()), folder / "work")
     return {row["doc_id"]: (row["duplicate_of"], row["similarity"]) for row in table.to_pylist()}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from measure import Figure, arguments, print_figures
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.pipelines.chain import STAGES
-from gristmill.pipelines.raw import pin
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.runner import TIMES_NAME, Runner
+from gristmill.pipelines.stage_list import STAGES
 
 QUICK = ["train.tokens=200k", "evaluate.cloze_items=40", "evaluate.text_bytes=20000"]
 

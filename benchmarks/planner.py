@@ -15,29 +15,29 @@ from measure import Figure, arguments, cpu_seconds, print_figures, wall_seconds
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.foundation.progress import Reporter
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
-from gristmill.training.measure import measure
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.measure_hardware import measure
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.parallel.forked import ForkedPool
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.calibrate import errors, leave_one_out, refit_spread
 from gristmill.training.planner.claims import claims
+from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import Hardware, load_hardware
-from gristmill.training.planner.job import Job
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.models import named_shape
+from gristmill.training.planner.model_shape import shape_of
+from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.published import CALIBRATION
 from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
-from gristmill.training.planner.shape import shape_of
-from gristmill.training.planner.software import GRISTMILL, Software
 from gristmill.training.planner.step_time import StepModel
 from gristmill.training.planner.tables import HELD_OUT
-from gristmill.training.run import choose_passes
+from gristmill.training.run import build_forward_backward
+from gristmill.training.testing.forked_pool import ForkedPool
 
 MODELS = {
     "4 x 256": ModelConfig(layers=4, width=256, heads=4, context=256),
@@ -83,8 +83,8 @@ def measured_step(axes: dict[str, Any], rounds: int) -> float:
         tokens=10**6, batch_tokens=8 * LAID_OUT.context, precision="fp32", layout={"micro_batch": 2} | axes
     )
     mesh = build_mesh(train.layout, LAID_OUT.num_kv_heads, torch.device("cpu"))
-    parts = build_parts(LAID_OUT, VOCABULARY, train.layout, mesh, PRECISIONS["fp32"], seed=1)
-    passes = choose_passes(parts, LAID_OUT, train, mesh)
+    parts = build_local_model(LAID_OUT, VOCABULARY, train.layout, mesh, PRECISIONS["fp32"], seed=1)
+    passes = build_forward_backward(parts, LAID_OUT, train, mesh)
     tokens = torch.zeros(8 // train.layout.data, LAID_OUT.context, dtype=torch.int64)
     batch = {"x": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
     times = []
@@ -100,7 +100,7 @@ def layout_figures(profile: Hardware, steps: dict[str, float]) -> list[Figure]:
     link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
     machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
     model = StepModel(
-        shape_of(LAID_OUT, VOCABULARY), Rates(machine, Sustained(memory=0.5)), Software.model_validate(FP32)
+        shape_of(LAID_OUT, VOCABULARY), Rates(machine, Sustained(memory=0.5)), Framework.model_validate(FP32)
     )
     figures = []
     for name, axes in AXES.items():
@@ -167,7 +167,7 @@ def measured_figures(rounds: int) -> list[Figure]:
 def forecast_seconds(model: ModelConfig, profile: Hardware) -> float:
     """One process, no optimizer. Eager fp32 on a CPU moves twice the bytes of the 16-bit passes that are counted."""
     sustained = Sustained(memory=0.5 if profile.device.matmul_tflops < 50 else 1.0)
-    program = Software.model_validate(FP32)
+    program = Framework.model_validate(FP32)
     step = StepModel(shape_of(model, VOCABULARY), Rates(profile, sustained), program).step(
         Layout(micro_batch=SAMPLES), SAMPLES
     )
@@ -193,7 +193,7 @@ def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
 
 def search_figure() -> Figure:
     """3072 GPUs, a trillion parameters: at most 2 seconds of wall clock were asked for."""
-    job = Job(named_shape("gpt-1t"), load_hardware("a100-80g"), 3072, 3072)
+    job = PlanRequest(named_shape("gpt-1t"), load_hardware("a100-80g"), 3072, 3072)
     return Figure("search_3072_gpus_1t", statistics.median(wall_seconds(lambda: search(job)) for _ in range(3)), "s")
 
 

@@ -16,11 +16,11 @@ import zstandard
 from measure import Figure, arguments, in_turn, print_figures
 from text import documents
 
-from gristmill.data_pipeline.document import Record
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.lock import RawFile
-from gristmill.data_pipeline.readers.read import FilePart, read_part
+from gristmill.data_pipeline.readers.document import Record
+from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import Format, SourceConfig
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 LIMIT = 1.3  # times the bare loop's time, at most
 
@@ -48,15 +48,15 @@ def main() -> None:
 
 def figure(name: str, path: Path, kind: Format, bare: Callable[[Path], int], num_bytes: int, rounds: int) -> Figure:
     source = SourceConfig(name="s", format=kind, paths=(str(path),))
-    part = FilePart(RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path)), str(path))
+    part = FileRange(RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path)), str(path))
     own, other, ratio = in_turn(lambda: ours(part, source), lambda: bare(path), rounds)
     if ours(part, source) != bare(path):
         sys.exit(f"{name}: the two read other texts")
     return Figure(name, num_bytes / 1e6 / own, "MB/s/core", num_bytes / 1e6 / other, "bare loop", ratio, 1 / LIMIT)
 
 
-def ours(part: FilePart, source: SourceConfig) -> int:
-    return sum(len(record.text) for record in read_part(part, source) if isinstance(record, Record))
+def ours(part: FileRange, source: SourceConfig) -> int:
+    return sum(len(record.text) for record in read_range(part, source) if isinstance(record, Record))
 
 
 def bare_lines(path: Path) -> int:

@@ -15,12 +15,12 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gristmill.training.config import LayoutConfig, ModelConfig, OptimizerConfig
+from gristmill.training.engine.forward_backward import GradientAccumulation
+from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.flops import device_peak, flops_per_token
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.parallel.parts import build_parts
-from gristmill.training.parallel.passes import Accumulation
 from gristmill.training.parallel.precision import PRECISIONS
 
 # Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, the 32,000
@@ -67,7 +67,7 @@ class Ours:
         mesh = single_process(setting.device)
         precision = PRECISIONS[setting.precision]
         self.mesh, self.tokens = mesh, setting.tokens
-        self.parts = build_parts(
+        self.parts = build_local_model(
             setting.model,
             setting.vocab,
             LayoutConfig(),
@@ -78,7 +78,7 @@ class Ours:
             float8=setting.float8,
         )
         self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
-        self.passes = Accumulation(self.parts.parts[0], setting.samples)
+        self.passes = GradientAccumulation(self.parts.parts[0], setting.samples)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
         losses = self.passes.train({"x": x, "targets": y, "weights": torch.ones_like(x).float()}, 1 / self.tokens)

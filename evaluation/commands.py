@@ -5,24 +5,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.data_pipeline.provenance.canonical import fingerprint
-from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
-from gristmill.evaluation.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
-from gristmill.evaluation.curve import curve_svg
-from gristmill.evaluation.generate import Generated, generate
-from gristmill.evaluation.huggingface import is_huggingface
-from gristmill.evaluation.load import load_subject, load_subject_in_parts, newest_step
-from gristmill.evaluation.run import Corpus, Places, evaluate, evaluate_folder
-from gristmill.evaluation.table import ScoreRow
+from gristmill.evaluation.models.huggingface import is_huggingface
+from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded, newest_step
+from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
+from gristmill.evaluation.results.curve import curve_svg
+from gristmill.evaluation.results.table import ScoreRow
+from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate, evaluate_folder
+from gristmill.evaluation.scoring.generate import Generated, generate
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import read_card, step_folder, steps_in, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.processes import Place, joined, own_device
+from gristmill.training.processes import RankInfo, init_distributed, local_device
 
-ONLY_PROCESS = Place()
+ONLY_PROCESS = RankInfo()
 TIMEOUT_SECONDS = 1800.0  # as the recipe's default for training
 
 
@@ -36,7 +36,7 @@ def evaluate_checkpoint(
     corpus: Path | None = None,
     download: bool = False,
     include_path: Path | None = None,
-    place: Place = ONLY_PROCESS,
+    place: RankInfo = ONLY_PROCESS,
     tensor: int = 1,
     pipeline: int = 1,
 ) -> list[ScoreRow]:
@@ -49,11 +49,11 @@ def evaluate_checkpoint(
     checkpoint = newest_step(checkpoint)
     data = None if config.data is None else Path(config.data)
     held_out = corpus_of(checkpoint.resolve().parents[2:3] if corpus is None else [corpus])
-    places = Places(output, data, held_out, cache, download, include_path)
+    places = EvaluationPaths(output, data, held_out, cache, download, include_path)
     if place.world_size == 1:
         if tensor * pipeline > 1:
             raise RecipeError(f"one process cannot cut a copy over tensor={tensor} x pipeline={pipeline}; use torchrun")
-        rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter, own_device(place))
+        rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter, local_device(place))
         if config.weights != "as_trained":
             _show_cost(checkpoint, tokenizer, places, config, reporter)
         return rows
@@ -61,12 +61,12 @@ def evaluate_checkpoint(
 
 
 def _show_cost(
-    checkpoint: Path, tokenizer: Path | None, places: Places, config: EvaluateConfig, reporter: Reporter
+    checkpoint: Path, tokenizer: Path | None, places: EvaluationPaths, config: EvaluateConfig, reporter: Reporter
 ) -> None:
     """The same questions to the weights as trained, in OUTPUT/as_trained; the comparison in OUTPUT/cost_of_....md."""
     plain = EvaluateConfig(**{**config.model_dump(), "weights": "as_trained", "samples": 0})
     apart = replace(places, output=places.output / "as_trained")
-    evaluate_folder(checkpoint, tokenizer, apart, plain, reporter, own_device(ONLY_PROCESS))
+    evaluate_folder(checkpoint, tokenizer, apart, plain, reporter, local_device(ONLY_PROCESS))
     cost = comparison_markdown(compare_folders(apart.output, places.output))
     write_atomic(places.output / f"cost_of_{config.weights}.md", cost.encode())
 
@@ -74,10 +74,10 @@ def _show_cost(
 def _evaluate_together(
     checkpoint: Path,
     tokenizer: Path | None,
-    places: Places,
+    places: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
-    place: Place,
+    place: RankInfo,
     tensor: int,
     pipeline: int,
 ) -> list[ScoreRow]:
@@ -97,11 +97,11 @@ def _evaluate_together(
     places = replace(places, cache=None) if in_parts else places
     digest = fingerprint([config.model_dump(mode="json"), checkpoint.name])
     heads = _model_config(checkpoint) if in_parts else ModelConfig(layers=1, width=64, heads=1)
-    with joined(place, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
+    with init_distributed(place, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
         subject = (
-            load_subject_in_parts(checkpoint, tokenizer, config, layout, mesh)
+            load_for_evaluation_sharded(checkpoint, tokenizer, config, layout, mesh)
             if in_parts
-            else load_subject(checkpoint, tokenizer, config, mesh.device)
+            else load_for_evaluation(checkpoint, tokenizer, config, mesh.device)
         )
         quiet = reporter if mesh.is_first else Reporter.silent()
         return evaluate(subject, places, config, quiet, mesh.data, mesh.is_first)
@@ -182,7 +182,7 @@ def generate_text(
                 raise RecipeError(f"{name} {text!r} is not valid UTF-8; give whole characters")
     if "" in stops:
         raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
-    subject = load_subject(checkpoint, tokenizer, config or EvaluateConfig(), own_device(ONLY_PROCESS))
+    subject = load_for_evaluation(checkpoint, tokenizer, config or EvaluateConfig(), local_device(ONLY_PROCESS))
     room = subject.backbone.context - 1
     end = subject.codec.end_of_document
     encoded = [[end, *subject.codec.encode(prompt)] for prompt in prompts]

@@ -9,30 +9,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.evaluation.answers import AnswerCache
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.contamination import apart, found_in_corpus
-from gristmill.evaluation.harness import Results, run_tasks
-from gristmill.evaluation.held_out import (
+from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.results.standard_errors import LN2
+from gristmill.evaluation.results.statistics import ratio_error
+from gristmill.evaluation.results.table import ScoreRow, score_rows
+from gristmill.evaluation.results.write import write_results
+from gristmill.evaluation.scoring.language_model import Codec, LanguageModel
+from gristmill.evaluation.scoring.request_cache import RequestCache
+from gristmill.evaluation.tasks.contamination import apart, found_in_corpus
+from gristmill.evaluation.tasks.corpus_task_configs import (
+    BITS_PER_BYTE,
+    CLOZE,
+    HELD_OUT_TASKS,
+    bits_per_byte_task,
+    cloze_task,
+)
+from gristmill.evaluation.tasks.corpus_tasks import (
     HeldOut,
     cloze,
     read_held_out,
     require_questions,
     texts_to_measure,
 )
-from gristmill.evaluation.held_out_tasks import BITS_PER_BYTE, CLOZE, HELD_OUT_TASKS, bits_per_byte_task, cloze_task
-from gristmill.evaluation.language_model import Codec, LanguageModel
-from gristmill.evaluation.load import Subject, load_subject
-from gristmill.evaluation.results import write_results
-from gristmill.evaluation.samples import continuations
-from gristmill.evaluation.standard_errors import LN2
-from gristmill.evaluation.statistics import ratio_error
-from gristmill.evaluation.table import ScoreRow, score_rows
-from gristmill.evaluation.task_index import TaskSources
-from gristmill.evaluation.unigram import count_tokens, unigram_bits
+from gristmill.evaluation.tasks.harness import Results, run_tasks
+from gristmill.evaluation.tasks.samples import continuations
+from gristmill.evaluation.tasks.task_index import TaskSources
+from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.progress import Reporter
 from gristmill.training.parallel.mesh import ALONE, Axis
 
 
@@ -55,7 +61,7 @@ class HeldOutWork:
 
 
 @dataclass(frozen=True)
-class Places:
+class EvaluationPaths:
     """What an evaluation may use. data: the folder that holds the files of named tasks. corpus: for the held-out tasks.
     cache: a folder for answers given before. download: lm-eval's own tasks may read from the hub. include_path: a
     folder of task files."""
@@ -75,14 +81,14 @@ class Places:
 def evaluate_folder(
     checkpoint: Path,
     tokenizer: Path | None,
-    places: Places,
+    places: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
     device: str | torch.device = "cpu",
 ) -> list[ScoreRow]:
     """`evaluate` on a checkpoint (or a folder of transformers) and its tokenizer from disk; with a corpus,
     generations.json too."""
-    subject = load_subject(checkpoint, tokenizer, config, device)
+    subject = load_for_evaluation(checkpoint, tokenizer, config, device)
     rows = evaluate(subject, places, config, reporter)
     if places.corpus is not None and config.samples:
         found = continuations(subject.backbone, subject.codec, read_held_out(places.corpus.curate), config)
@@ -92,8 +98,8 @@ def evaluate_folder(
 
 
 def evaluate(
-    subject: Subject,
-    places: Places,
+    subject: LoadedModel,
+    places: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
     data: Axis = ALONE,
@@ -103,7 +109,7 @@ def evaluate(
 
     data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
     answers = None if places.cache is None else places.cache / f"answers-{subject.digest}.sqlite"
-    cache = None if answers is None else AnswerCache(answers, reporter.say)
+    cache = None if answers is None else RequestCache(answers, reporter.say)
     batch_tokens = config.pass_tokens(subject.backbone.device.type)
     model = LanguageModel(subject.backbone, subject.codec, batch_tokens, reporter, cache, data=data)
     held_out = held_out_work(config, subject.codec, places.corpus)

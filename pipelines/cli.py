@@ -11,29 +11,29 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.data_pipeline.provenance.disk import disk_trouble
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
-from gristmill.pipelines.chain import STAGES
+from gristmill.foundation.disk_errors import disk_trouble
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.commands.checkpoint import compare, data_folder, evaluate_checkpoint, export, generate, import_
 from gristmill.pipelines.commands.corpus import signatures_app, similar_command, why
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
+from gristmill.pipelines.commands.layout import calibrate, layout
 from gristmill.pipelines.commands.profiles import profiles_app
 from gristmill.pipelines.commands.thresholds import decide, explore
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.console import print_block, print_error
 from gristmill.pipelines.kernel_cache import damaged_kernels
-from gristmill.pipelines.planning import calibrate, layout
 from gristmill.pipelines.preflight import check_workdir, preflight, raise_all, require_ready
-from gristmill.pipelines.raw import pin
+from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.schema import recipe_schema
 from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stage_selection import runnable_stages, stages_up_to
 from gristmill.pipelines.verify import verify as verify_folder
-from gristmill.pipelines.wanted import runnable_stages, stages_up_to
 from gristmill.training.config import MAX_PROCESSES
 
 app = typer.Typer(

@@ -4,13 +4,13 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.curate import CurateConfig
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.epochs import check_all_or_none
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import RecipeError
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.training.config import ModelConfig, TrainConfig
 

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from gristmill.data_pipeline.engine.progress import plain_console
+from gristmill.foundation.progress import plain_console
 
 
 def print_block(block: Any) -> None:

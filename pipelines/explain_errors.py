@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill.data_pipeline.strict_yaml import SURROGATE, YamlDocument
+from gristmill.foundation.strict_yaml import SURROGATE, YamlDocument
 
 LONGEST_SHOWN = 80  # characters of a value that a message repeats
 Location = tuple[int | str, ...]

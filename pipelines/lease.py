@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 
 LEASE_NAME = ".lease"
 

@@ -7,26 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, read_manifest
+from gristmill.data_pipeline.readers.file_kinds import check_kinds
 from gristmill.data_pipeline.readers.files import is_address
-from gristmill.data_pipeline.readers.foreign import check_kinds
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
-from gristmill.tokenizers.existing import require_existing
-from gristmill.training.memory import LARGEST_DEVICE_BYTES, check_memory, host_bytes
+from gristmill.tokenizers.pretrained import require_existing
+from gristmill.training.memory_check import LARGEST_DEVICE_BYTES, check_memory, host_bytes
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import resolve_layout
 from gristmill.training.planner.hardware import load_hardware
 
 HELD_OUT_TASKS = ("bits_per_byte", "cloze")
 # A cloze question shows at most 500 bytes and asks for a line of 20 to 160, wrong ones up to 1.5 times as long
-# (evaluation/held_out.py). English text has about 4 bytes a token at 8,000 pieces or more, 5 at 100,000 and more.
+# (evaluation/tasks/corpus_tasks.py). English text has about 4 bytes a token at 8,000 pieces or more, 5 at 100,000 and
+# more.
 LONGEST_QUESTION_BYTES, SHORTEST_QUESTION_BYTES = 740, 80
 USUAL_BYTES_PER_TOKEN, HIGHEST_BYTES_PER_TOKEN = 4, 5
 MARKUP_FORMATS = ("html", "warc", "arc")  # a few per cent of the bytes are text
@@ -183,7 +184,7 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
     named = [name for name in tasks if name not in HELD_OUT_TASKS]
     if named:
         # Loaded here: lm-eval takes seconds, and recipes that name only the held-out tasks need it later.
-        from gristmill.evaluation.harness import require_tasks
+        from gristmill.evaluation.tasks.harness import require_tasks
 
         for name in named:
             try:

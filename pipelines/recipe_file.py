@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.strict_yaml import YamlDocument, read_yaml
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.strict_yaml import YamlDocument, read_yaml
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.explain_errors import did_you_mean, explain_errors
 

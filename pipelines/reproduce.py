@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import digest_changes
-from gristmill.data_pipeline.provenance.lock import LOCK_NAME, Lock, write_lock
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME, Manifest, read_manifest
-from gristmill.pipelines.raw import pin
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import digest_changes
+from gristmill.foundation.lock import LOCK_NAME, Lock, write_lock
+from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import validate
 from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.stage import Stage

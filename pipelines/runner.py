@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import differing_fields
-from gristmill.data_pipeline.provenance.checked import check_against
-from gristmill.data_pipeline.provenance.disk import disk_trouble
-from gristmill.data_pipeline.provenance.files import sweep, sync, write_atomic
-from gristmill.data_pipeline.provenance.lock import Lock
-from gristmill.data_pipeline.provenance.manifest import (
+from gristmill.foundation.canonical_json import differing_fields
+from gristmill.foundation.checked_outputs import check_against
+from gristmill.foundation.disk_errors import disk_trouble
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import sweep, sync, write_atomic
+from gristmill.foundation.lock import Lock
+from gristmill.foundation.manifest import (
     LOG_FOLDER,
     MANIFEST_NAME,
     Manifest,
@@ -27,6 +26,7 @@ from gristmill.data_pipeline.provenance.manifest import (
     stage_fingerprint,
     write_manifest,
 )
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.lease import lease
 from gristmill.pipelines.stage import Stage, StageContext
@@ -38,7 +38,7 @@ CHECKED_WHERE_READ = (".bin", ".idx", ".distcp")
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """action: skip (whole), resume (half done), run (nothing there) or rebuild (whole, but of other inputs)."""
 
     stage: Stage
@@ -71,7 +71,7 @@ class Runner:
     def half_done(self, stage: Stage, fingerprint: str) -> Path:
         return self.workdir / f".{stage.name}-{fingerprint}"
 
-    def plan(self) -> list[Plan]:
+    def plan(self) -> list[StagePlan]:
         """What would be done to each stage, and why. Writes nothing."""
         fingerprints: dict[str, str] = {}
         plans = []
@@ -82,7 +82,7 @@ class Runner:
                 inputs |= {f"raw:{name}": digest for name, digest in self.lock.identity().items()}
             fingerprints[stage.name] = stage_fingerprint(stage.name, stage.code_version, config, inputs)
             action, reasons = self._state(stage, fingerprints[stage.name], config, inputs)
-            plans.append(Plan(stage, fingerprints[stage.name], config, inputs, action, tuple(reasons)))
+            plans.append(StagePlan(stage, fingerprints[stage.name], config, inputs, action, tuple(reasons)))
         return plans
 
     def run(self, to: str | None = None, only: str | None = None) -> None:
@@ -146,7 +146,7 @@ class Runner:
         reasons = changes(manifest, stage, config, inputs) or ["its fingerprint differs"]
         return ("resume" if resumable else "rebuild"), reasons
 
-    def _bring_about(self, plan: Plan) -> None:
+    def _bring_about(self, plan: StagePlan) -> None:
         stage, folder = plan.stage, self.folder(plan.stage)
         if plan.action == "skip":
             check_sizes(folder, read_manifest(folder))
@@ -163,7 +163,7 @@ class Runner:
         self._seal(plan, half_done, facts)
         self._note_time(stage.name, time.monotonic() - started)
 
-    def _execute(self, plan: Plan, half_done: Path) -> dict[str, Any]:
+    def _execute(self, plan: StagePlan, half_done: Path) -> dict[str, Any]:
         context = StageContext(
             recipe=self.recipe,
             folder=half_done,
@@ -175,7 +175,7 @@ class Runner:
         )
         return plan.stage.run(context)
 
-    def _whole_inputs(self, plan: Plan) -> dict[str, Path]:
+    def _whole_inputs(self, plan: StagePlan) -> dict[str, Path]:
         folders = {}
         for name in plan.stage.inputs:
             folder = self.workdir / name
@@ -190,7 +190,7 @@ class Runner:
             folders[name] = folder
         return folders
 
-    def _seal(self, plan: Plan, half_done: Path, facts: Mapping[str, Any]) -> None:
+    def _seal(self, plan: StagePlan, half_done: Path, facts: Mapping[str, Any]) -> None:
         """Manifest last, then the rename. A kill between the two renames is mended by `_restore`."""
         stage = plan.stage
         origin: dict[str, Any] = {"recipe": self.recipe.model_dump(mode="json")}

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS
-from gristmill.data_pipeline.strict_yaml import SIZE
+from gristmill.foundation.strict_yaml import SIZE
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.field_descriptions import DESCRIPTIONS
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.foundation.lock import Lock
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 
 

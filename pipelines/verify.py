@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import is_temporary
-from gristmill.data_pipeline.provenance.lock import LOCK_NAME, Lock, read_lock
-from gristmill.data_pipeline.provenance.manifest import (
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import is_temporary
+from gristmill.foundation.lock import LOCK_NAME, Lock, read_lock
+from gristmill.foundation.manifest import (
     CACHE_FOLDER,
     LOG_FOLDER,
     MANIFEST_NAME,

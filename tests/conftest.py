@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from gristmill.training.parallel.forked import ForkedPool
+    from gristmill.training.testing.forked_pool import ForkedPool
 
 ROOT = Path(__file__).parent.parent
 POOL: pytest.StashKey["ForkedPool"] = pytest.StashKey()
@@ -30,7 +30,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     computes anything in this process."""
     wanted = any("pool" in getattr(item, "fixturenames", ()) for item in session.items)
     if wanted and not session.config.option.collectonly:
-        from gristmill.training.parallel.forked import ForkedPool
+        from gristmill.training.testing.forked_pool import ForkedPool
 
         session.config.stash[POOL] = ForkedPool(8)
 

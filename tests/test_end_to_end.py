@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.provenance.manifest import differences, read_manifest
+from gristmill.foundation.manifest import differences, read_manifest
 
 STAGES = ["curate", "tokenizer", "index", "train", "evaluate", "report"]
 RECIPE = """\

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.data_pipeline.config import Config
+from gristmill.foundation.config import Config
 from gristmill.tokenizers.tokenizer import Tokenizer
 
 # Texts encoded in one go.

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.config import Config
+from gristmill.foundation.config import Config
 
 # The five strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580), as settings of ours.
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.indexed.documents import SLICE_BYTES, Slice, read
+from gristmill.data_pipeline.indexed.documents import SLICE_BYTES, DocumentRange, read
 from gristmill.data_pipeline.indexed.format import dtype_for, idx_path
 from gristmill.data_pipeline.indexed.writer import IndexedWriter, indexed_writer
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
 # Documents given to the encoder in one call.
@@ -25,7 +25,7 @@ class EncodeTask:
 
     tokenizer: Path
     encoder: str
-    slices: tuple[Slice, ...]
+    slices: tuple[DocumentRange, ...]
     prefix: Path
 
     @property
@@ -33,9 +33,9 @@ class EncodeTask:
         return sum(part.bytes for part in self.slices)
 
 
-def tasks_of(slices: Sequence[Slice], prefix: Path, tokenizer: Path, encoder: str) -> list[EncodeTask]:
+def tasks_of(slices: Sequence[DocumentRange], prefix: Path, tokenizer: Path, encoder: str) -> list[EncodeTask]:
     """Neighbouring slices put together to about SLICE_BYTES; parts PREFIX-00000, PREFIX-00001 ... in their order."""
-    runs: list[list[Slice]] = []
+    runs: list[list[DocumentRange]] = []
     for part in slices:
         if not runs or sum(held.bytes for held in runs[-1]) + part.bytes > SLICE_BYTES:
             runs.append([])
@@ -73,7 +73,7 @@ def _encode_batch(tokenizer: Tokenizer, texts: list[str], writer: IndexedWriter)
     return sum(len(text.encode()) for text in texts)
 
 
-def _check_texts(part: Slice, texts: list[str | None]) -> None:
+def _check_texts(part: DocumentRange, texts: list[str | None]) -> None:
     if None in texts:
         row = part.first + texts.index(None)
         raise InputError(

@@ -10,8 +10,8 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.case_marks import marked
 from gristmill.tokenizers.encoders import HuggingFaceEncoder, SentencePieceEncoder
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.indexed.documents import Slice, read, slices
+from gristmill.data_pipeline.indexed.documents import DocumentRange, document_ranges, read
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import TokenizerConfig
 
 # One document gives this much at most, so that a few huge ones do not decide the vocabulary.
@@ -92,17 +92,17 @@ def _flattened(
 
 
 def _text_bytes(corpus: Path, source: str) -> float:
-    return float(sum(part.bytes for part in slices(corpus, "train", source)))
+    return float(sum(part.bytes for part in document_ranges(corpus, "train", source)))
 
 
 def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> list[Candidate]:
     """Documents of the source in a keyed random order."""
-    parts = slices(corpus, "train", source)
+    parts = document_ranges(corpus, "train", source)
     if not parts:
         raise InputError(
             f"{corpus}: source {source!r} has no documents in the train split; look at what curate removed"
         )
-    chosen: list[Slice] = []
+    chosen: list[DocumentRange] = []
     for place in Permutation(len(parts), key_of(seed, "tokenizer slices", source)).whole():
         chosen.append(parts[place])
         if sum(part.bytes for part in chosen) >= CANDIDATE_FACTOR * config.sample_bytes:
@@ -114,7 +114,7 @@ def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -
     return [found[place] for place in order]
 
 
-def _read(part: Slice, source: str, config: TokenizerConfig) -> list[Candidate]:
+def _read(part: DocumentRange, source: str, config: TokenizerConfig) -> list[Candidate]:
     by_language = config.group_by == "language"
     table = read(part, "text", *(["language"] if by_language else []))
     texts = pc.utf8_slice_codeunits(table["text"], 0, EXCERPT_CHARACTERS)

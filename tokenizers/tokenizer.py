@@ -10,7 +10,7 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.byte_level import TiktokenEncoder, fastest_byte_level, tiktoken_encoder
 from gristmill.tokenizers.config import FIM_SYMBOLS
 from gristmill.tokenizers.encoders import (

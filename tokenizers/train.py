@@ -10,7 +10,7 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.case_marks import write_rules
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
 

@@ -24,18 +24,18 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import sync, write_atomic
-from gristmill.data_pipeline.provenance.manifest import (
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import sync, write_atomic
+from gristmill.foundation.manifest import (
     Manifest,
     differences,
     read_manifest,
     write_manifest,
 )
+from gristmill.foundation.progress import Reporter
 from gristmill.training.config import ModelConfig
-from gristmill.training.model.initial import fill
+from gristmill.training.model.initialization import fill
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
 
@@ -44,11 +44,11 @@ CODE_VERSION = 2  # of the names and meaning of what is saved
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
-class ModelCard(dict[str, Any]):
+class SavedModelConfig(dict[str, Any]):
     """What model.json says: {"model": ModelConfig, "vocab_size", "end_of_document"}."""
 
     @classmethod
-    def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "ModelCard":
+    def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "SavedModelConfig":
         config = model.model_dump(mode="json")
         return cls(model=config, vocab_size=vocab_size, end_of_document=end_of_document)
 
@@ -74,7 +74,7 @@ def save(
     root: Path,
     step: int,
     tensors: Mapping[str, Tensor],
-    card: ModelCard,
+    card: SavedModelConfig,
     facts: Mapping[str, Any],
     mesh: Mesh,
     texts: Mapping[str, bytes] | None = None,
@@ -101,7 +101,7 @@ def start_saving(
 def commit(
     root: Path,
     step: int,
-    card: ModelCard,
+    card: SavedModelConfig,
     facts: Mapping[str, Any],
     mesh: Mesh,
     group: dist.ProcessGroup | None,
@@ -134,7 +134,7 @@ def verified(folder: Path) -> dict[str, Any]:
     return _verified_manifest(folder).facts
 
 
-def newest_whole(root: Path, card: ModelCard, reporter: Reporter) -> tuple[Path, dict[str, Any]] | None:
+def newest_complete(root: Path, card: SavedModelConfig, reporter: Reporter) -> tuple[Path, dict[str, Any]] | None:
     """The last checkpoint of this model that is whole, and its facts. Damaged ones are named and passed over; what a
     killed process left half written or half removed is swept."""
     for rubble in root.glob(".step-*"):
@@ -148,7 +148,7 @@ def newest_whole(root: Path, card: ModelCard, reporter: Reporter) -> tuple[Path,
     return None
 
 
-def _resumable(folder: Path, step: int, card: ModelCard) -> dict[str, Any]:
+def _resumable(folder: Path, step: int, card: SavedModelConfig) -> dict[str, Any]:
     """The facts a run goes on from. Raises InputError if the checkpoint is damaged, or stands in another's place."""
     manifest = _verified_manifest(folder)
     if manifest.config != {"step": step}:
@@ -192,19 +192,19 @@ def load_model(
     return model.to(device, dtype).eval().requires_grad_(False), config
 
 
-def write_card(folder: Path, card: ModelCard) -> None:
+def write_card(folder: Path, card: SavedModelConfig) -> None:
     write_atomic(folder / MODEL_NAME, canonical_json(dict(card)) + b"\n")
 
 
-def read_card(checkpoint: Path) -> ModelCard:
-    """Raises InputError if model.json is missing or does not say what a ModelCard says."""
+def read_card(checkpoint: Path) -> SavedModelConfig:
+    """Raises InputError if model.json is missing or does not say what a SavedModelConfig says."""
     path = checkpoint / MODEL_NAME
     if not path.is_file():
         raise InputError(
             f"{path}: not there, so {checkpoint} is no checkpoint; name a folder like checkpoints/step-00000100"
         )
     try:
-        card = ModelCard(json.loads(path.read_bytes()))
+        card = SavedModelConfig(json.loads(path.read_bytes()))
         ModelConfig.model_validate(card["model"])
         int(card["vocab_size"]), int(card["end_of_document"])
     except (ValueError, TypeError, KeyError) as error:

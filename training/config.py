@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.config import Config
+from gristmill.foundation.config import Config
 
 EXECUTION: dict[str, Any] = {"execution": True}
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.training.config import GuardConfig
 
 SURELY_ENOUGH = 16  # steps before a deviation means anything

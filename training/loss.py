@@ -36,7 +36,7 @@ class Scoring:
 
     def logits(self, hidden_D: Tensor, head_VtD: Tensor) -> Tensor:
         """[..., D] -> this rank's [..., Vt], in float32 or better."""
-        return self.shaped(exact(hidden_D @ head_VtD.T))
+        return self.shaped(upcast(hidden_D @ head_VtD.T))
 
     def shaped(self, raw: Tensor) -> Tensor:
         """Logits of what the matmul gave; rising, so that the highest stays the highest."""
@@ -94,9 +94,9 @@ def _chunk_loss(
     The gradient by a logit is weight x (p (1 + 2 z log Z) - [it is the target]), and p = e / total. What is left in raw
     is that times total / weight, e - total at the target, so that dividing by the total costs one number a token and no
     pass over all logits. float16 cannot hold a total: there it is times 1024 / weight."""
-    highest_N = _over_ranks(scoring.shaped(exact(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
+    highest_N = _over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
     index_N, mine_N = local_ids(targets_N, scoring.vocab_size, scoring.tensor, raw_NVt.shape[1])
-    target_N = scoring.shaped(exact(raw_NVt.gather(1, index_N.unsqueeze(1)).squeeze(1))) * mine_N
+    target_N = scoring.shaped(upcast(raw_NVt.gather(1, index_N.unsqueeze(1)).squeeze(1))) * mine_N
     total_N, bent_NVt = _exponentials(scoring, raw_NVt, highest_N, wanted)
     total_N, target_N = _over_ranks(torch.stack([total_N, target_N]), scoring.tensor, dist.ReduceOp.SUM)
     log_z_N = total_N.log() + highest_N
@@ -124,7 +124,7 @@ def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: 
     for start in range(0, len(raw_NVt), rows):
         tile = slice(start, start + rows)
         raw = raw_NVt[tile]
-        logits = scoring.shaped(exact(raw))
+        logits = scoring.shaped(upcast(raw))
         if bent_NVt is not None:
             bent_NVt[tile] = 1 - (logits / scoring.softcap).square()
         total_N[tile] = logits.sub_(highest_N[tile].unsqueeze(1)).exp_().sum(dim=1)
@@ -137,7 +137,7 @@ def _plus_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left @ right, summed in float32 or better, in place."""
     if total is None:
         return left @ right
-    wide = exact(total)
+    wide = upcast(total)
     return wide.addmm_(left, right) if wide.dtype == left.dtype else wide.add_(left @ right)
 
 
@@ -154,10 +154,10 @@ def _chunks(tokens: int, head_VtD: Tensor) -> list[slice]:
     return [slice(tokens * i // number, tokens * (i + 1) // number) for i in range(number)]
 
 
-def exact_dtype(x: Tensor) -> torch.dtype:
+def upcast_dtype(x: Tensor) -> torch.dtype:
     """The dtype of statistics: float64 stays, all else is float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def exact(x: Tensor) -> Tensor:
-    return x.to(exact_dtype(x))
+def upcast(x: Tensor) -> Tensor:
+    return x.to(upcast_dtype(x))

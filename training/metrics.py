@@ -16,10 +16,10 @@ import torch
 from torch.profiler import profile
 from torch.utils.tensorboard import SummaryWriter
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.data_pipeline.provenance.manifest import LOG_FOLDER
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.manifest import LOG_FOLDER
+from gristmill.foundation.progress import Reporter
 from gristmill.training.config import WatchConfig
 
 METRICS_NAME = "metrics.jsonl"

@@ -10,9 +10,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gristmill.data_pipeline.errors import InputError, RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.memory import host_bytes
+from gristmill.training.memory_check import host_bytes
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
 from gristmill.training.watchdog import first_failure_named
 
@@ -21,7 +21,7 @@ SECONDS_BETWEEN_ATTEMPTS = 1.0  # times the number of the attempt: 10 s in all
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Which process this is, and how often torchrun started it again. Read from the environment at the edge, where
     torchrun writes it."""
 
@@ -31,7 +31,7 @@ class Place:
     restarts: int = 0
 
     @classmethod
-    def from_environment(cls) -> "Place":
+    def from_environment(cls) -> "RankInfo":
         return cls(*(int(os.environ.get(name, default)) for name, default in _TORCHRUN))
 
 
@@ -39,8 +39,8 @@ _TORCHRUN = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELA
 
 
 @contextmanager
-def joined(
-    place: Place,
+def init_distributed(
+    place: RankInfo,
     layout: LayoutConfig,
     model: ModelConfig,
     recipe_digest: str,
@@ -48,7 +48,7 @@ def joined(
 ) -> Iterator[Mesh]:
     """The mesh of all processes; without a process group if this is the only one. Raises RecipeError if the processes
     were given different recipes."""
-    device = own_device(place)
+    device = local_device(place)
     if place.world_size == 1:
         yield single_process(device)
         return
@@ -108,7 +108,7 @@ def _try_to_connect(backend: str, store: dist.Store, rank: int, world_size: int,
     return None
 
 
-def own_device(place: Place) -> torch.device:
+def local_device(place: RankInfo) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", place.local_rank)
@@ -116,14 +116,14 @@ def own_device(place: Place) -> torch.device:
     return device
 
 
-def device_bytes(place: Place) -> int:
+def device_bytes(place: RankInfo) -> int:
     """Memory of the GPU that this process takes, or of the machine."""
     if not torch.cuda.is_available():
         return host_bytes()
     return torch.cuda.get_device_properties(place.local_rank).total_memory
 
 
-def check_same_recipe(digest: str, place: Place) -> None:
+def check_same_recipe(digest: str, place: RankInfo) -> None:
     digests: list[str] = [""] * place.world_size
     dist.all_gather_object(digests, digest)
     others = [rank for rank, other in enumerate(digests) if other != digests[0]]

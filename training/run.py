@@ -11,16 +11,19 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.data_pipeline.engine.progress import Meter, Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import is_temporary
-from gristmill.data_pipeline.provenance.manifest import LOG_FOLDER
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import is_temporary
+from gristmill.foundation.manifest import LOG_FOLDER
+from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training import checkpoint
 from gristmill.training.batches import Batches, Samples
 from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
+from gristmill.training.engine.local_model import LocalModel, build_local_model
+from gristmill.training.engine.pipeline_schedule import PipelineSchedule
 from gristmill.training.flops import count_parameters, device_peak, flops_per_token
 from gristmill.training.guard import Guard
-from gristmill.training.initial_weights import check_initial, load_initial
+from gristmill.training.init_from import check_initial, load_initial
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
@@ -34,12 +37,9 @@ from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.parts import ModelParts, build_parts
-from gristmill.training.parallel.passes import Accumulation, Passes
-from gristmill.training.parallel.pipeline import Pipeline
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.saver import Saver
-from gristmill.training.stopping import StopRequest, stop_requests
+from gristmill.training.stop_signals import StopRequest, stop_requests
 from gristmill.training.trainer import StepReport, Trainer
 from gristmill.training.validation import Validation
 from gristmill.training.watchdog import Watchdog
@@ -77,7 +77,7 @@ class Run:
         mesh: Mesh,
         folder: Path,
         reporter: Reporter,
-        evaluate: Callable[[ModelParts], Scores] | None = None,
+        evaluate: Callable[[LocalModel], Scores] | None = None,
     ):
         self.evaluate = evaluate if train.evaluation.every else None
         self.data, self._waited, self._spent = data, 0.0, 0.0
@@ -88,10 +88,10 @@ class Run:
         precision = PRECISIONS[train.precision]
         if train.float8:
             check_float8(mesh.device)
-        self.parts = build_parts(
+        self.parts = build_local_model(
             model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, train.compile, train.float8
         )
-        passes = choose_passes(self.parts, model, train, mesh)
+        passes = build_forward_backward(self.parts, model, train, mesh)
         self.optimizer = build_optimizer(self.parts.parameters, train.optimizer, model)
         self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
         self.trainer = Trainer(
@@ -102,7 +102,7 @@ class Run:
             self.validation = Validation(
                 data.held_out, train.validation.samples, data.bytes_per_token, passes, mesh, data.mask_documents
             )
-        self.card = checkpoint.ModelCard.of(model, vocab_size, data.end_of_document)
+        self.card = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
         self.saver = Saver(self.root, train.checkpoint, self.card, mesh)
         self.data_fingerprint = data.samples.fingerprint
         self.flops_per_token, self.peak_flops = flops_per_token(model, vocab_size), device_peak(mesh.device)
@@ -138,7 +138,7 @@ class Run:
         step, evaluates = self.trainer.progress.step, self.evaluate is not None
         self.log = MetricsLog(self.folder, step, self.train.watch, evaluates, saved, self.reporter)
 
-    def _steps(self, meter: Meter, watchdog: Watchdog, request: StopRequest) -> None:
+    def _steps(self, meter: ProgressMeter, watchdog: Watchdog, request: StopRequest) -> None:
         started, watch = time.monotonic(), self.train.watch
         limit = self.train.checkpoint.stop_after_seconds
         stopping = False
@@ -163,7 +163,7 @@ class Run:
 
     def _resume(self) -> Path | None:
         """Returns the checkpoint that the run goes on from, if there is one."""
-        found = checkpoint.newest_whole(self.root, self.card, self.reporter) if self._writes else None
+        found = checkpoint.newest_complete(self.root, self.card, self.reporter) if self._writes else None
         folder, state = self._from_first(found)
         if folder is None:
             if self.train.initial is not None:
@@ -301,11 +301,11 @@ class Run:
         return self.mesh.is_first
 
 
-def choose_passes(parts: ModelParts, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Passes:
+def build_forward_backward(parts: LocalModel, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> ForwardBackward:
     micro_batch = micro_batch_size(model, train)
     if train.layout.pipeline > 1:
-        return Pipeline(parts.parts, train.layout, mesh, micro_batch)
-    return Accumulation(parts.parts[0], micro_batch)
+        return PipelineSchedule(parts.parts, train.layout, mesh, micro_batch)
+    return GradientAccumulation(parts.parts[0], micro_batch)
 
 
 def remove_temporary_files(folder: Path) -> None:

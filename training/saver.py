@@ -17,7 +17,7 @@ class Saver:
     """Saves at regular steps. Asynchronously, the state is copied and written behind the next steps, over a process
     group of its own; the one before is waited for first, so that at most one is under way."""
 
-    def __init__(self, root: Path, config: CheckpointConfig, card: checkpoint.ModelCard, mesh: Mesh):
+    def __init__(self, root: Path, config: CheckpointConfig, card: checkpoint.SavedModelConfig, mesh: Mesh):
         self.root, self.config, self.card, self.mesh = root, config, card, mesh
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.forward_backward import ForwardBackward
+from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import Clock
 from gristmill.training.optim.build import Optimizer
@@ -16,8 +18,6 @@ from gristmill.training.optim.loss_scale import LossScale
 from gristmill.training.optim.norm import clip, global_norm, scale_gradients
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.parts import ModelParts
-from gristmill.training.parallel.passes import Passes
 from gristmill.training.sums import sum_over_world
 
 
@@ -59,8 +59,8 @@ class Trainer:
         self,
         config: TrainConfig,
         context: int,
-        model: ModelParts,
-        passes: Passes,
+        model: LocalModel,
+        passes: ForwardBackward,
         optimizer: Optimizer,
         batches: Batches,
         guard: Guard,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gristmill.training.batches import Samples, collate
+from gristmill.training.engine.forward_backward import ForwardBackward
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.passes import Passes
 from gristmill.training.sums import sum_over_world
 
 
@@ -22,7 +22,7 @@ class Validation:
         samples: Samples,
         count: int,
         bytes_per_token: Mapping[str, float],
-        passes: Passes,
+        passes: ForwardBackward,
         mesh: Mesh,
         mask_documents: bool,
     ):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.training.parallel.mesh import Mesh
 
 HANGING = 75  # exit code: temporary failure (BSD's sysexits.h), so that torchrun starts the run again

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.curate import CurateConfig
-from gristmill.data_pipeline.decide import Rules, failures, rules_of
+from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.filters.apply import Rules, failures, rules_of
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.measured import optional_signals, unmeasured, used_profiles
+from gristmill.data_pipeline.recipe_signals import optional_signals, unmeasured, used_profiles
 from gristmill.data_pipeline.signals.language import detect
 from gristmill.data_pipeline.signals.table import measure
 

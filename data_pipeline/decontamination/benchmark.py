@@ -12,8 +12,8 @@ import orjson
 import zstandard
 
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import file_digest
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest
 
 PLAIN = "text"  # the one field of a line of plain text
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open}

@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.decontamination.cut import CutRule
+from gristmill.data_pipeline.decontamination.spans import CutRule
+from gristmill.foundation.config import Config
 
 Policy = Literal["split", "drop", "annotate"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.cuts import complement, cut_row
-from gristmill.data_pipeline.decontamination.cut import cut_spans, pieces
 from gristmill.data_pipeline.decontamination.matches import TextMatch
+from gristmill.data_pipeline.decontamination.spans import cut_spans, pieces
+from gristmill.data_pipeline.ledger.removed_spans import complement, cut_row
 
 # One row a document that was hit. fate: split (pieces are left), dropped, annotated; characters: cut from it. rule:
 # what dropped it, with its value and threshold (drop: benchmark texts found; most_pieces: pieces; shortest_piece:

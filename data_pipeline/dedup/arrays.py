@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.dedup.part import Part
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import is_temporary, sweep, write_atomic
-from gristmill.data_pipeline.provenance.sealed import sealed_path
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.checksum_files import sealed_path
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import is_temporary, sweep, write_atomic
 
 MARK_NAME = "identity.json"
 
@@ -50,7 +50,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     sweep(folder)
 
 
-def part_identity(part: Part) -> dict[str, Any]:
+def part_identity(part: DocumentFile) -> dict[str, Any]:
     """What decides the work on one part: source, priority, living rows, and the file by size and Parquet footer.
 
     The footer holds the sizes, offsets and statistics of every column of every row group."""

@@ -10,10 +10,10 @@ import xxhash
 
 from gristmill.data_pipeline.dedup.arrays import load_array, save_array
 from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, roots
-from gristmill.data_pipeline.dedup.part import keep_order, packed_ids, unpacked_ids
 from gristmill.data_pipeline.dedup.signatures import SignatureStore
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.ledger.document_file import keep_order, packed_ids, unpacked_ids
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
 
 # Documents whose band keys are computed at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536

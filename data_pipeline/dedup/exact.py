@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
-from gristmill.data_pipeline.engine.local import LocalEngine
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.foundation.config import Config
+from gristmill.foundation.engine.local import LocalEngine
 
 DUPLICATES = pa.schema([("doc_id", pa.string()), ("duplicate_of", pa.string()), ("similarity", pa.float64())])
 
@@ -32,7 +32,9 @@ class ExactDedupConfig(Config):
     normalise: Literal["bytes", "whitespace", "words"] = "whitespace"
 
 
-def exact_duplicates(parts: Sequence[Part], config: ExactDedupConfig, engine: LocalEngine, folder: Path) -> pa.Table:
+def exact_duplicates(
+    parts: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
+) -> pa.Table:
     """Every living document that is not the first of its equals, with that first one.
 
     Columns doc_id, duplicate_of, similarity (1.0); sorted by doc_id. `duplicate_of` is never itself in `doc_id`.
@@ -52,7 +54,7 @@ def exact_duplicates(parts: Sequence[Part], config: ExactDedupConfig, engine: Lo
     return _table(ids[order[removed]], ids[order[kept]])
 
 
-def _hash_part(task: tuple[Part, ExactDedupConfig, Path]) -> None:
+def _hash_part(task: tuple[DocumentFile, ExactDedupConfig, Path]) -> None:
     part, config, path = task
     salt = part.source.encode() if config.scope == "source" else b""
     found = [np.empty((5, 0), np.uint64)]

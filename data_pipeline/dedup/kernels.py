@@ -6,7 +6,7 @@ that is called from Python, and would go on with an old copy of a kernel that it
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import load64, trailing_zeros
+from gristmill.data_pipeline.signals.intrinsics import load64, trailing_zeros
 
 START = np.uint64(0x243F6A8885A308D3)  # pi
 MULTIPLY_GROUP = np.uint64(0xB7E151628AED2A6B)  # e

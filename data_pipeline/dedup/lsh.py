@@ -6,7 +6,7 @@ import numpy as np
 from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, U29, U32
 
 
-def meeting_probability(similarity: float, bands: int, rows: int) -> float:
+def candidate_probability(similarity: float, bands: int, rows: int) -> float:
     """The probability that two documents share a bucket: 1 - (1 - s**rows)**bands.
 
     s = 0.8 with 16 bands of 8 rows: 0.947 (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, 3.4.2)."""

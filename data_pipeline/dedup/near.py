@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
 from gristmill.data_pipeline.dedup.candidates import (
     Candidates,
@@ -20,7 +19,6 @@ from gristmill.data_pipeline.dedup.candidates import (
     write_buckets,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATES
-from gristmill.data_pipeline.dedup.part import Part, unpacked_ids, utf8_of
 from gristmill.data_pipeline.dedup.shingles import Unit
 from gristmill.data_pipeline.dedup.signatures import (
     SignatureScheme,
@@ -30,8 +28,10 @@ from gristmill.data_pipeline.dedup.signatures import (
     sign_corpus,
 )
 from gristmill.data_pipeline.dedup.verify import keep_first, shingle_sets
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids, utf8_of
+from gristmill.foundation.config import Config
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
 
 MOST_HASHES = 4096
 
@@ -94,11 +94,11 @@ class Protected:
     """An existing corpus that removes documents and loses none: its signature store and the parts it was made from."""
 
     store: Path
-    parts: Sequence[Part]
+    parts: Sequence[DocumentFile]
 
 
 def near_duplicates(
-    parts: Sequence[Part],
+    parts: Sequence[DocumentFile],
     config: NearDedupConfig,
     engine: LocalEngine,
     folder: Path,
@@ -140,7 +140,7 @@ def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -
     return stores
 
 
-def _identity(parts: Sequence[Part], sides: Sequence[Part], config: NearDedupConfig) -> dict:
+def _identity(parts: Sequence[DocumentFile], sides: Sequence[DocumentFile], config: NearDedupConfig) -> dict:
     return {
         "config": config.identity,
         "parts": [part_identity(part) for part in parts],
@@ -149,7 +149,7 @@ def _identity(parts: Sequence[Part], sides: Sequence[Part], config: NearDedupCon
 
 
 def _write_sets(
-    parts: Sequence[Part],
+    parts: Sequence[DocumentFile],
     documents: Documents,
     candidates: Candidates,
     config: NearDedupConfig,
@@ -172,7 +172,7 @@ def _index_of(sets: Path) -> Path:
     return sets.with_suffix(".index.npy")
 
 
-def _write_part_sets(task: tuple[Part, np.ndarray, NearDedupConfig, Path]) -> None:
+def _write_part_sets(task: tuple[DocumentFile, np.ndarray, NearDedupConfig, Path]) -> None:
     part, wanted_rows, config, path = task
     wanted = np.zeros(len(part.living()), bool)
     wanted[wanted_rows] = True

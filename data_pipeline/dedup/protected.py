@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected
-from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.dedup.signatures import (
     STORE_FOLDER,
     SignatureScheme,
@@ -13,18 +12,19 @@ from gristmill.data_pipeline.dedup.signatures import (
     same_scheme,
     sign_corpus,
 )
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
 
 
-def corpus_parts(corpus: Path) -> list[Part]:
+def corpus_parts(corpus: Path) -> list[DocumentFile]:
     """The files of a curated corpus, documents/SPLIT/SOURCE-NUMBER.parquet, as parts.
 
     Raises InputError if there are none."""
     paths = sorted((corpus / "documents").glob("*/*.parquet"))
     if not paths:
         raise InputError(f"{corpus}: no documents/*/*.parquet; name the folder that `gristmill curate` filled")
-    return [Part(path, path.stem.rpartition("-")[0], priority=1) for path in paths]
+    return [DocumentFile(path, path.stem.rpartition("-")[0], priority=1) for path in paths]
 
 
 def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: LocalEngine) -> SignatureStore:

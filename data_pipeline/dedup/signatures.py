@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, ValidationError
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import load_array
 from gristmill.data_pipeline.dedup.minhash import signatures_of
-from gristmill.data_pipeline.dedup.part import Part, packed_ids, utf8_of
 from gristmill.data_pipeline.dedup.shingles import ShingleHash, Unit
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json, fingerprint
-from gristmill.data_pipeline.provenance.checked import check_outputs
-from gristmill.data_pipeline.provenance.files import atomic_path, file_digest, write_atomic
-from gristmill.data_pipeline.provenance.sealed import sealed_path
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, utf8_of
+from gristmill.foundation.canonical_json import canonical_json, fingerprint
+from gristmill.foundation.checked_outputs import check_outputs
+from gristmill.foundation.checksum_files import sealed_path
+from gristmill.foundation.config import Config
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import atomic_path, file_digest, write_atomic
 
 if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
     from datasketch import MinHash
@@ -92,7 +92,7 @@ class SignatureStore:
             said = f"{rows} documents, {STORE_FILE} says {self.parts[part].documents}"
             raise InputError(f"{path}: {said}; {SIGN_AGAIN}")
 
-    def files(self) -> list[Part]:
+    def files(self) -> list[DocumentFile]:
         """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""
         found = []
         for part in self.parts:
@@ -102,7 +102,7 @@ class SignatureStore:
                     f"{self.folder}: the documents it was made from ({path.name}) are not where they were; keep them "
                     "together, or curate that corpus again with near_dedup.keep_signatures"
                 )
-            found.append(Part(path, part.source, part.priority))
+            found.append(DocumentFile(path, part.source, part.priority))
         return found
 
     def minhashes(self) -> "Iterator[tuple[str, MinHash]]":
@@ -138,7 +138,7 @@ def signatures_file(folder: Path, part: int) -> Path:
 
 
 def sign_corpus(
-    parts: Sequence[Part], scheme: SignatureScheme, engine: LocalEngine, folder: Path, is_kept: bool = False
+    parts: Sequence[DocumentFile], scheme: SignatureScheme, engine: LocalEngine, folder: Path, is_kept: bool = False
 ) -> SignatureStore:
     """Writes (or, after a kill, completes) the store of the parts' living documents at `folder`.
 
@@ -236,7 +236,7 @@ def _write_store(folder: Path, scheme: SignatureScheme, parts: tuple[StoredPart,
     return SignatureStore(folder, scheme, parts)
 
 
-def _sign_part(task: tuple[Part, SignatureScheme, Path, int]) -> None:
+def _sign_part(task: tuple[DocumentFile, SignatureScheme, Path, int]) -> None:
     part, scheme, folder, number = task
     documents = int(part.living().sum())
     columns: list[tuple[pa.Array, ...]] = []

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gristmill.data_pipeline.dedup.minhash import signatures_of
-from gristmill.data_pipeline.dedup.part import Part, utf8_of
 from gristmill.data_pipeline.dedup.signatures import SignatureStore, minhash_of
 from gristmill.data_pipeline.dedup.verify import jaccard, shingle_sets
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
+from gristmill.foundation.errors import InputError
 
 # Rows of a band when one text is looked up: at 120 hashes a document of similarity 0.5 is proposed with probability
 # 1 - (1 - 0.5**3)**40 = 0.995, of 0.3 with 0.66. All that is proposed is measured, so more of them cost time alone.
@@ -33,7 +33,7 @@ class Neighbour:
 
 
 def similar(
-    text: str, store: SignatureStore, parts: Sequence[Part], limit: int = 10, exhaustive: bool = False
+    text: str, store: SignatureStore, parts: Sequence[DocumentFile], limit: int = 10, exhaustive: bool = False
 ) -> list[Neighbour]:
     """The `limit` most similar documents, the nearest first; those that share no shingle are left out.
 
@@ -87,7 +87,7 @@ def _estimated(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[f
                 yield float(agreeing[place]), part, int(rows[start + place])
 
 
-def _measured(mine: np.ndarray, estimate: float, part: Part, row: int, store: SignatureStore) -> Neighbour:
+def _measured(mine: np.ndarray, estimate: float, part: DocumentFile, row: int, store: SignatureStore) -> Neighbour:
     wanted = np.zeros(len(part.living()), bool)
     wanted[row] = True
     for _, doc_ids, texts in part.batches(wanted):

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.provenance.sealed import sealed_path
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids
+from gristmill.foundation.checksum_files import sealed_path
+from gristmill.foundation.config import Config
+from gristmill.foundation.engine.local import LocalEngine
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.
@@ -50,7 +50,9 @@ class SpanDedupConfig(Config):
     scope: Literal["all", "source"] = "all"
 
 
-def duplicate_spans(parts: Sequence[Part], config: SpanDedupConfig, engine: LocalEngine, folder: Path) -> pa.Table:
+def duplicate_spans(
+    parts: Sequence[DocumentFile], config: SpanDedupConfig, engine: LocalEngine, folder: Path
+) -> pa.Table:
     """Every paragraph (line) that stands in at least least_count places, but for the first in keep-order.
 
     Columns doc_id, start, stop (characters), count, kept_in; ordered by doc_id, start. Keep-order is (source
@@ -85,7 +87,7 @@ def _ids_file(prefix: Path) -> Path:
     return prefix.with_suffix(".parquet")
 
 
-def _cut_part(task: tuple[Part, SpanDedupConfig, Path]) -> None:
+def _cut_part(task: tuple[DocumentFile, SpanDedupConfig, Path]) -> None:
     part, config, prefix = task
     salt = part.source if config.scope == "source" else ""
     ids: list[str] = []

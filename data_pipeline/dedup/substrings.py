@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from pydivsufsort import divsufsort
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.dedup.arrays import claim, part_identity
-from gristmill.data_pipeline.dedup.part import Part, keep_order, packed_ids, unpacked_ids, utf8_of
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.sealed import sealed_path
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.foundation.checksum_files import sealed_path
+from gristmill.foundation.config import Config
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
 
 # start, stop: bytes of the document's UTF-8, on character bounds. kept_in: the document of the first place.
 REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
@@ -56,7 +56,7 @@ class Group:
 
 
 def repeated_substrings(
-    parts: Sequence[Part], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
+    parts: Sequence[DocumentFile], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
     """Every span of at least least_bytes that stood before, in keep-order, in its group of documents.
 
@@ -147,7 +147,7 @@ def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     return start, stop
 
 
-def _groups(parts: Sequence[Part], group_bytes: int) -> list[np.ndarray]:
+def _groups(parts: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]:
     """Of each part, int32[rows]: the group of each living document, -1 for the others. Groups are filled in the order
     of doc_id, each with as many documents as fit."""
     ids, lengths, owners, rows = _all_documents(parts)
@@ -173,7 +173,7 @@ def _groups(parts: Sequence[Part], group_bytes: int) -> list[np.ndarray]:
     return found
 
 
-def _all_documents(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _all_documents(parts: Sequence[DocumentFile]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(packed ids, lengths in bytes, number of the part, row) of all living documents."""
     ids, lengths, owners, rows = [np.empty((0, 2), np.uint64)], [], [], []
     for number, part in enumerate(parts):
@@ -191,7 +191,11 @@ def _texts_file(folder: Path, group: int) -> Path:
 
 
 def _gather(
-    parts: Sequence[Part], group_of: Sequence[np.ndarray], numbers: Sequence[int], folder: Path, engine: LocalEngine
+    parts: Sequence[DocumentFile],
+    group_of: Sequence[np.ndarray],
+    numbers: Sequence[int],
+    folder: Path,
+    engine: LocalEngine,
 ) -> None:
     """The documents of each of these groups in a file of its own, in one pass over the parts."""
     with ExitStack() as files, engine.reporter.meter("groups of documents", sum(p.bytes for p in parts), "B") as meter:

@@ -16,7 +16,6 @@ from gristmill.data_pipeline.filters.kept_lines import (
     phrase,
     stands,
 )
-from gristmill.data_pipeline.intrinsics import bytes_within, letters_within, pointer
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
@@ -30,6 +29,7 @@ from gristmill.data_pipeline.signals.bits import (
     without_first,
 )
 from gristmill.data_pipeline.signals.characters import DIGIT, SPACE
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, pointer
 
 # Places in the counts, as in filters/lines.py's C4_COUNTS.
 LINES, LONG_WORD, NO_TERMINAL, FEW_WORDS, REMOVED_JAVASCRIPT, REMOVED_POLICY, LOREM_IPSUM, CURLY = range(8)

@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS, PROFILE_RULES
 from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.foundation.config import Config
 
 
 class FilterChoice(Config):

@@ -3,9 +3,9 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import bytes_within, store64
 from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, below, decode, load64, skip_space, strip_end
 from gristmill.data_pipeline.signals.characters import SPACE
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, store64
 
 
 def phrase(text: str) -> np.ndarray:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.filters.fineweb2_profiles import fineweb2_fields, is_fineweb2
 from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
-from gristmill.data_pipeline.provenance.canonical import fingerprint
 from gristmill.data_pipeline.signals.scripts import NO_LETTERS
 from gristmill.data_pipeline.signals.stop_words import matched_words
-from gristmill.data_pipeline.strict_yaml import read_yaml
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.strict_yaml import read_yaml
 
 SHIPPED = "gristmill"
 SHIPPED_FOLDER = Path(__file__).with_name("languages")

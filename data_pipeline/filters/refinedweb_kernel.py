@@ -10,7 +10,6 @@ import numba
 import numpy as np
 
 from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, stands
-from gristmill.data_pipeline.intrinsics import bytes_within, letters_within, ones, pointer
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
@@ -24,6 +23,7 @@ from gristmill.data_pipeline.signals.bits import (
     without_first,
 )
 from gristmill.data_pipeline.signals.characters import ALPHA, DIGIT, SPACE, UPPER, WORD
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones, pointer
 
 # Places in the counts, as in filters/lines.py's REFINEDWEB_COUNTS.
 LINES, UPPERCASE, DIGITS, COUNTER, FEW_WORDS, BOILERPLATE = range(6)

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.config import Config
+from gristmill.foundation.config import Config
 
 
 class PhaseConfig(Config):

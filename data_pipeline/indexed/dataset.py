@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
 
 DATASET_NAME = "dataset.json"
 SPLITS = ("train", "validation", "test")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 
 # Text that is read at once, about: a row group that holds more is read in several slices.
 SLICE_BYTES = 4_000_000
 
 
 @dataclass(frozen=True)
-class Slice:
+class DocumentRange:
     """Documents that are read at once: rows first to first + documents of a row group. bytes of text: an estimate."""
 
     path: Path
@@ -24,11 +24,11 @@ class Slice:
     bytes: int
 
 
-def slices(corpus: Path, split: str, source: str) -> list[Slice]:
+def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange]:
     """The source's documents in their canonical order, part by part and row by row. Empty if it has none.
 
     Raises InputError if a part is no Parquet file or has no column `text`."""
-    found: list[Slice] = []
+    found: list[DocumentRange] = []
     for path in sorted((corpus / "documents" / split).glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet")):
         try:
             metadata = pq.read_metadata(path)
@@ -44,7 +44,7 @@ def slices(corpus: Path, split: str, source: str) -> list[Slice]:
     return found
 
 
-def read(part: Slice, *columns: str) -> pa.Table:
+def read(part: DocumentRange, *columns: str) -> pa.Table:
     """Raises InputError if the row group cannot be read."""
     try:
         table = pq.ParquetFile(part.path).read_row_group(part.row_group, columns=list(columns))
@@ -53,11 +53,11 @@ def read(part: Slice, *columns: str) -> pa.Table:
     return table.slice(part.first, part.documents)
 
 
-def _cut(path: Path, row_group: int, rows: int, size: int) -> list[Slice]:
+def _cut(path: Path, row_group: int, rows: int, size: int) -> list[DocumentRange]:
     """Equal numbers of rows, so that a slice holds about SLICE_BYTES. 10 rows of 10 MB in all -> 4, 3 and 3 rows."""
     pieces = min(rows, max(1, -(-size // SLICE_BYTES)))
     edges = [-(-rows * piece // pieces) for piece in range(pieces + 1)] if pieces else []
     return [
-        Slice(path, row_group, first, last - first, size * (last - first) // rows)
+        DocumentRange(path, row_group, first, last - first, size * (last - first) // rows)
         for first, last in itertools.pairwise(edges)
     ]

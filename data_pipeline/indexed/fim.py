@@ -8,11 +8,11 @@ from typing import Self
 
 import numpy as np
 
-from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, FimIds
 from gristmill.data_pipeline.indexed.packing import Window
 from gristmill.data_pipeline.indexed.permutation import key_of
+from gristmill.foundation.errors import RecipeError
 
 _TWO_64 = 2.0**64
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, read_dataset
 from gristmill.data_pipeline.indexed.format import bin_path, idx_path
 from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.foundation.config import Config
 
 # Documents whose lengths are looked at in one go, so that any number of them takes the same memory.
 CHUNK = 1 << 20

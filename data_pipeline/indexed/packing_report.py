@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.indexed.dataset import read_dataset, source_prefix
 from gristmill.data_pipeline.indexed.packing import cut, document_lengths, first_windows
 from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.foundation.config import Config
 
 # Documents looked at in one go.
 CHUNK = 1 << 20

@@ -12,9 +12,9 @@ import numpy as np
 
 from gristmill.data_pipeline.indexed.packing import GROUP_DOCUMENTS, first_windows, num_groups
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.provenance.canonical import fingerprint
-from gristmill.data_pipeline.provenance.manifest import CACHE_FOLDER
-from gristmill.data_pipeline.provenance.remembered import one_at_a_time, remember_bytes
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.file_state_cache import one_at_a_time, remember_bytes
+from gristmill.foundation.manifest import CACHE_FOLDER
 
 VERSION = 1  # raised when packing changes
 DIGEST_BYTES = 32

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.format import CODES, HEADER_BYTES, MAGIC, VERSION, Header, bin_path, idx_path
 from gristmill.data_pipeline.indexed.tables import check_bounds, check_sequences, first_id_outside
+from gristmill.foundation.errors import InputError
 
 
 class IndexedReader:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.indexed.blend import Schedule
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, read_dataset, source_prefix
@@ -20,7 +19,8 @@ from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
 from gristmill.data_pipeline.indexed.packing_table import kept_first_windows
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.verify import CheckedSource, manifest_digests, open_checked
-from gristmill.data_pipeline.provenance.canonical import fingerprint
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.errors import InputError, RecipeError
 
 Sample = dict[str, np.ndarray]
 Say = Callable[[str], None]

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 
 # Entries looked at in one go: about 40 MB of arrays.
 CHUNK = 1 << 20

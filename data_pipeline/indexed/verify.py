@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, source_prefix
 from gristmill.data_pipeline.indexed.format import bin_path, idx_path
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest
-from gristmill.data_pipeline.provenance.remembered import (
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.file_state_cache import (
     file_state,
     is_settled,
     one_at_a_time,
     read_remembered,
     remember,
 )
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest
 
 RULES = 1  # raised when the checks become stricter, so that files are checked again
 SAID_FROM_BYTES = 1_000_000_000  # files of which the user hears that they are being read

@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.format import LONGEST_SEQUENCE, Header, bin_path, idx_path
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import atomic_path
 
 
 class IndexedWriter:

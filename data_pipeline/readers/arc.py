@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.byte_stream import ByteStream, Malformed
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.warc import page, read_content
 
 VERSION_FIELDS = {b"1": 5, b"2": 10}

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.data_pipeline.document import NO_METADATA, Record, Unreadable, excerpt
+from gristmill.data_pipeline.readers.document import NO_METADATA, Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.json_repair import MAX_INTEGER, MIN_INTEGER, without_surrogates
 from gristmill.data_pipeline.readers.source import SourceConfig
 

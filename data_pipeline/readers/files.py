@@ -7,8 +7,8 @@ from typing import BinaryIO
 
 import fsspec
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.readers.local_files import local_files, local_path
+from gristmill.foundation.errors import InputError
 
 
 def shown_path(location: str) -> str:

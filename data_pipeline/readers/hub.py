@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.document import Record, Unreadable, first_line, too_large
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.lock import RawFile
+from gristmill.data_pipeline.readers.document import Record, Unreadable, first_line, too_large
 from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.verified import check_digest
+from gristmill.data_pipeline.readers.verified_files import check_digest
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 
 def dataset_digest(source: SourceConfig) -> tuple[int, str]:

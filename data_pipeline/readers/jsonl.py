@@ -6,7 +6,6 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.compression import (
     BLOCK_BYTES,
     LINE_END_BYTES,
@@ -15,6 +14,7 @@ from gristmill.data_pipeline.readers.compression import (
     blocks,
     whole_lines,
 )
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.encodings import LOOKED_AT_BYTES, UTF8_MARK, WIDE_ENCODING, in_utf8, wide_encoding
 from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.json_repair import repaired

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from urllib.parse import unquote, urlsplit
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 
 
 def local_path(pattern: str) -> str:

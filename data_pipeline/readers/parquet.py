@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt, first_line, too_large
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, first_line, too_large
 from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.json_repair import SURROGATES, without_surrogates
 from gristmill.data_pipeline.readers.page_sizes import page_sizes

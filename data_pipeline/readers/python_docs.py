@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 # A comment block shorter than this is an aside ("# type: ignore"), not prose.

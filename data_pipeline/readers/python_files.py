@@ -6,8 +6,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.errors import InputError
 
 # Folders that hold tests, data for tests, caches or other people's packages.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "testing", "__pycache__", "site-packages", "lib-dynload", "_bundled"}

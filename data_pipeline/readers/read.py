@@ -5,24 +5,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.extract import NotExtracted, extract_page
-from gristmill.data_pipeline.provenance.lock import RawFile
 from gristmill.data_pipeline.readers.arc import read_arc
 from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, blocks
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.files import open_raw
+from gristmill.data_pipeline.readers.html_extraction import NotExtracted, extract_page
 from gristmill.data_pipeline.readers.hub import read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
 from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.verified import BlockDigests, HashedFile, VerifiedFile, digest_blocks
+from gristmill.data_pipeline.readers.verified_files import BlockDigests, HashedFile, VerifiedFile, digest_blocks
 from gristmill.data_pipeline.readers.warc import read_warc
+from gristmill.foundation.lock import RawFile
 
 
 @dataclass(frozen=True)
-class FilePart:
+class FileRange:
     """Some records of a raw file: those that begin in bytes start to end (JSON lines), in row groups start to end
     (Parquet), or all of them (end None). first_record is the number of the first. blocks: what a file that is entered
     in the middle is held to; without them it is read from begin to end and digested."""
@@ -35,13 +35,13 @@ class FilePart:
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
 
-def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: int) -> list[FilePart]:
+def file_ranges(file: RawFile, location: str, source: SourceConfig, part_bytes: int) -> list[FileRange]:
     """The file whole, or in record ranges of about part_bytes where its format can be entered in the middle.
 
     Such a file is read once, against the lock: raises InputError if it is not the file that the lock pins."""
     is_plain = location.rpartition(".")[2] not in SUFFIXES
     if file.bytes <= part_bytes or not (source.format == "parquet" or (source.format == "jsonl" and is_plain)):
-        return [FilePart(file, location)]
+        return [FileRange(file, location)]
     with open_raw(location) as raw:
         digests = digest_blocks(raw, file, location)
         opened: Any = VerifiedFile(raw, digests, location)
@@ -49,11 +49,11 @@ def file_parts(file: RawFile, location: str, source: SourceConfig, part_bytes: i
         ranges = find(opened, part_bytes)
         opened.finish()
     if not ranges:
-        return [FilePart(file, location, blocks=digests if source.format == "parquet" else None)]
-    return [FilePart(file, location, first, start, end, digests) for first, start, end in ranges]
+        return [FileRange(file, location, blocks=digests if source.format == "parquet" else None)]
+    return [FileRange(file, location, first, start, end, digests) for first, start, end in ranges]
 
 
-def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
+def read_range(part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The part's records in their order, each readable or not. Nothing that a file holds raises.
 
     Raises InputError, behind the last record at the latest, if the file is not the one that the lock pins; what was
@@ -63,7 +63,7 @@ def read_part(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreada
     return _extracted_records(part, source)
 
 
-def _extracted_records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
+def _extracted_records(part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
     for record in _records(part, source):
         yield record if isinstance(record, Unreadable) or record.html is None else _extracted(record, source)
 
@@ -78,7 +78,7 @@ def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
     return record._replace(text=text, html=None, language=language, repairs=(*record.repairs, *repairs))
 
 
-def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
+def _records(part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
     if source.format == "datasets":
         yield from read_dataset(source, part.file)
         return
@@ -92,7 +92,7 @@ def _records(part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadab
         file.finish()
 
 
-def _opened_records(file: Any, part: FilePart, source: SourceConfig) -> Iterator[Record | Unreadable]:
+def _opened_records(file: Any, part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
     name, limit = part.location, source.max_record_bytes
     if source.format == "jsonl":
         return read_jsonl(file, name, source, part.first_record, part.start, part.end)

@@ -4,15 +4,15 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.lock import LockedSource, RawFile, in_canonical_order
+from gristmill.data_pipeline.readers.file_kinds import check_kinds
 from gristmill.data_pipeline.readers.files import is_address, matching, open_raw, raw_size, shown_path
-from gristmill.data_pipeline.readers.foreign import check_kinds
 from gristmill.data_pipeline.readers.hub import dataset_digest
 from gristmill.data_pipeline.readers.python_files import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.verified import unreadable
+from gristmill.data_pipeline.readers.verified_files import unreadable
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
 # Files are digested in groups of about this many bytes; less than one group is not worth starting workers for.
 GROUP_BYTES = 64_000_000

@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.foundation.config import Config
 
 # A document's text is rarely over 5 MB (a long book; Common Crawl cuts pages at 5 MiB), and what is far longer is a
 # dump or a trap; escapes and other fields make a line of JSON a few times its text. docs/curation.md has the cost.

@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 import brotli
 
-from gristmill.data_pipeline.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.byte_stream import MAX_HEADER_BYTES, ByteStream, Malformed
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")

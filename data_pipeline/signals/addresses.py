@@ -2,8 +2,8 @@
 
 import numba
 
-from gristmill.data_pipeline.intrinsics import bytes_within
 from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, first_bit, without_first
+from gristmill.data_pipeline.signals.intrinsics import bytes_within
 
 
 @numba.njit(cache=True, nogil=True)

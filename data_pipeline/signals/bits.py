@@ -5,7 +5,7 @@ Blocks may reach behind a text, so buffer.PADDING bytes must follow the last one
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import bytes_within, folded_product, load64, ones, trailing_zeros
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, folded_product, load64, ones, trailing_zeros
 
 BLOCK = 64
 ZERO, ONE = np.uint64(0), np.uint64(1)

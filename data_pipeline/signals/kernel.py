@@ -9,9 +9,9 @@ import threading
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import pointer
 from gristmill.data_pipeline.signals.addresses import count_addresses
 from gristmill.data_pipeline.signals.bits import ZERO
+from gristmill.data_pipeline.signals.intrinsics import pointer
 from gristmill.data_pipeline.signals.lines import (
     BULLETS,
     DUP_LINE_CHARS,

@@ -7,9 +7,9 @@ from functools import lru_cache
 import pyarrow as pa
 from pydantic import Field
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.signals.language_codes import label_code
 from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model
+from gristmill.foundation.config import Config
 
 LANGUAGE_FIELDS = [pa.field("detected_language", pa.string()), pa.field("language_score", pa.float64())]
 _CAPITALS, _LETTERS = re.compile("[A-Z]"), re.compile("[A-Za-z]")

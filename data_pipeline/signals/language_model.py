@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.errors import InputError, RecipeError
-from gristmill.data_pipeline.provenance.files import file_digest
 from gristmill.data_pipeline.signals.language_codes import label_code
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import file_digest
 
 BUNDLED = "lid.176.ftz"
 # Labels of the bundled model that it gave to no sentence of their language, of 40 and more each

@@ -3,7 +3,6 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import bytes_within
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
@@ -20,6 +19,7 @@ from gristmill.data_pipeline.signals.bits import (
     without_first,
 )
 from gristmill.data_pipeline.signals.characters import LINE_END, SPACE, TERMINAL
+from gristmill.data_pipeline.signals.intrinsics import bytes_within
 from gristmill.data_pipeline.signals.reference import SHORT_LINE_CHARS
 from gristmill.data_pipeline.signals.tables import first_place, table_bits
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pydantic import Field
 
-from gristmill.data_pipeline.config import Config
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
+from gristmill.foundation.config import Config
 
 PARAGRAPH_LANGUAGE_FIELDS = [
     pa.field("main_language", pa.string()),  # the one with the most characters; null where no paragraph was told

@@ -3,7 +3,6 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import load64
 from gristmill.data_pipeline.signals.bits import (
     ALL,
     ONE,
@@ -15,6 +14,7 @@ from gristmill.data_pipeline.signals.bits import (
     without_first,
 )
 from gristmill.data_pipeline.signals.characters import TERMINAL
+from gristmill.data_pipeline.signals.intrinsics import load64
 from gristmill.data_pipeline.signals.reference import TITLES
 
 TITLE_GROUPS = np.array([int.from_bytes(title.encode(), "little") for title in TITLES], np.uint64)

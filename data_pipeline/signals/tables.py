@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import folded_product
+from gristmill.data_pipeline.signals.intrinsics import folded_product
 
 # Folded, because a plain product would send pairs of neighbours to neighbouring slots: the low half of this factor is
 # 0.497 of 2**32, and sequences of words have keys that are such pairs.

@@ -13,10 +13,10 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.intrinsics import folded_product
 from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, decode, hash_bytes
 from gristmill.data_pipeline.signals.buffer import joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, LINE_END, SPACE, TERMINAL, WORD, character_table
+from gristmill.data_pipeline.signals.intrinsics import folded_product
 
 WORD_ORDER_FIELDS = [
     pa.field("word_order", pa.float64()),  # see order_score; null below MIN_TOKENS tokens

@@ -6,7 +6,6 @@ instructions; what lies beyond is decoded and put into the same masks, so that a
 import numba
 import numpy as np
 
-from gristmill.data_pipeline.intrinsics import bytes_within, letters_within, ones
 from gristmill.data_pipeline.signals.bits import (
     ALL,
     BLOCK,
@@ -33,6 +32,7 @@ from gristmill.data_pipeline.signals.characters import (
     UPPER,
     WORD,
 )
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones
 from gristmill.data_pipeline.signals.reference import STOP_WORDS
 from gristmill.data_pipeline.signals.sentences import end_sentences
 

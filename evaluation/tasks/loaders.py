@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
-from gristmill.evaluation.tasks.forms import FORMS
+from gristmill.evaluation.tasks.benchmark_formats import FORMS
+from gristmill.foundation.errors import InputError
 
 PACKINGS = ("", ".zst", ".gz", ".bz2", ".xz")
 NO_FOLDER = "no data folder is named; give one with --data, or set GRISTMILL_SHARED_DATA"

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import RecipeError
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipe_file import validate_config
 
 CheckpointOption = Annotated[
@@ -37,7 +37,7 @@ def evaluate_checkpoint(
     EvaluateConfig. parts: the tensor ranks and pipeline stages of one copy. Raises InputError or RecipeError."""
     from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
     from gristmill.evaluation.commands import evaluate_series
-    from gristmill.training.processes import Place
+    from gristmill.training.processes import RankInfo
 
     config = validate_config(EvaluateConfig, {**settings, "samples": 0})
     folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
@@ -46,7 +46,7 @@ def evaluate_checkpoint(
         evaluate_series(checkpoint, folder, config, reporter, every, tokenizer, cache, corpus, download, include_path)
         print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
         return
-    place = Place.from_environment()
+    place = RankInfo.from_environment()
     evaluate_one(checkpoint, folder, config, reporter, tokenizer, cache, corpus, download, include_path, place, *parts)
     if place.rank == 0:
         print((folder / "table.md").read_text("utf-8"))
@@ -105,7 +105,7 @@ def export(
     scores: Annotated[Path | None, typer.Option(metavar="DIR", help="Results for the model card.")] = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers loads, with a model card that tells its provenance."""
-    from gristmill.evaluation.export import DTYPES, export_checkpoint, require_empty
+    from gristmill.evaluation.models.export import DTYPES, export_checkpoint, require_empty
 
     if precision not in DTYPES:
         raise RecipeError(f"--precision {precision}: there are {', '.join(DTYPES)}")
@@ -118,7 +118,7 @@ def import_(
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the checkpoint and tokenizer.")],
 ) -> None:
     """Read a folder of transformers as a checkpoint, to evaluate or to train on. Nothing is downloaded."""
-    from gristmill.evaluation.export import import_checkpoint, require_empty
+    from gristmill.evaluation.models.export import import_checkpoint, require_empty
 
     require_empty(output)
     print(import_checkpoint(folder, output))
@@ -129,6 +129,6 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another, asked the same questions.")],
 ) -> None:
     """Two models on the same questions: which is better, or is it luck?"""
-    from gristmill.evaluation.compare import compare_folders, comparison_markdown
+    from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
 
     print(comparison_markdown(compare_folders(first, second)))

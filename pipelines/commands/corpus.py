@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from gristmill.data_pipeline.corpus.document_history import corpus_folder
+from gristmill.data_pipeline.corpus.document_history import why as life_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.protected import corpus_parts
 from gristmill.data_pipeline.dedup.signatures import find_store, has_store, merge_stores, open_store, sign_corpus
 from gristmill.data_pipeline.dedup.similar import Neighbour, similar
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.explain import corpus_folder
-from gristmill.data_pipeline.explain import why as life_of
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.console import print_block
 
 signatures_app = typer.Typer(no_args_is_help=True, help="Signature stores of corpora, for others to be compared with.")

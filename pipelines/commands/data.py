@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.indexed import packing_report
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
 from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
-from gristmill.pipelines.compare import GROUP_FIGURES, compare, group_rows, read_texts, rows
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.console import print_block
-from gristmill.pipelines.proxy_config import ProxyConfig
+from gristmill.pipelines.proxy_model_config import ProxyConfig
+from gristmill.pipelines.tokenizer_comparison import GROUP_FIGURES, compare, group_rows, read_texts, rows
 from gristmill.tokenizers.config import STRATEGIES
 from gristmill.tokenizers.tokenizer import load_tokenizer
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gristmill.data_pipeline.filters.fit_profiles import fit_profiles
-from gristmill.data_pipeline.fit_corpus import read_reference, write_profiles
+from gristmill.data_pipeline.reference_texts import read_reference, write_profiles
 from gristmill.data_pipeline.signals.language_model import BUNDLED, model_languages
 
 profiles_app = typer.Typer(no_args_is_help=True, help="Filter thresholds and stop words by language.")

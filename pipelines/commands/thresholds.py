@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from gristmill.data_pipeline.curation import annotated
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.explore import TABLES, open_corpus
-from gristmill.data_pipeline.sweep import parse_sweep
-from gristmill.data_pipeline.sweep import sweep as count
+from gristmill.data_pipeline.corpus.sql import TABLES, open_corpus
+from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep
+from gristmill.data_pipeline.filters.threshold_sweep import sweep as count
+from gristmill.data_pipeline.run_curation import annotated
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.console import print_block
-from gristmill.pipelines.raw import pin
+from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 
 

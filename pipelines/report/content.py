@@ -8,11 +8,11 @@ from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.samples import open_samples
-from gristmill.data_pipeline.provenance.manifest import read_manifest
+from gristmill.foundation.manifest import read_manifest
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.curation import curation_blocks
-from gristmill.pipelines.report.evaluations import evaluation_blocks
+from gristmill.pipelines.report.evaluation_curve import evaluation_blocks
 from gristmill.pipelines.report.figures import curves
 
 SMOOTHED_OVER = 0.02  # share of a run: the curve a reader looks at is the mean over so many steps

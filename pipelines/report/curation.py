@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.provenance.manifest import read_manifest
-from gristmill.data_pipeline.removal import heavy_removals
+from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
+from gristmill.foundation.manifest import read_manifest
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.flow import flow_svg
 from gristmill.pipelines.report.histograms import histogram_block
-from gristmill.pipelines.report.rewriting import contamination_blocks, cut_blocks
 from gristmill.pipelines.report.steps import flow_of, rule_order
+from gristmill.pipelines.report.text_edits import contamination_blocks, cut_blocks
 
 CLUSTERS_SHOWN = 8
 LANGUAGES_SHOWN = 60
@@ -58,7 +58,7 @@ def flow_blocks(counts: Mapping[str, Any]) -> list[Block]:
 
 
 def repair_blocks(sources: Mapping[str, Any]) -> list[Block]:
-    """How many documents each repair of the text changed (data_pipeline/text.py)."""
+    """How many documents each repair of the text changed (data_pipeline/annotate/normalize.py)."""
     repairs = sorted({repair for entry in sources.values() for repair in entry["changed"]})
     if not repairs:
         return []

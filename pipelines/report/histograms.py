@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.explain import REWRITING
+from gristmill.data_pipeline.corpus.document_history import REWRITING
 from gristmill.pipelines.report.blocks import Block, Figure
 from gristmill.pipelines.report.figures import histogram
 

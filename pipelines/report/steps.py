@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.data_pipeline.splits import SPLITS
+from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.pipelines.report.flow import Flow
 
 # What comes behind the filters.

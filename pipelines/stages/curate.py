@@ -5,15 +5,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.corpus_folder import QUARANTINE_NAME
-from gristmill.data_pipeline.curation import counted, curate
+from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
-from gristmill.data_pipeline.engine.local import LocalEngine
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.measured import used_profiles
-from gristmill.data_pipeline.removal import heavy_removals
+from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
+from gristmill.data_pipeline.recipe_signals import used_profiles
+from gristmill.data_pipeline.run_curation import counted, curate
 from gristmill.data_pipeline.signals.language_model import model_digest
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
@@ -44,7 +44,9 @@ def beside(recipe: Recipe) -> dict[str, Any]:
     if wanted is not None and wanted.benchmarks:
         found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in wanted.benchmarks}
     if wanted is not None and wanted.tasks:
-        from gristmill.evaluation.benchmark_texts import benchmark_digest  # lm-eval, for recipes that name its tasks
+        from gristmill.evaluation.tasks.benchmark_texts import (
+            benchmark_digest,  # lm-eval, for recipes that name its tasks
+        )
 
         found["tasks"] = benchmark_digest(task_texts(recipe))
     if near is not None and near.protected:
@@ -57,7 +59,7 @@ def task_texts(recipe: Recipe) -> list[Any]:
     wanted = recipe.curate.decontaminate
     if wanted is None or not wanted.tasks:
         return []
-    from gristmill.evaluation.benchmark_texts import benchmark_texts  # lm-eval, for recipes that name its tasks
+    from gristmill.evaluation.tasks.benchmark_texts import benchmark_texts  # lm-eval, for recipes that name its tasks
 
     data = wanted.task_data or (Path(recipe.evaluate.data) if recipe.evaluate.data else None)
     return list(benchmark_texts([(task.name, task.fields) for task in wanted.tasks], data, wanted.download))

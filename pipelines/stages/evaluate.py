@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
@@ -15,8 +15,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
 def run(context: StageContext) -> dict[str, Any]:
     """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
     # Loaded here: torch and lm-eval take seconds, which `gristmill plan` and the other stages need not wait for.
-    from gristmill.evaluation.run import Corpus, Places, evaluate_folder
-    from gristmill.training.processes import Place, own_device
+    from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate_folder
+    from gristmill.training.processes import RankInfo, local_device
 
     checkpoint = last_checkpoint(context.inputs["train"])
     # No cache of answers: in another batch an answer may differ in its last digit, and the stage's bytes must not tell.
@@ -25,10 +25,10 @@ def run(context: StageContext) -> dict[str, Any]:
     rows = evaluate_folder(
         checkpoint=checkpoint,
         tokenizer=context.inputs["tokenizer"],
-        places=Places(context.folder, None if data is None else Path(data), corpus),
+        places=EvaluationPaths(context.folder, None if data is None else Path(data), corpus),
         config=context.recipe.evaluate,
         reporter=context.reporter,
-        device=own_device(Place.from_environment()),
+        device=local_device(RankInfo.from_environment()),
     )
     return {
         "checkpoint": checkpoint.name,

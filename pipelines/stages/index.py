@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.dataset import (
     SPLITS,
     Dataset,
@@ -17,14 +15,16 @@ from gristmill.data_pipeline.indexed.dataset import (
     source_prefix,
     write_dataset,
 )
-from gristmill.data_pipeline.indexed.documents import slices
+from gristmill.data_pipeline.indexed.documents import document_ranges
 from gristmill.data_pipeline.indexed.epochs import blend_weights, epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.format import bin_path, dtype_for
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.provenance.canonical import canonical_json
-from gristmill.data_pipeline.provenance.files import file_digest, write_atomic
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.tokenizers.encode import EncodeTask, encode_part, note_path, tasks_of
@@ -89,7 +89,7 @@ def _tasks(context: StageContext, tokenizer: Tokenizer) -> tuple[list[_Work], li
     merges: list[MergeTask] = []
     for split in SPLITS:
         for source in context.recipe.sources:
-            found = slices(context.inputs["curate"], split, source.name)
+            found = document_ranges(context.inputs["curate"], split, source.name)
             if not found and split == "train":
                 raise InputError(
                     f"{context.inputs['curate']}: source {source.name!r} has no documents in the train split; "

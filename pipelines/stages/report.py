@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.report.blocks import Figure
 from gristmill.pipelines.report.content import Folders, report_blocks

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.existing import adopt, existing_digest
 from gristmill.tokenizers.export import differences, write_huggingface
+from gristmill.tokenizers.pretrained import adopt, existing_digest
 from gristmill.tokenizers.sample import training_texts
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, Tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train

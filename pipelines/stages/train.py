@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.samples import TooFewTokens, open_samples
-from gristmill.data_pipeline.provenance.canonical import fingerprint
-from gristmill.data_pipeline.provenance.manifest import MANIFEST_NAME
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.training.config import LayoutConfig
@@ -51,22 +51,22 @@ def run(context: StageContext) -> dict[str, Any]:
     steps, tokens, losses, parameters and the last scores."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler says on the screen that it starts and stops
     # Loaded here: torch takes seconds, which `gristmill plan` and the other stages need not wait for.
-    from gristmill.training.memory import check_memory
+    from gristmill.training.memory_check import check_memory
     from gristmill.training.parallel.layout import check_layout
-    from gristmill.training.processes import Place, device_bytes, joined
+    from gristmill.training.processes import RankInfo, device_bytes, init_distributed
     from gristmill.training.run import Run
 
     recipe = context.recipe
     model, train = recipe.training()
     data = open_data(context)
-    place = Place.from_environment()
+    place = RankInfo.from_environment()
     if train.layout.auto:
         train = resolve_layout(model, data.samples.vocab_size, train, place.world_size)
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     check_memory(model, train, data.samples.vocab_size, device_bytes(place))
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
-    with joined(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
+    with init_distributed(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
         return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter, evaluate).to_the_end()
 
@@ -74,7 +74,7 @@ def run(context: StageContext) -> dict[str, Any]:
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
     """What asks the live model the tasks of train.evaluation. Raises InputError or RecipeError before the first step if
     they cannot be asked."""
-    from gristmill.evaluation.live import check_live, evaluate_live  # as above
+    from gristmill.evaluation.during_training import check_live, evaluate_live  # as above
     from gristmill.evaluation.run import Corpus
 
     recipe = context.recipe

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from gristmill.data_pipeline.extract import NotExtracted, extract
+from gristmill.data_pipeline.annotate.bad_words import BadWords
+from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
-from gristmill.data_pipeline.lists.bad_words import BadWords
-from gristmill.data_pipeline.pii import PII_KINDS, PiiConfig, count_pii, replace_pii
+from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, replace_pii
+from gristmill.data_pipeline.readers.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.readers.python_docs import prose
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
 from gristmill.data_pipeline.signals.paragraph_languages import split_paragraphs
-from gristmill.data_pipeline.text import NormalizeConfig, normalize
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("data_pipeline", "tokenizers", "evaluation", "training")
@@ -32,12 +32,12 @@ BOUND_SECONDS = 120.0
 
 # Modules whose expressions read options, names and messages of libraries, never a record's text.
 NOT_TEXT = {
-    "data_pipeline/explain.py": "a document id",
+    "data_pipeline/corpus/document_history.py": "a document id",
     "data_pipeline/readers/hub.py": "a revision",
     "data_pipeline/readers/local_files.py": "a path",
-    "data_pipeline/strict_yaml.py": "a recipe's numbers",
-    "data_pipeline/sweep.py": "a sweep's range",
-    "evaluation/results.py": "a task's name",
+    "foundation/strict_yaml.py": "a recipe's numbers",
+    "data_pipeline/filters/threshold_sweep.py": "a sweep's range",
+    "evaluation/results/write.py": "a task's name",
     "tokenizers/train.py": "a message of SentencePiece",
 }
 # Expressions that are only asked whether a text begins with them (match) or is one (fullmatch).
@@ -93,8 +93,8 @@ def calls_of_re(path: Path) -> list[ast.Call]:
 
 # Calls of re outside of constants, where the text is short or the expression is built of a user's words.
 BUILT_LATER = {
-    "data_pipeline/pii.py": 1,  # separators of one phone number
-    "data_pipeline/lists/bad_words.py": 2,  # a phrase of the list; one character
+    "data_pipeline/filters/pii.py": 1,  # separators of one phone number
+    "data_pipeline/annotate/bad_words.py": 2,  # a phrase of the list; one character
 }
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.checkpoint import ModelCard, save, step_folder
+from gristmill.training.checkpoint import SavedModelConfig, save, step_folder
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.model.initial import cut_like, fill
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model.initialization import cut_like, fill
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.parallel.forked import ForkedPool
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.testing.forked_pool import ForkedPool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # B rows, T tokens, S tokens before them and they, D width, H heads, K head width, V vocabulary
@@ -133,13 +133,13 @@ def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torc
 def save_on_mesh(root: Path, config: ModelConfig, vocab_size: int, layout: LayoutConfig, step: int) -> None:
     """What each process of a layout does: its part of `random_model`'s values, saved with the others'."""
     mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
-    parts = build_parts(config, vocab_size, layout, mesh, PRECISIONS["fp32"], seed=0)
+    parts = build_local_model(config, vocab_size, layout, mesh, PRECISIONS["fp32"], seed=0)
     drawn = {name: value.detach() for name, value in random_model(config, vocab_size).named_parameters()}
     with torch.no_grad():
         for name, parameter in parts.parameters.items():
             parameter.copy_(cut_like(drawn[name], parameter))
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
-    save(root, step, tensors, ModelCard.of(config, vocab_size, 256), {}, mesh)
+    save(root, step, tensors, SavedModelConfig.of(config, vocab_size, 256), {}, mesh)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         config = ModelConfig(**settings)
         model = random_model(config, vocab_size)
         tensors = {f"model.{key}": value.detach() for key, value in model.named_parameters()}
-        save(tmp_path / name, step, tensors, ModelCard.of(config, vocab_size, 256), {}, single_process())
+        save(tmp_path / name, step, tensors, SavedModelConfig.of(config, vocab_size, 256), {}, single_process())
         return step_folder(tmp_path / name, step)
 
     return make
@@ -195,7 +195,7 @@ def broken_checkpoint(tmp_path: Path) -> Path:
     with torch.no_grad():
         model.final_norm.weight[0] = float("nan")
     tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
-    save(tmp_path / "broken", 1, tensors, ModelCard.of(config, 257, 256), {}, single_process())
+    save(tmp_path / "broken", 1, tensors, SavedModelConfig.of(config, 257, 256), {}, single_process())
     return step_folder(tmp_path / "broken", 1)
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.harness import run_tasks
-from gristmill.evaluation.held_out import HeldOut
-from gristmill.evaluation.held_out_tasks import bits_per_byte_task
-from gristmill.evaluation.huggingface import write_huggingface
-from gristmill.evaluation.language_model import LanguageModel
-from gristmill.evaluation.load import load_subject
-from gristmill.evaluation.task_index import TaskSources
+from gristmill.evaluation.models.huggingface import write_huggingface
+from gristmill.evaluation.models.load import load_for_evaluation
+from gristmill.evaluation.scoring.language_model import LanguageModel
+from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task
+from gristmill.evaluation.tasks.corpus_tasks import HeldOut
+from gristmill.evaluation.tasks.harness import run_tasks
+from gristmill.evaluation.tasks.task_index import TaskSources
+from gristmill.foundation.progress import Reporter
 
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs accelerate; pip install 'gristmill[bench]'")
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
@@ -34,7 +34,7 @@ CHOICES = [
 def both(tmp_path, random_checkpoint, tokenizer_folder):
     """(ours, theirs): one random model of 8 heads and 700 tokens of context."""
     checkpoint = random_checkpoint("llama", context=700)
-    subject = load_subject(checkpoint, tokenizer_folder, EvaluateConfig())
+    subject = load_for_evaluation(checkpoint, tokenizer_folder, EvaluateConfig())
     write_huggingface(tmp_path / "exported", subject.backbone.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
     return LanguageModel(subject.backbone, subject.codec, 4096, Reporter.silent()), theirs

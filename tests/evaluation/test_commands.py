@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.commands import evaluate_checkpoint, evaluate_series
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.run import Corpus, Places, evaluate_folder
-from gristmill.training.processes import Place
+from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate_folder
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.training.processes import RankInfo
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_c
         for number, fate in ((1, "annotated"), (4, "split"))
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    places = Places(tmp_path / "out", tmp_path / "data", Corpus(tmp_path / "curate", tmp_path / "index", 0))
+    places = EvaluationPaths(tmp_path / "out", tmp_path / "data", Corpus(tmp_path / "curate", tmp_path / "index", 0))
     rows = evaluate_folder(random_checkpoint(), None, places, config, Reporter.silent())
     by_name = {(row.task, row.metric): row for row in rows}
     whole, clean, held = (by_name[f"gristmill_hans{part}", "acc"] for part in ("", ", clean", ", contaminated"))
@@ -81,4 +81,4 @@ def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_c
 def test_processes_must_make_whole_copies(tmp_path, config, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     with pytest.raises(RecipeError, match="3 processes do not make whole copies of tensor=2 x pipeline=1"):
-        evaluate_checkpoint(checkpoint, tmp_path / "out", config, Reporter.silent(), place=Place(0, 0, 3), tensor=2)
+        evaluate_checkpoint(checkpoint, tmp_path / "out", config, Reporter.silent(), place=RankInfo(0, 0, 3), tensor=2)

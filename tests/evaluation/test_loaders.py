@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.evaluation.tasks.loaders import load
+from gristmill.foundation.errors import InputError
 
 
 def write(path, *records) -> str:

@@ -9,8 +9,8 @@ from datasets import Dataset
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from gristmill.evaluation.few_shot import set_shots
-from gristmill.evaluation.task_files import TASK_FOLDER
+from gristmill.evaluation.tasks.few_shot import set_shots
+from gristmill.evaluation.tasks.task_files import TASK_FOLDER
 
 THEIRS = Path(lm_eval.tasks.__file__).parent
 PLACES = {

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.data_pipeline.indexed.writer import indexed_writer
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.run import Corpus, Places, evaluate_folder
-from gristmill.evaluation.statistics import unigram_bits_per_byte
+from gristmill.evaluation.results.statistics import unigram_bits_per_byte
+from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate_folder
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 CONFIG = EvaluateConfig(cloze_items=20, text_bytes=2000, samples=2, sample_tokens=8)
@@ -42,7 +42,7 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
     checkpoint = random_checkpoint("llama", context=700)
     for name in ("first", "second"):
         rows = evaluate_folder(
-            checkpoint, tokenizer_folder, Places(tmp_path / name, corpus=corpus), CONFIG, Reporter.silent()
+            checkpoint, tokenizer_folder, EvaluationPaths(tmp_path / name, corpus=corpus), CONFIG, Reporter.silent()
         )
     found = {(row.task, row.metric): row for row in rows}
     assert found["cloze", "acc"].count == 20 and found["cloze", "acc"].chance == 0.25
@@ -63,14 +63,20 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
 
 def test_held_out_tasks_need_a_corpus(tmp_path, random_checkpoint, tokenizer_folder):
     with pytest.raises(RecipeError, match="bits_per_byte, cloze need the held-out documents"):
-        evaluate_folder(random_checkpoint(), tokenizer_folder, Places(tmp_path / "out"), CONFIG, Reporter.silent())
+        evaluate_folder(
+            random_checkpoint(), tokenizer_folder, EvaluationPaths(tmp_path / "out"), CONFIG, Reporter.silent()
+        )
 
 
 def test_a_corpus_without_held_out_documents_is_said(tmp_path, random_checkpoint, tokenizer_folder):
     empty = Corpus(tmp_path / "none", tmp_path / "none", seed=1)
     with pytest.raises(InputError, match="no held-out document"):
         evaluate_folder(
-            random_checkpoint(), tokenizer_folder, Places(tmp_path / "out", corpus=empty), CONFIG, Reporter.silent()
+            random_checkpoint(),
+            tokenizer_folder,
+            EvaluationPaths(tmp_path / "out", corpus=empty),
+            CONFIG,
+            Reporter.silent(),
         )
 
 
@@ -78,4 +84,4 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, random_checkpoint, token
     checkpoint = random_checkpoint()
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"no manifest\.json"):
-        evaluate_folder(checkpoint, tokenizer_folder, Places(tmp_path / "out"), CONFIG, Reporter.silent())
+        evaluate_folder(checkpoint, tokenizer_folder, EvaluationPaths(tmp_path / "out"), CONFIG, Reporter.silent())

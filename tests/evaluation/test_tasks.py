@@ -3,15 +3,15 @@ import json
 import pytest
 import yaml
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError, RecipeError
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.harness import run_tasks
-from gristmill.evaluation.language_model import LanguageModel
-from gristmill.evaluation.suites import SUITES
-from gristmill.evaluation.table import score_rows
-from gristmill.evaluation.task_files import TASK_FOLDER
-from gristmill.evaluation.task_index import TaskSources
+from gristmill.evaluation.results.table import score_rows
+from gristmill.evaluation.scoring.language_model import LanguageModel
+from gristmill.evaluation.tasks.harness import run_tasks
+from gristmill.evaluation.tasks.suites import SUITES
+from gristmill.evaluation.tasks.task_files import TASK_FOLDER
+from gristmill.evaluation.tasks.task_index import TaskSources
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture

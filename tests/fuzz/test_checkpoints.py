@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.training.checkpoint import load_model, newest_whole, read_card, step_folder
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+from gristmill.training.checkpoint import load_model, newest_complete, read_card, step_folder
 from tests.support.mutations import mutate
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
@@ -108,7 +108,7 @@ def check_damages(folder: Path, numbers: range) -> int:
         damage(list(contents), before, rng)
         where = f"seed {SEED}, number {number}: {damage.__name__}"
         now = {path: path.read_bytes() if path.is_file() else None for path in last.iterdir()}
-        found = newest_whole(root, card, said := Said())
+        found = newest_complete(root, card, said := Said())
         assert found is not None, where
         if now == contents:
             assert found[0] == last and said.lines == [], where

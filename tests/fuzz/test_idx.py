@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import (
     DATASET_NAME,
@@ -26,8 +25,9 @@ from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.indexed.writer import write_documents
-from gristmill.data_pipeline.provenance import files
-from gristmill.data_pipeline.provenance.manifest import write_manifest
+from gristmill.foundation import files
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.manifest import write_manifest
 from tests.support.mutations import mutate
 
 SEED = 12

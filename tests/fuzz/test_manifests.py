@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.curation import COUNTS_NAME
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.explain import why
-from gristmill.data_pipeline.explore import open_corpus
-from gristmill.data_pipeline.provenance import files
-from gristmill.data_pipeline.provenance.checked import check_outputs
-from gristmill.data_pipeline.provenance.lock import Lock, LockedSource, read_lock, write_lock
-from gristmill.data_pipeline.provenance.manifest import read_manifest, write_manifest
-from gristmill.data_pipeline.provenance.sealed import is_sealed, seal_of, sealed_path
+from gristmill.data_pipeline.corpus.document_history import why
+from gristmill.data_pipeline.corpus.sql import open_corpus
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.run_curation import COUNTS_NAME
+from gristmill.foundation import files
+from gristmill.foundation.checked_outputs import check_outputs
+from gristmill.foundation.checksum_files import is_sealed, seal_of, sealed_path
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import Lock, LockedSource, read_lock, write_lock
+from gristmill.foundation.manifest import read_manifest, write_manifest
 from gristmill.pipelines.lease import LEASE_NAME, lease
 from gristmill.pipelines.verify import verify
 from tests.support.corpora import prose, run_curate, write_jsonl

@@ -15,13 +15,13 @@ import pytest
 import zstandard
 from mutations import mutate, mutations
 
-from gristmill.data_pipeline.document import Record, Unreadable
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.lock import RawFile
+from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.readers.read import file_parts, read_part
+from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 SEED = 20261122
 IN_CI, SLOW = 105, 10_000  # mutants of each file
@@ -106,7 +106,7 @@ def source_of(name: str) -> SourceConfig:
 
 def read(path, source: SourceConfig, part_bytes: int = 1 << 30) -> list[Record | Unreadable]:
     file = RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
-    return [one for part in file_parts(file, str(path), source, part_bytes) for one in read_part(part, source)]
+    return [one for part in file_ranges(file, str(path), source, part_bytes) for one in read_range(part, source)]
 
 
 def check(found: list[Record | Unreadable]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipe_file import find_recipe, load_recipe, recipe_names
 from tests.support.mutations import mutate
 

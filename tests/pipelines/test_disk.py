@@ -19,11 +19,11 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import atomic_path, write_atomic
-from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.lock import Lock
 from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.config import Recipe

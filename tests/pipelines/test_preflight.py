@@ -5,9 +5,9 @@ import json
 import pytest
 from bad_input import NOTES, small
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.pipelines import preflight
-from gristmill.tokenizers.existing import is_hub_name
+from gristmill.tokenizers.pretrained import is_hub_name
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def loaded(tmp_path):
 
 
 def preflight_stage(name):
-    from gristmill.pipelines.chain import STAGES
+    from gristmill.pipelines.stage_list import STAGES
 
     return next(stage for stage in STAGES if stage.name == name)
 
@@ -118,7 +118,7 @@ def test_an_unreachable_hub_is_asked_once(monkeypatch):
     """huggingface_hub would try again for half a minute."""
     from huggingface_hub import constants
 
-    from gristmill.tokenizers import existing
+    from gristmill.tokenizers import pretrained as existing
 
     asked = []
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.strict_yaml import read_yaml
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.pipelines.config import identity
 from gristmill.pipelines.recipe_file import load_recipe, recipe_names
 

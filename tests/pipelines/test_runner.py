@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.data_pipeline.provenance.lock import Lock, LockedSource, RawFile
-from gristmill.data_pipeline.provenance.manifest import read_manifest
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.lock import Lock, LockedSource, RawFile
+from gristmill.foundation.manifest import read_manifest
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.lease import lease
 from gristmill.pipelines.runner import Runner
@@ -165,7 +165,7 @@ def test_temporary_files_of_killed_writers_are_swept_and_those_of_living_ones_ar
 WRITER = """
 import sys, time
 from pathlib import Path
-from gristmill.data_pipeline.provenance.files import atomic_path
+from gristmill.foundation.files import atomic_path
 with atomic_path(Path(sys.argv[1])) as temporary:
     temporary.write_bytes(b"half")
     print("writes", flush=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gristmill.data_pipeline.errors import InputError
-from gristmill.data_pipeline.provenance.canonical import digested_json, fingerprint
-from gristmill.data_pipeline.provenance.files import write_atomic
-from gristmill.data_pipeline.provenance.lock import Lock, LockedSource, RawFile, write_lock
-from gristmill.data_pipeline.provenance.manifest import read_manifest, stage_fingerprint, write_manifest
+from gristmill.foundation.canonical_json import digested_json, fingerprint
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.lock import Lock, LockedSource, RawFile, write_lock
+from gristmill.foundation.manifest import read_manifest, stage_fingerprint, write_manifest
 from gristmill.pipelines.verify import verify
 
 LOCK = Lock(sources=(LockedSource(name="s", request={}, files=(RawFile(name="x", bytes=1, sha256="0" * 64),)),))

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from gristmill.data_pipeline.curate import CurateConfig
-from gristmill.data_pipeline.curation import curate
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.lock import Lock
+from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.run_curation import curate
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import Lock
+from gristmill.foundation.progress import Reporter
 
 VOCABULARY = """the of and to that have with be water stone river miller wheel grain flour sack cart road market
 morning winter summer bread oven fire baker child song door window roof house field plough horse rain cloud wind"""

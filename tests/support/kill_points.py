@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.provenance.manifest import differences, read_manifest
-from gristmill.pipelines.raw import pin
+from gristmill.foundation.manifest import differences, read_manifest
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import validate
 from gristmill.pipelines.reproduce import reproduce
 from gristmill.pipelines.runner import Runner

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.manifest import CACHE_FOLDER
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.pipelines.lease import LEASE_NAME
 
 LAUNCHER = Path(__file__).parent / "warm_launcher.py"

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.dedup.part import Part
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
 
 
 def engine(workers: int = 1) -> LocalEngine:
@@ -18,13 +18,13 @@ def engine(workers: int = 1) -> LocalEngine:
 
 def write_part(
     path: Path, documents: dict[str, str], source: str = "s", priority: int = 1, alive: Sequence[bool] | None = None
-) -> Part:
+) -> DocumentFile:
     """A part file of texts by doc_id; ids are padded to 32 digits: "a1" -> "0...0a1"."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = [padded(doc_id) for doc_id in documents]
     table = pa.table({"doc_id": pa.array(ids, pa.string()), "text": pa.array(list(documents.values()), pa.string())})
     pq.write_table(table, path, row_group_size=3)
-    return Part(path, source, priority, None if alive is None else np.array(alive, bool))
+    return DocumentFile(path, source, priority, None if alive is None else np.array(alive, bool))
 
 
 def padded(doc_id: str) -> str:

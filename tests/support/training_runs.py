@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.foundation.progress import Reporter
 from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Data, Run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import write_huggingface
 from gristmill.tokenizers.tokenizer import MODEL_NAME

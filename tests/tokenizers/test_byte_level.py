@@ -17,7 +17,7 @@ from gristmill.tokenizers.byte_level import (
 )
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encoders import HuggingFaceEncoder
-from gristmill.tokenizers.existing import adopt
+from gristmill.tokenizers.pretrained import adopt
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 from tokenizers import Tokenizer
 

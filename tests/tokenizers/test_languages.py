@@ -6,7 +6,7 @@ import json
 import pytest
 import zstandard
 
-from gristmill.data_pipeline.provenance.files import write_atomic
+from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import differences, write_huggingface
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.sample import EXCERPT_CHARACTERS, fill, training_texts
 

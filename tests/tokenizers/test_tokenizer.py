@@ -5,7 +5,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.encoders import KitokenEncoder, SentencePieceEncoder, fastest_equal, first_difference
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer

@@ -7,7 +7,7 @@ import sys
 import pytest
 import sentencepiece
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.tokenizers.train import END_OF_DOCUMENT, sentences, train

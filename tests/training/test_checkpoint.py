@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint import prune, read_card, step_folder, steps_in, verified
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gristmill.training.config import ModelConfig
 from gristmill.training.flops import count_parameters, flops_per_token
-from gristmill.training.model.initial import initialise
+from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 
 MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, hidden=24, context=8)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
 from gristmill.training.metrics import read_metrics
 from tests.support.training_runs import digests, new_run
 

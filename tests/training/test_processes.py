@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.training import processes
-from gristmill.training.processes import CONNECTION_ATTEMPTS, Place, connect
+from gristmill.training.processes import CONNECTION_ATTEMPTS, RankInfo, connect
 
 REFUSED = "Gloo connectFullMesh failed with connect [127.0.1.1]:35123: Connection refused\nmore"
 
@@ -66,7 +66,7 @@ def test_the_end_of_the_attempts_is_named_on_all_ranks(monkeypatch) -> None:
 def test_the_number_of_restarts_is_read(monkeypatch) -> None:
     for name, value in (("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RESTART_COUNT", "2")):
         monkeypatch.setenv(name, value)
-    assert Place.from_environment() == Place(3, 1, 4, restarts=2)
+    assert RankInfo.from_environment() == RankInfo(3, 1, 4, restarts=2)
 
 
 def test_a_rank_that_is_never_heard_of_is_no_hang(monkeypatch) -> None:

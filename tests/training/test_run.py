@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import load_model, step_folder
 from gristmill.training.config import CheckpointConfig, ModelConfig
+from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.metrics import read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.parallel.parts import ModelParts
-from gristmill.training.processes import Place, joined
+from gristmill.training.processes import RankInfo, init_distributed
 from gristmill.training.run import Data, Run
 from gristmill.training.saver import kept_steps
 from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config
@@ -184,7 +184,7 @@ def test_chosen_steps_are_traced(tmp_path: Path) -> None:
     assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
 
 
-def scores_of(parts: ModelParts) -> dict[str, dict[str, float]]:
+def scores_of(parts: LocalModel) -> dict[str, dict[str, float]]:
     """A stand-in for the tasks: it reads the live weights."""
     return {"a_task": {"acc": float(parts.parameters["final_norm.weight"].double().sum())}}
 
@@ -196,7 +196,7 @@ def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> No
     assert [line["step"] for line in lines] == [4, 8, 12]
     assert lines[0]["tokens"] == 4 * BATCH * MODEL.context and lines[0]["scores"] != lines[1]["scores"]
 
-    def killed_at_10(parts: ModelParts) -> dict[str, dict[str, float]]:
+    def killed_at_10(parts: LocalModel) -> dict[str, dict[str, float]]:
         if len(read_metrics(tmp_path / "broken" / "evaluations.jsonl")) == 2:
             raise KeyboardInterrupt  # the last checkpoint is step 9's
         return scores_of(parts)
@@ -364,9 +364,9 @@ def test_which_checkpoints_stay() -> None:
 
 def on_two_ranks(folder: Path, kill_once: bool) -> None:
     """Under torchrun. Rank 1 kills itself at step 5 of its first life."""
-    place = Place.from_environment()
+    place = RankInfo.from_environment()
     config = train_config(layout={"data": 2})
-    with joined(place, config.layout, MODEL, "recipe", 60) as mesh:
+    with init_distributed(place, config.layout, MODEL, "recipe", 60) as mesh:
         run = new_run(folder, mesh, layout={"data": 2})
         step = run.trainer.step
 

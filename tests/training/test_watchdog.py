@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.data_pipeline.errors import InputError
-from gristmill.training.parallel.forked import RankFailed
+from gristmill.foundation.errors import InputError
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.processes import Place, check_same_recipe
+from gristmill.training.processes import RankInfo, check_same_recipe
+from gristmill.training.testing.forked_pool import RankFailed
 from gristmill.training.watchdog import Watchdog, first_failure_named
 
 
@@ -57,7 +57,7 @@ def test_the_cause_reaches_every_rank(pool) -> None:
 
 def compare_recipes() -> None:
     rank = dist.get_rank()
-    check_same_recipe("aaaa" if rank < 2 else "bbbb", Place(rank, rank, 3))
+    check_same_recipe("aaaa" if rank < 2 else "bbbb", RankInfo(rank, rank, 3))
 
 
 def test_different_recipes_are_refused(pool) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gristmill.training.config import LayerConfig, ModelConfig
+from gristmill.training.model.attention_mask import AttentionMetadata, Mask, rotate
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
-from gristmill.training.model.plan import Mask, Plan, rotate
-from gristmill.training.parallel.tensor import ColumnLinear, Cut, RowLinear, TensorAxis
+from gristmill.training.parallel.tensor import ColumnLinear, RowLinear, Sharding, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
 # C tokens there is room for; Ht, Gt = heads on this tensor rank
@@ -22,7 +22,7 @@ from gristmill.training.parallel.tensor import ColumnLinear, Cut, RowLinear, Ten
 SPARE_TOKENS = 64  # room is made for so many at least, so that few of a continuation's steps copy what stands
 
 
-class Room:
+class CacheCapacity:
     """Memory for more tokens than stand in it, shared by the states that grew in it. Only the one that ends where
     `used` ends may grow in place: another would write over what the first one wrote."""
 
@@ -36,20 +36,20 @@ class Room:
 
 
 @dataclass(frozen=True)
-class KeyValueState:
+class KVCache:
     """What attention remembers of the tokens before: a value, so a caller may keep, copy or drop it."""
 
     key_BGSK: Tensor
     value_BGSK: Tensor
-    room: Room | None = None
+    room: CacheCapacity | None = None
 
     @property
     def tokens(self) -> int:
         return self.key_BGSK.shape[2]
 
-    def take(self, rows: Tensor) -> "KeyValueState":
+    def take(self, rows: Tensor) -> "KVCache":
         """The state of the given batch rows, in that order: what beam search and batch compaction need."""
-        return KeyValueState(self.key_BGSK[rows], self.value_BGSK[rows])
+        return KVCache(self.key_BGSK[rows], self.value_BGSK[rows])
 
 
 class Attention(nn.Module):
@@ -62,17 +62,17 @@ class Attention(nn.Module):
         query_width = config.heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
         self.query = ColumnLinear(tensor, config.width, query_width, config.biases)
-        self.key = ColumnLinear(tensor, config.width, key_width, config.biases, Cut.KEY_VALUE)
-        self.value = ColumnLinear(tensor, config.width, key_width, config.biases, Cut.KEY_VALUE)
+        self.key = ColumnLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
+        self.value = ColumnLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
         self.output = RowLinear(tensor, query_width, config.width, config.biases)
         self.query_norm = self.key_norm = None
         if config.qk_norm:
-            self.query_norm = Norm(config, tensor, config.head_dim, Cut.WHOLE_ON_HEADS)
-            self.key_norm = Norm(config, tensor, config.head_dim, Cut.WHOLE_ON_HEADS)
+            self.query_norm = Norm(config, tensor, config.head_dim, Sharding.WHOLE_ON_HEADS)
+            self.key_norm = Norm(config, tensor, config.head_dim, Sharding.WHOLE_ON_HEADS)
 
     def forward(
-        self, x_BTD: Tensor, plan: Plan, state: KeyValueState | None = None
-    ) -> tuple[Tensor, KeyValueState | None]:
+        self, x_BTD: Tensor, plan: AttentionMetadata, state: KVCache | None = None
+    ) -> tuple[Tensor, KVCache | None]:
         """The mixed tokens and, if the plan keeps state, the state grown by these tokens."""
         x_BTD = self.tensor.enter(x_BTD)
         query_BTHtK = self._heads(self.query(x_BTD), self.query_norm, plan)
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         y_BTD = self.output(mixed_BHtTK.transpose(1, 2).flatten(2))
         return y_BTD, grown if plan.keep_state else None
 
-    def _heads(self, flat_BTF: Tensor, norm: Norm | None, plan: Plan) -> Tensor:
+    def _heads(self, flat_BTF: Tensor, norm: Norm | None, plan: AttentionMetadata) -> Tensor:
         x_BTHK = flat_BTF.unflatten(-1, (-1, self.head_dim))
         if norm is not None:
             x_BTHK = norm(x_BTHK)
@@ -126,17 +126,17 @@ def attention_scale(config: ModelConfig) -> float:
     return 8 / config.head_dim if config.initialisation == "mup" else config.head_dim**-0.5
 
 
-def _grow(state: KeyValueState | None, key: Tensor, value: Tensor) -> KeyValueState:
+def _grow(state: KVCache | None, key: Tensor, value: Tensor) -> KVCache:
     if state is None:
-        return KeyValueState(key, value)
+        return KVCache(key, value)
     if torch.is_grad_enabled():
-        return KeyValueState(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))
+        return KVCache(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))
     first, end, room = state.tokens, state.tokens + key.shape[2], state.room
     if room is None or room.used != first or room.tokens < end:
-        room = Room(state.key_BGSK, state.value_BGSK, end)
+        room = CacheCapacity(state.key_BGSK, state.value_BGSK, end)
     room.key_BGCK[:, :, first:end], room.value_BGCK[:, :, first:end] = key, value
     room.used = end
-    return KeyValueState(room.key_BGCK[:, :, :end], room.value_BGCK[:, :, :end], room)
+    return KVCache(room.key_BGCK[:, :, :end], room.value_BGCK[:, :, :end], room)
 
 
 def _with_spare(part_BGSK: Tensor, tokens: int) -> Tensor:

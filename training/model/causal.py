@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gristmill.training.loss import exact
+from gristmill.training.loss import upcast
 
 # B batch, H heads, Z = B x H, T tokens, K head width; N queries of a block, S keys up to the block's end
 
@@ -34,7 +34,7 @@ def causal_blocks(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, scal
 class _CausalBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query_ZTK: Tensor, key_ZTK: Tensor, value_ZTK: Tensor, scale: float) -> Tensor:
-        scaled_ZTK, exact_key_ZTK = exact(query_ZTK) * scale, exact(key_ZTK)
+        scaled_ZTK, exact_key_ZTK = upcast(query_ZTK) * scale, upcast(key_ZTK)
         mixed, weights = [], []
         for start, end in _blocks(query_ZTK.shape[1]):
             scores_ZNS = scaled_ZTK[:, start:end] @ exact_key_ZTK[:, :end].mT
@@ -53,7 +53,7 @@ class _CausalBlocks(torch.autograd.Function):
         """The slope of a softmax: weights x (their gradient - its mean under the weights), and that mean is gradient .
         mixed (FlashAttention, arXiv 2205.14135, appendix B.2)."""
         query_ZTK, key_ZTK, value_ZTK, mixed_ZTK, *weights = ctx.saved_tensors
-        exact_ZTK, exact_value_ZTK = exact(gradient_ZTK), exact(value_ZTK)
+        exact_ZTK, exact_value_ZTK = upcast(gradient_ZTK), upcast(value_ZTK)
         mean_ZT1 = (exact_ZTK * mixed_ZTK).sum(dim=-1, keepdim=True)
         key_gradient, value_gradient = torch.zeros_like(exact_value_ZTK), torch.zeros_like(exact_value_ZTK)
         query_gradient = []

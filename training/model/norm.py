@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.config import ModelConfig
-from gristmill.training.loss import exact, exact_dtype
-from gristmill.training.parallel.tensor import Cut, TensorAxis
+from gristmill.training.loss import upcast, upcast_dtype
+from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 
 class Norm(nn.Module):
     """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dimension, which is never cut."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorAxis, width: int, cut: Cut = Cut.WHOLE):
+    def __init__(self, config: ModelConfig, tensor: TensorAxis, width: int, cut: Sharding = Sharding.WHOLE):
         super().__init__()
         self.tensor, self.cut, self.epsilon = tensor, cut, config.norm_epsilon
         self.centred = config.norm == "layernorm"
@@ -23,11 +23,11 @@ class Norm(nn.Module):
         self.bias = tensor.parameter((width,), cut) if self.centred else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.tensor.local(self.weight, self.cut, exact_dtype(x))
+        weight = self.tensor.local(self.weight, self.cut, upcast_dtype(x))
         if not self.centred:
             return _RMSNorm.apply(x, weight, self.epsilon)
-        bias = self.tensor.local(self.bias, self.cut, exact_dtype(x))
-        return F.layer_norm(exact(x), weight.shape, weight, bias, self.epsilon).to(x.dtype)
+        bias = self.tensor.local(self.bias, self.cut, upcast_dtype(x))
+        return F.layer_norm(upcast(x), weight.shape, weight, bias, self.epsilon).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -36,7 +36,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = exact(x)
+        wide = upcast(x)
         scale = wide.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return (wide * scale).mul_(weight).to(x.dtype)
@@ -45,7 +45,7 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        gradient, normed = exact(gradient), exact(x) * scale
+        gradient, normed = upcast(gradient), upcast(x) * scale
         products = gradient * normed
         slope = (products @ weight).unsqueeze(-1) / x.shape[-1]
         x_gradient = (gradient * weight).addcmul_(normed, slope, value=-1).mul_(scale)

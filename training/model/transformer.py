@@ -10,19 +10,26 @@ from torch import Tensor, nn
 
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.loss import Scoring, losses
+from gristmill.training.model.attention_mask import (
+    AttentionMetadata,
+    alibi_masks,
+    alibi_slopes,
+    block_masks,
+    causal_masks,
+    rotary_angles,
+)
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.norm import Norm
-from gristmill.training.model.plan import Plan, alibi_masks, alibi_slopes, block_masks, causal_masks, rotary_angles
+from gristmill.training.parallel.activation_checkpointing import retention
 from gristmill.training.parallel.mesh import Mesh, single_process
-from gristmill.training.parallel.recompute import retention
-from gristmill.training.parallel.tensor import Cut, TensorAxis, VocabularyEmbedding
+from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyEmbedding
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
 
 
 @dataclass(frozen=True)
-class Part:
+class StageSpec:
     """The layers first to last - 1, with the embedding before them and the head after them where they are at an end."""
 
     first: int
@@ -37,15 +44,17 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, tensor: TensorAxis, z_loss: float):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((vocab_size, config.width), Cut.ROWS)
+        self.weight = tensor.parameter((vocab_size, config.width), Sharding.ROWS)
         scale = config.mup_base_width / config.width if config.initialisation == "mup" else 1.0
         self.scoring = Scoring(tensor, vocab_size, scale, config.logit_softcap, z_loss)
 
     def forward(self, x_BTD: Tensor, targets_BT: Tensor | None, weights_BT: Tensor | None) -> Tensor:
         hidden_BTD = self.tensor.enter(x_BTD)
         if targets_BT is None:
-            return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Cut.ROWS, x_BTD.dtype))
-        head_VtD = self.tensor.local(self.weight, Cut.ROWS, self.weight.dtype)  # its gradient is summed in this dtype
+            return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Sharding.ROWS, x_BTD.dtype))
+        head_VtD = self.tensor.local(
+            self.weight, Sharding.ROWS, self.weight.dtype
+        )  # its gradient is summed in this dtype
         return losses(self.scoring, hidden_BTD, head_VtD, targets_BT, weights_BT)
 
 
@@ -59,7 +68,7 @@ class Transformer(nn.Module):
         vocab_size: int,
         mesh: Mesh | None = None,
         layout: LayoutConfig | None = None,
-        part: Part | None = None,
+        part: StageSpec | None = None,
         dtype: torch.dtype = torch.float32,
         z_loss: float = 0.0,
         seed: int = 0,
@@ -68,7 +77,7 @@ class Transformer(nn.Module):
         super().__init__()
         layout = layout or LayoutConfig()
         self.config, self.vocab_size, self.dtype, self.seed = config, vocab_size, dtype, seed
-        self.part = part or Part(0, config.layers, embeds=True, scores=True)
+        self.part = part or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, float8)
         self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
         if self.part.embeds:
@@ -125,7 +134,7 @@ class Transformer(nn.Module):
         samples: Tensor | None,
         past: int = 0,
         keep_state: bool = False,
-    ) -> Plan:
+    ) -> AttentionMetadata:
         """What every layer needs to know of the whole sequence, also where x holds this rank's tokens only."""
         tokens = x.shape[1] * (1 if self.part.embeds or not self.tensor.cuts_tokens else self.tensor.size)
         place_T = torch.arange(tokens, device=x.device)
@@ -145,7 +154,7 @@ class Transformer(nn.Module):
             masks = causal_masks(windows, tokens, past, documents, x.device)
         if self.config.positions == "alibi":
             masks = alibi_masks(masks, tokens, past, self.slopes(x.device))
-        return Plan(positions_BT, masks, rotation, dropout, keep_state)
+        return AttentionMetadata(positions_BT, masks, rotation, dropout, keep_state)
 
     def slopes(self, device: torch.device) -> Tensor:
         """ALiBi's slopes of this tensor rank's heads."""
@@ -153,7 +162,7 @@ class Transformer(nn.Module):
         every_H = alibi_slopes(self.config.heads, self.dtype, device)
         return every_H[self.tensor.rank * own : (self.tensor.rank + 1) * own]
 
-    def _embed(self, x: Tensor, plan: Plan) -> Tensor:
+    def _embed(self, x: Tensor, plan: AttentionMetadata) -> Tensor:
         if self.embedding is None:
             return x
         x_BTD = self.embedding(x)
@@ -170,8 +179,8 @@ class PositionEmbedding(nn.Module):
     def __init__(self, tensor: TensorAxis, context: int, width: int):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((context, width), Cut.WHOLE)
+        self.weight = tensor.parameter((context, width), Sharding.WHOLE)
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        table_TD = self.tensor.local(self.weight, Cut.WHOLE, dtype)
+        table_TD = self.tensor.local(self.weight, Sharding.WHOLE, dtype)
         return nn.functional.embedding(self.tensor.own_tokens(positions_BT), table_TD)

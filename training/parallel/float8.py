@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 
 LEAST_CAPABILITY = (8, 9)  # CUDA compute capability of the first GPUs with 8-bit matmuls (Ada; Hopper is 9.0)
 

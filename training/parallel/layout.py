@@ -4,7 +4,7 @@ before a process group is made: torch itself checks almost none of it."""
 import math
 from collections.abc import Iterator
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
 
 

@@ -17,7 +17,7 @@ from gristmill.training.parallel.mesh import Mesh
 # B batch, T tokens, D width, F outputs; a small t after a letter = this tensor rank's share
 
 
-class Cut(Enum):
+class Sharding(Enum):
     """How a parameter lies on the tensor ranks."""
 
     ROWS = "rows"  # dimension 0 is cut: the outputs of a column-parallel layer, the vocabulary
@@ -68,35 +68,35 @@ class TensorAxis:
         share = per_token.shape[dim] // self.size
         return per_token.narrow(dim, self.rank * share, share)
 
-    def parameter(self, shape: tuple[int, ...], cut: Cut) -> nn.Parameter:
+    def parameter(self, shape: tuple[int, ...], cut: Sharding) -> nn.Parameter:
         """A parameter of the true whole shape, without memory yet; `initial.py` or a checkpoint fills it."""
         return nn.Parameter(self.store(torch.empty(shape, device="meta"), cut))
 
-    def store(self, whole: Tensor, cut: Cut) -> Tensor:
+    def store(self, whole: Tensor, cut: Sharding) -> Tensor:
         if not self.mesh.distributed:
             return whole
-        grid = self.mesh.key_value_grid if cut is Cut.KEY_VALUE else self.mesh.tensor_grid
+        grid = self.mesh.key_value_grid if cut is Sharding.KEY_VALUE else self.mesh.tensor_grid
         return distribute_tensor(whole, grid, _STORED[cut], src_data_rank=None)
 
-    def local(self, parameter: Tensor, cut: Cut, dtype: torch.dtype) -> Tensor:
+    def local(self, parameter: Tensor, cut: Sharding, dtype: torch.dtype) -> Tensor:
         """This rank's piece, in the dtype of the computation. Its gradient is declared a partial sum where each rank
         sees a part of the tokens or of the heads; the sum is taken when the gradient is stored."""
         if isinstance(parameter, DTensor):
             placements = list(_STORED[cut])
-            if cut is Cut.KEY_VALUE:
+            if cut is Sharding.KEY_VALUE:
                 placements = [Shard(0), Partial()]
-            elif cut is Cut.WHOLE_ON_HEADS or (cut is Cut.WHOLE and self.cuts_tokens):
+            elif cut is Sharding.WHOLE_ON_HEADS or (cut is Sharding.WHOLE and self.cuts_tokens):
                 placements = [Partial()]
             parameter = parameter.to_local(grad_placements=placements)
         return parameter.to(dtype)
 
 
 _STORED = {
-    Cut.ROWS: (Shard(0),),
-    Cut.COLUMNS: (Shard(1),),
-    Cut.KEY_VALUE: (Shard(0), Replicate()),
-    Cut.WHOLE: (Replicate(),),
-    Cut.WHOLE_ON_HEADS: (Replicate(),),
+    Sharding.ROWS: (Shard(0),),
+    Sharding.COLUMNS: (Shard(1),),
+    Sharding.KEY_VALUE: (Shard(0), Replicate()),
+    Sharding.WHOLE: (Replicate(),),
+    Sharding.WHOLE_ON_HEADS: (Replicate(),),
 }
 
 
@@ -111,7 +111,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tens
 class ColumnLinear(nn.Module):
     """x W^T + b; each rank holds some of the outputs. Takes whole inputs (after `enter`), gives its share."""
 
-    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool, cut: Cut = Cut.ROWS):
+    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool, cut: Sharding = Sharding.ROWS):
         super().__init__()
         self.tensor, self.cut = tensor, cut
         self.weight = tensor.parameter((outputs, inputs), cut)
@@ -130,13 +130,13 @@ class RowLinear(nn.Module):
     def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((outputs, inputs), Cut.COLUMNS)
-        self.bias = tensor.parameter((outputs,), Cut.WHOLE) if bias else None
+        self.weight = tensor.parameter((outputs, inputs), Sharding.COLUMNS)
+        self.bias = tensor.parameter((outputs,), Sharding.WHOLE) if bias else None
 
     def forward(self, x_BTFt: Tensor) -> Tensor:
-        weight_DFt = self.tensor.local(self.weight, Cut.COLUMNS, x_BTFt.dtype)
+        weight_DFt = self.tensor.local(self.weight, Sharding.COLUMNS, x_BTFt.dtype)
         y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None, self.tensor.float8))
-        return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Cut.WHOLE, x_BTFt.dtype)
+        return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Sharding.WHOLE, x_BTFt.dtype)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -145,10 +145,10 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, tensor: TensorAxis, vocab_size: int, width: int, dtype: torch.dtype):
         super().__init__()
         self.tensor, self.vocab_size, self.dtype = tensor, vocab_size, dtype
-        self.weight = tensor.parameter((vocab_size, width), Cut.ROWS)
+        self.weight = tensor.parameter((vocab_size, width), Sharding.ROWS)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        table_VtD = self.tensor.local(self.weight, Cut.ROWS, self.dtype)
+        table_VtD = self.tensor.local(self.weight, Sharding.ROWS, self.dtype)
         if self.tensor.size == 1:
             return F.embedding(tokens_BT, table_VtD)
         index_BT, mine_BT = local_ids(tokens_BT, self.vocab_size, self.tensor, len(table_VtD))

@@ -8,9 +8,9 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 from typing import NamedTuple
 
 from gristmill.training.planner.block_time import widths
+from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.shape import Block, Shape
-from gristmill.training.planner.software import Software
+from gristmill.training.planner.model_shape import Block, ModelShape
 
 
 def korthikanti_layer(
@@ -58,7 +58,7 @@ class Numbers(NamedTuple):
 
 
 def layer_bytes(
-    block: Block, layout: Layout, context: int, software: Software, numbers: Numbers, dropout: bool, norm: str
+    block: Block, layout: Layout, context: int, software: Framework, numbers: Numbers, dropout: bool, norm: str
 ) -> Kept:
     """Of one layer under the layout's recomputation."""
     if software.activations == "literature":
@@ -76,7 +76,7 @@ def layer_bytes(
     return Kept(mixer + channel, 0.0)
 
 
-def ends_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> tuple[float, float]:
+def ends_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> tuple[float, float]:
     """(embedding, head) of one micro-batch, without the logits of the chunk at work."""
     tokens = layout.micro_batch * shape.context // layout.context
     if software.activations == "literature":
@@ -90,7 +90,7 @@ def ends_bytes(shape: Shape, layout: Layout, software: Software, numbers: Number
     return drop + 8 * tokens, norm + (tokens * shape.width + table) * numbers.compute
 
 
-def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> float:
+def logits_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> float:
     """Of the logits at work. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
     tokens = layout.micro_batch * shape.context // layout.context
     count = tokens * -(-shape.vocab // layout.tensor)
@@ -99,7 +99,7 @@ def logits_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numb
     return min(count, 2**27 if numbers.cuda else 2**21) * (2 * numbers.exact + 2 * numbers.compute)
 
 
-def boundary_bytes(shape: Shape, layout: Layout, software: Software, numbers: Numbers) -> float:
+def boundary_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> float:
     """What a stage keeps of one micro-batch beside its layers until the backward pass: its output, and its input where
     no layer keeps that itself to start again from. Megatron frees its outputs once they are sent."""
     if software.activations == "literature":
@@ -164,7 +164,7 @@ def _block_weights(block: Block, layout: Layout, context: int, numbers: Numbers)
     return rows * sum((end - start) * end for start, end in zip(range(0, context, 64), ends, strict=True))
 
 
-def _megatron_layer(block: Block, layout: Layout, context: int, software: Software) -> Kept:
+def _megatron_layer(block: Block, layout: Layout, context: int, software: Framework) -> Kept:
     tokens = layout.micro_batch * context // layout.context
     kept = "attention" if software.attention == "flash" and layout.recompute == "none" else layout.recompute
     arguments = (tokens, block.width, block.heads, context, layout.tensor, layout.sequence_parallel)

@@ -9,14 +9,14 @@ from math import gcd
 from typing import NamedTuple
 
 from gristmill.training.planner.flops import attention_flops
+from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.model_shape import Block, ModelShape
 from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds
 from gristmill.training.planner.rates import Rates
-from gristmill.training.planner.shape import Block, Shape
-from gristmill.training.planner.software import Software
 
 
-class Parts(NamedTuple):
+class TimeParts(NamedTuple):
     """Seconds by kind. tensor and context: collectives that nothing hides."""
 
     matmul: float = 0.0
@@ -26,21 +26,21 @@ class Parts(NamedTuple):
     context: float = 0.0
     hidden: float = 0.0
 
-    def plus(self, other: "Parts", times: float = 1.0) -> "Parts":
-        return Parts(*(a + times * b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: "TimeParts", times: float = 1.0) -> "TimeParts":
+        return TimeParts(*(a + times * b for a, b in zip(self, other, strict=True)))
 
     @property
     def seconds(self) -> float:
         return self.matmul + self.attention + self.memory + self.tensor + self.context
 
 
-class Passes(NamedTuple):
+class BlockTimes(NamedTuple):
     """forward and backward of one block, and what computing it again costs: all of it, or selectively."""
 
-    forward: Parts
-    backward: Parts
-    full: Parts = Parts()
-    selective: Parts = Parts()
+    forward: TimeParts
+    backward: TimeParts
+    full: TimeParts = TimeParts()
+    selective: TimeParts = TimeParts()
 
 
 class Widths(NamedTuple):
@@ -69,8 +69,8 @@ def widths(block: Block, layout: Layout, context: int) -> Widths:
 
 
 def block_passes(
-    block: Block, layout: Layout, context: int, software: Software, rates: Rates, tensor_wire: Wire, context_wire: Wire
-) -> Passes:
+    block: Block, layout: Layout, context: int, software: Framework, rates: Rates, tensor_wire: Wire, context_wire: Wire
+) -> BlockTimes:
     """Of one micro-batch."""
     w = widths(block, layout, context)
     linear_forward, linear_backward = _linears(block, w, rates, software)
@@ -78,30 +78,32 @@ def block_passes(
     light, heavy = _elementwise(block, w, software)
     comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, software, tensor_wire, linear_forward)
     ring = _context_comm(w, layout, context_wire)
-    forward = Parts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
-    backward = Parts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
+    forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
+    backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
     if software.selective == "core":
-        return Passes(forward, backward, forward, Parts(attention=core_forward, context=ring))
+        return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=ring))
     # torch stops computing again at the last tensor it needs: the last sum (or scatter) of a layer is not sent again.
     cut = layout.sequence_parallel
     full = forward._replace(tensor=comm_forward * (0.75 if cut else 0.5))
     mixer = _mixer_linears(block, w, rates)
-    selective = Parts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if cut else 0.0), ring)
-    return Passes(forward, backward, full, selective)
+    selective = TimeParts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if cut else 0.0), ring)
+    return BlockTimes(forward, backward, full, selective)
 
 
-def embedding_passes(shape: Shape, layout: Layout, context: int, rates: Rates, wire: Wire) -> Passes:
+def embedding_passes(shape: ModelShape, layout: Layout, context: int, rates: Rates, wire: Wire) -> BlockTimes:
     """Look-up and positions forward, scatter-add backward; partial rows are summed over the tensor ranks."""
     numbers = layout.micro_batch * context // layout.context * shape.width
     comm = all_reduce_seconds(2 * numbers, layout.tensor, wire) / (2 if layout.sequence_parallel else 1)
     behind = comm if layout.sequence_parallel else 0.0  # a scatter's mirror is a gather, a sum's is nothing
-    return Passes(
-        forward=Parts(memory=rates.memory(15 * numbers), tensor=comm),
-        backward=Parts(memory=rates.memory(8 * numbers), tensor=behind),
+    return BlockTimes(
+        forward=TimeParts(memory=rates.memory(15 * numbers), tensor=comm),
+        backward=TimeParts(memory=rates.memory(8 * numbers), tensor=behind),
     )
 
 
-def head_passes(shape: Shape, layout: Layout, context: int, software: Software, rates: Rates, wire: Wire) -> Passes:
+def head_passes(
+    shape: ModelShape, layout: Layout, context: int, software: Framework, rates: Rates, wire: Wire
+) -> BlockTimes:
     """Logits over this rank's share of the vocabulary and the cross entropy, which never gathers them."""
     tokens = layout.micro_batch * context // layout.context
     vocab = -(-shape.vocab // layout.tensor)
@@ -112,13 +114,13 @@ def head_passes(shape: Shape, layout: Layout, context: int, software: Software, 
     comm = all_reduce_seconds(2 * tokens * shape.width, layout.tensor, wire)
     comm_forward, comm_backward = (comm / 2, comm / 2) if layout.sequence_parallel else (0.0, comm)
     sums = all_reduce_seconds(12 * tokens, layout.tensor, wire)
-    return Passes(
-        Parts(matmul=forward, memory=rates.memory(light * tokens * vocab), tensor=comm_forward + sums),
-        Parts(matmul=backward, memory=rates.memory(heavy * tokens * vocab), tensor=comm_backward),
+    return BlockTimes(
+        TimeParts(matmul=forward, memory=rates.memory(light * tokens * vocab), tensor=comm_forward + sums),
+        TimeParts(matmul=backward, memory=rates.memory(heavy * tokens * vocab), tensor=comm_backward),
     )
 
 
-def _linears(block: Block, w: Widths, rates: Rates, software: Software) -> tuple[float, float]:
+def _linears(block: Block, w: Widths, rates: Rates, software: Framework) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.hidden * (2 if block.gated else 1)
     shapes = (
@@ -141,7 +143,7 @@ def _mixer_linears(block: Block, w: Widths, rates: Rates) -> float:
 
 
 def _attention(
-    block: Block, layout: Layout, w: Widths, context: int, software: Software, rates: Rates
+    block: Block, layout: Layout, w: Widths, context: int, software: Framework, rates: Rates
 ) -> tuple[float, float]:
     """Scores, softmax and product with the values."""
     rows, batch = context // layout.context, layout.micro_batch
@@ -164,7 +166,7 @@ def _attention(
     return forward, scores + values + 2 * columns + rates.memory(heavy * numbers)
 
 
-def _elementwise(block: Block, w: Widths, software: Software) -> tuple[float, float]:
+def _elementwise(block: Block, w: Widths, software: Framework) -> tuple[float, float]:
     """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
     u, f, qkv = w.residual, w.tokens * w.hidden, w.tokens * (w.query + 2 * w.key_value)
     rotary = w.tokens * (w.query + w.key_value) if block.rope else 0
@@ -182,7 +184,7 @@ def _elementwise(block: Block, w: Widths, software: Software) -> tuple[float, fl
 
 
 def _tensor_comm(
-    block: Block, w: Widths, layout: Layout, software: Software, wire: Wire, compute: float
+    block: Block, w: Widths, layout: Layout, software: Framework, wire: Wire, compute: float
 ) -> tuple[float, float, float]:
     """(exposed forward, exposed backward, hidden in each): two all-reduces each way, or as much in halves.
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gristmill.training.planner.flops import recomputed_flops, step_flops
+from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.published import CALIBRATION, Row
 from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
-from gristmill.training.planner.software import PROGRAMS
 from gristmill.training.planner.step_time import StepModel
 
 # How firmly a constant is held near 1 (a profile's best rates last): as much as one row that is off by this share when

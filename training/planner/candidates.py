@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from gristmill.training.config import STAGES_PER_RANK, Schedule, divisors
-from gristmill.training.planner.job import Job, Pins
+from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.legality import context_objection, tensor_objection
-from gristmill.training.planner.software import Software
+from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MOST_STAGES_A_RANK = 8
 CONTEXT_SIZES = (1, 2, 4, 8, 16)
 
 
-def open_layouts(job: Job, fail: Callable[[str, str], None]) -> Iterator[Layout]:
+def open_layouts(job: PlanRequest, fail: Callable[[str, str], None]) -> Iterator[Layout]:
     """Every combination of the open choices, recomputation left to what fits."""
     shape, pins = job.shape, job.pins
     for tensor in _choices(pins.tensor, _tensor_sizes(job)):
@@ -28,7 +28,7 @@ def open_layouts(job: Job, fail: Callable[[str, str], None]) -> Iterator[Layout]
             )
 
 
-def _contexts(job: Job, tensor: int, fail: Callable[[str, str], None]) -> Iterator[int]:
+def _contexts(job: PlanRequest, tensor: int, fail: Callable[[str, str], None]) -> Iterator[int]:
     """Sizes of the context axis that the GPUs divide into and the engine runs, or the one that is asked for."""
     for context in _choices(job.pins.context, CONTEXT_SIZES):
         if job.gpus % (tensor * context):
@@ -43,7 +43,7 @@ def _contexts(job: Job, tensor: int, fail: Callable[[str, str], None]) -> Iterat
             fail(reason, f"tensor {tensor} x context {context}")
 
 
-def _behind_tensor(job: Job, base: Layout, fail: Callable[[str, str], None]) -> Iterator[Layout]:
+def _behind_tensor(job: PlanRequest, base: Layout, fail: Callable[[str, str], None]) -> Iterator[Layout]:
     """base: with its tensor and context axes; the rest of the GPUs are dealt to pipeline and data."""
     shape, pins, software = job.shape, job.pins, job.software
     inner = base.tensor * base.context
@@ -81,13 +81,13 @@ def _choices(pinned: int | None, open_choices: Sequence[int]) -> Sequence[int]:
     return open_choices if pinned is None else (pinned,)
 
 
-def _tensor_sizes(job: Job) -> list[int]:
+def _tensor_sizes(job: PlanRequest) -> list[int]:
     """Divisors of the heads within a node, and twice a node's GPUs for one that fits in no other way."""
     most = job.hardware.node_gpus * 2
     return [size for size in divisors(job.shape.model.heads) if size <= most and job.gpus % size == 0]
 
 
-def _sequence_parallel(job: Job, tensor: int) -> bool:
+def _sequence_parallel(job: PlanRequest, tensor: int) -> bool:
     if tensor == 1:
         return False
     if job.pins.sequence_parallel is not None:
@@ -95,7 +95,7 @@ def _sequence_parallel(job: Job, tensor: int) -> bool:
     return job.software.name != "megatron-2021" and job.shape.context % tensor == 0
 
 
-def _shards(data: int, inner: int, node: int, pins: Pins, software: Software) -> list[int]:
+def _shards(data: int, inner: int, node: int, pins: FixedChoices, software: Framework) -> list[int]:
     """Sizes of the group that shares one copy of the state: all, one node's ranks, none; every divisor when wide."""
     if software.data_parallel != "fsdp":
         return [1]
@@ -110,7 +110,7 @@ def _shards(data: int, inner: int, node: int, pins: Pins, software: Software) ->
     return sorted(size for size in sizes if size and data % size == 0)
 
 
-def _schedules(pipeline: int, layers: int, pins: Pins, software: Software) -> list[tuple[Schedule, int]]:
+def _schedules(pipeline: int, layers: int, pins: FixedChoices, software: Framework) -> list[tuple[Schedule, int]]:
     """gpipe never beats 1f1b, so it is tried only when asked for."""
     if pipeline == 1:
         return [("1f1b", 1)]
@@ -127,6 +127,6 @@ def _schedules(pipeline: int, layers: int, pins: Pins, software: Software) -> li
     return found
 
 
-def _micro_batches(share: int, pins: Pins) -> list[int]:
+def _micro_batches(share: int, pins: FixedChoices) -> list[int]:
     sizes = divisors(share) if pins.wide else MICRO_BATCHES
     return [size for size in sizes if share % size == 0 and size <= 64] or [1]

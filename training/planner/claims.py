@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gristmill.training.planner.flops import paper_flops
+from gristmill.training.planner.framework import MEGATRON_2021, Framework
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.model_shape import ModelShape, gpt
 from gristmill.training.planner.rates import FITTED, Rates
-from gristmill.training.planner.shape import Shape, gpt
-from gristmill.training.planner.software import MEGATRON_2021, Software
 from gristmill.training.planner.step_time import StepModel
 
 
@@ -101,7 +101,7 @@ def recomputation() -> Claim:
 
 def scatter_gather() -> Claim:
     """Figure 18: the runs of figure 12 with and without slices between stages."""
-    plain = Software.model_validate(MEGATRON_2021.model_dump() | {"scatter_gather": False})
+    plain = Framework.model_validate(MEGATRON_2021.model_dump() | {"scatter_gather": False})
     gains = [_speed(_175B, _INTERLEAVED, b) / _speed(_175B, _INTERLEAVED, b, plain) - 1 for b in _BATCHES_12]
     return Claim(
         "slices between stages (scatter/gather)",
@@ -130,7 +130,7 @@ def _falls(name: str, batches: Sequence[int], layout: Callable[[int], Layout]) -
     return Claim(name, "the throughput falls with the axis, for each batch", f"from 2 to 32: {said}", min(drops) > 0)
 
 
-def _speed(shape: Shape, layout: Layout, samples: int, software: Software = MEGATRON_2021) -> float:
+def _speed(shape: ModelShape, layout: Layout, samples: int, software: Framework = MEGATRON_2021) -> float:
     """Samples a second."""
     model = StepModel(shape, Rates(load_hardware("a100-80g"), FITTED), software)
     return samples / model.step(layout, samples).total

@@ -7,32 +7,32 @@ from pathlib import Path
 
 import yaml
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
+from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import load_hardware
-from gristmill.training.planner.job import MEMORY_MARGIN, Job, Pins
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import context_objection, objection
+from gristmill.training.planner.model_shape import ModelShape, shape_of
+from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
-from gristmill.training.planner.search import Forecast, Plan, Planner, nothing_fits, search
-from gristmill.training.planner.shape import Shape, shape_of
-from gristmill.training.planner.software import PROGRAMS
+from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search
 
 
 def make_job(
-    shape: Shape,
+    shape: ModelShape,
     gpus: int,
     hardware: str = "h100",
     batch_tokens: int | None = None,
     tokens: int | None = None,
     software: str = "gristmill",
-    pins: Pins = Pins(),  # noqa: B008 (frozen)
+    pins: FixedChoices = FixedChoices(),  # noqa: B008 (frozen)
     offload: bool = False,
     float8: bool = False,
     memory_margin: float = MEMORY_MARGIN,
-) -> Job:
+) -> PlanRequest:
     """A job from the command line's words. batch_tokens: of one step, 4 million by default; a number that is no whole
     number of samples is taken as about so many. Raises RecipeError where a name, a count or the batch is wrong."""
     if software not in PROGRAMS:
@@ -40,7 +40,7 @@ def make_job(
     if gpus < 1:
         raise RecipeError(f"--gpus {gpus}: at least one GPU is needed")
     samples = about_samples(4_000_000 if batch_tokens is None else batch_tokens, shape.context, gpus)
-    return Job(
+    return PlanRequest(
         shape=shape,
         hardware=load_hardware(hardware),
         gpus=gpus,
@@ -71,9 +71,9 @@ def plan_recipe(
     train: TrainConfig,
     gpus: int,
     hardware: str = "h100",
-    pins: Pins = Pins(),  # noqa: B008 (frozen)
+    pins: FixedChoices = FixedChoices(),  # noqa: B008 (frozen)
     memory_margin: float = MEMORY_MARGIN,
-) -> Plan:
+) -> SearchResult:
     """Every layout of a recipe's training on so many GPUs."""
     software = "gristmill" if train.compile else "gristmill-eager"
     shape = shape_of(model, vocab)
@@ -104,7 +104,7 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
     raise RecipeError(f"train.layout auto: {nothing_fits(plan)}")
 
 
-def own_forecast(plan: Plan, model: ModelConfig, train: TrainConfig) -> Forecast:
+def own_forecast(plan: SearchResult, model: ModelConfig, train: TrainConfig) -> Forecast:
     """The forecast of the recipe's own layout. Raises RecipeError where the engine would refuse it."""
     layout: Layout = from_config(train.layout, micro_batch_size(model, train))
     reason = objection(layout, plan.job.shape, plan.job.samples)
@@ -113,18 +113,18 @@ def own_forecast(plan: Plan, model: ModelConfig, train: TrainConfig) -> Forecast
     return Planner(plan.job).forecast(layout)
 
 
-def compare_recipe(plan: Plan, model: ModelConfig, train: TrainConfig) -> str:
+def compare_recipe(plan: SearchResult, model: ModelConfig, train: TrainConfig) -> str:
     """A sentence on the recipe's layout beside the best one on as many GPUs."""
     return compare(plan, own_forecast(plan, model, train))
 
 
-def write_plot(job: Job, path: Path, counts: Sequence[int] = ()) -> None:
+def write_plot(job: PlanRequest, path: Path, counts: Sequence[int] = ()) -> None:
     """Throughput against the number of GPUs, up to the job's."""
     curve = throughput_curve(job, counts or usual_counts(job.gpus, job.hardware.node_gpus))
     plot_throughput(job, curve, path)
 
 
-def recipe_text(plan: Plan) -> str:
+def recipe_text(plan: SearchResult) -> str:
     """The best layout as the lines that go into a recipe, or why no recipe takes it."""
     best = plan.best
     reason = context_objection(plan.job.shape, best.layout.context)

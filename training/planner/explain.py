@@ -7,12 +7,12 @@ from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.placement import stays_in_nodes
 from gristmill.training.planner.schedule import bubble_share
-from gristmill.training.planner.search import Forecast, Plan, Planner
+from gristmill.training.planner.search import Forecast, Planner, SearchResult
 
 PAPER = "arXiv 2104.04473"
 
 
-def explain(plan: Plan) -> list[str]:
+def explain(plan: SearchResult) -> list[str]:
     """Of the best layout, a sentence for each choice that mattered."""
     best = plan.best
     sentences = [_summary(plan, best), _memory(plan, best)]
@@ -21,7 +21,7 @@ def explain(plan: Plan) -> list[str]:
     return sentences
 
 
-def compare(plan: Plan, own: Forecast) -> str:
+def compare(plan: SearchResult, own: Forecast) -> str:
     """A recipe's own layout beside the best."""
     best, limit = plan.best, plan.job.usable_bytes / GIB
     need = own.memory.total / GIB
@@ -33,7 +33,7 @@ def compare(plan: Plan, own: Forecast) -> str:
     return f"{text}: {_slower(own, best)} than the best, {best.layout.name()}"
 
 
-def _summary(plan: Plan, best: Forecast) -> str:
+def _summary(plan: SearchResult, best: Forecast) -> str:
     time = best.time
     parts = {
         "matmuls": time.matmul,
@@ -52,7 +52,7 @@ def _summary(plan: Plan, best: Forecast) -> str:
     return f"{best.layout.name()}: a step takes {_seconds(time.total)} ({shares}); MFU {best.mfu:.1%}."
 
 
-def _memory(plan: Plan, best: Forecast) -> str:
+def _memory(plan: SearchResult, best: Forecast) -> str:
     memory, limit = best.memory, plan.job.hardware.device.memory_gib
     state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
     ranks = [one.total / GIB for one in Planner(plan.job).memory_by_rank(best.layout, best.cuts)]
@@ -64,7 +64,7 @@ def _memory(plan: Plan, best: Forecast) -> str:
     )
 
 
-def _tensor(plan: Plan, best: Forecast) -> str:
+def _tensor(plan: SearchResult, best: Forecast) -> str:
     size, node = best.layout.tensor, plan.job.hardware.node_gpus
     if size == 1:
         other = _rival(plan, best, lambda one: one.tensor)
@@ -79,7 +79,7 @@ def _tensor(plan: Plan, best: Forecast) -> str:
     )
 
 
-def _pipeline(plan: Plan, best: Forecast) -> str:
+def _pipeline(plan: SearchResult, best: Forecast) -> str:
     layout = best.layout
     if layout.pipeline == 1:
         other = _rival(plan, best, lambda one: one.pipeline)
@@ -95,7 +95,7 @@ def _pipeline(plan: Plan, best: Forecast) -> str:
     return f"{text}. {_against(plan, best, 'pipeline', layout.pipeline)}"
 
 
-def _data(plan: Plan, best: Forecast) -> str:
+def _data(plan: SearchResult, best: Forecast) -> str:
     layout = best.layout
     if layout.data == 1:
         return ""
@@ -107,7 +107,7 @@ def _data(plan: Plan, best: Forecast) -> str:
     return f"{text}; {hidden:.0%} of its traffic hides behind compute, {_seconds(best.time.data)} a step does not."
 
 
-def _micro_batch(plan: Plan, best: Forecast) -> str:
+def _micro_batch(plan: SearchResult, best: Forecast) -> str:
     rivals = _by(plan, lambda one: one.micro_batch)
     rivals.pop(best.layout.micro_batch, None)
     if not rivals:
@@ -116,7 +116,7 @@ def _micro_batch(plan: Plan, best: Forecast) -> str:
     return f"Micro-batch {best.layout.micro_batch} is best ({PAPER}, takeaway 3); {listed}."
 
 
-def _recompute(plan: Plan, best: Forecast) -> str:
+def _recompute(plan: SearchResult, best: Forecast) -> str:
     mode = best.layout.recompute
     if mode == "none":
         return "Nothing is recomputed: all activations fit."
@@ -126,7 +126,7 @@ def _recompute(plan: Plan, best: Forecast) -> str:
     return f"Recomputation ({mode}) costs {cost:.0%} of the step; without any, the layout would need {need:.0f} GiB."
 
 
-def _clusters(plan: Plan, best: Forecast) -> str:
+def _clusters(plan: SearchResult, best: Forecast) -> str:
     if not best.placement.crossing:
         return ""
     naive = Planner(plan.job).forecast(best.layout, best.memory, naive=True)
@@ -136,7 +136,7 @@ def _clusters(plan: Plan, best: Forecast) -> str:
     return f"{text}; in an order that knows nothing of clusters a step would take {_seconds(naive.time.total)}."
 
 
-def _by(plan: Plan, choice: Callable[[Layout], object]) -> dict[object, Forecast]:
+def _by(plan: SearchResult, choice: Callable[[Layout], object]) -> dict[object, Forecast]:
     """The fastest forecast for each value of a choice."""
     found: dict[object, Forecast] = {}
     for one in plan.ranked:
@@ -144,11 +144,11 @@ def _by(plan: Plan, choice: Callable[[Layout], object]) -> dict[object, Forecast
     return found
 
 
-def _rival(plan: Plan, best: Forecast, choice: Callable[[Layout], object]) -> Forecast | None:
+def _rival(plan: SearchResult, best: Forecast, choice: Callable[[Layout], object]) -> Forecast | None:
     return next((one for one in plan.ranked if choice(one.layout) != choice(best.layout)), None)
 
 
-def _against(plan: Plan, best: Forecast, axis: str, size: int) -> str:
+def _against(plan: SearchResult, best: Forecast, axis: str, size: int) -> str:
     rivals = _by(plan, lambda one: getattr(one, axis))
     sizes = [s for s in (size // 2, size * 2) if s]
     said = [

@@ -6,7 +6,7 @@ counted in full (every row against every column, PaLM's and Megatron's rule for 
 
 from collections.abc import Iterable
 
-from gristmill.training.planner.shape import Block, Shape
+from gristmill.training.planner.model_shape import Block, ModelShape
 
 
 def paper_flops(layers: int, width: int, vocab: int, samples: int, context: int, recompute: bool = True) -> float:
@@ -39,7 +39,7 @@ def attention_flops(block: Block, context: int, causal: bool = False) -> float:
     return 4 * attended_pairs(context, block.window, causal) * block.query_width
 
 
-def step_flops(shape: Shape, samples: int, causal: bool = False, context: int | None = None) -> float:
+def step_flops(shape: ModelShape, samples: int, causal: bool = False, context: int | None = None) -> float:
     """Forward and backward of `samples` samples, nothing recomputed: the numerator of MFU."""
     tokens = context or shape.context
     blocks = sum(_forward(block, tokens, causal) for block in shape.blocks)
@@ -56,7 +56,7 @@ def recomputed_flops(blocks: Iterable[Block], samples: int, context: int, recomp
     return 0.0
 
 
-def flops_per_token(shape: Shape, causal: bool = False) -> float:
+def flops_per_token(shape: ModelShape, causal: bool = False) -> float:
     """Training, one token."""
     return step_flops(shape, 1, causal) / shape.context
 

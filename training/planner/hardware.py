@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from gristmill.data_pipeline.config import Config
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import RecipeError
 
 GIB = 2**30
 PROFILES = Path(__file__).parent / "profiles"

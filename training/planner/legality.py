@@ -6,15 +6,15 @@ from pydantic import ValidationError
 
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.schedule import least_microbatches, microbatches_fit
-from gristmill.training.planner.shape import Shape
 
 NOT_BUILT = "the engine does not run the context axis yet"
 # Schedules that take the backward pass apart, which torch's recomputation by operator forbids.
 SPLIT_BACKWARD = ("zbv", "dualpipev")
 
 
-def context_objection(shape: Shape, context: int) -> str | None:
+def context_objection(shape: ModelShape, context: int) -> str | None:
     """Why a search leaves so many context ranks out unless they are asked for; None if it takes them."""
     if shape.context % context:
         return f"context {context} does not divide {shape.context} tokens"
@@ -25,7 +25,7 @@ def context_objection(shape: Shape, context: int) -> str | None:
     return None
 
 
-def tensor_objection(shape: Shape, tensor: int, sequence_parallel: bool) -> str | None:
+def tensor_objection(shape: ModelShape, tensor: int, sequence_parallel: bool) -> str | None:
     """Why the model cannot be cut over so many tensor ranks; None if it can."""
     model: ModelConfig = shape.model
     if tensor == 1:
@@ -45,7 +45,7 @@ def tensor_objection(shape: Shape, tensor: int, sequence_parallel: bool) -> str 
     return None
 
 
-def objection(layout: Layout, shape: Shape, samples: int) -> str | None:
+def objection(layout: Layout, shape: ModelShape, samples: int) -> str | None:
     """The first reason why the engine refuses a layout for a step of `samples` samples; None if it runs."""
     tensor = tensor_objection(shape, layout.tensor, layout.sequence_parallel)
     if tensor is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, gcd, prod
 from typing import Literal
 
-from gristmill.training.planner.shape import Block, Shape
+from gristmill.training.planner.model_shape import Block, ModelShape
 
 Cut = Literal["rows", "columns", "key_value", "whole"]
 
@@ -58,7 +58,7 @@ def block_weights(block: Block) -> list[Weight]:
     return weights + _linear("channel.down", block.width, block.hidden, "columns", bias)
 
 
-def first_weights(shape: Shape) -> list[Weight]:
+def first_weights(shape: ModelShape) -> list[Weight]:
     """The embedding, and the table of positions where they are learned."""
     weights = [Weight("embedding.weight", (shape.vocab, shape.width), "rows")]
     if shape.model.positions == "learned":
@@ -66,7 +66,7 @@ def first_weights(shape: Shape) -> list[Weight]:
     return weights
 
 
-def last_weights(shape: Shape, with_table: bool) -> list[Weight]:
+def last_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
     """The last norm and the output table; with_table is false where it is the embedding itself (tied, same stage)."""
     weights = _norm("final_norm", shape.width, shape.model.norm == "layernorm")
     if with_table:
@@ -74,7 +74,7 @@ def last_weights(shape: Shape, with_table: bool) -> list[Weight]:
     return weights
 
 
-def parameter_count(shape: Shape) -> int:
+def parameter_count(shape: ModelShape) -> int:
     """Of the whole model; a tied table counts once."""
     counts = [sum(w.count for w in block_weights(block)) for block in shape.distinct]
     ends = first_weights(shape) + last_weights(shape, not shape.tied)

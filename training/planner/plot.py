@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gristmill.data_pipeline.errors import RecipeError
-from gristmill.training.planner.job import Job
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast, search
 
 
@@ -18,7 +18,7 @@ def usual_counts(gpus: int, node: int) -> list[int]:
     return [*counts, gpus]
 
 
-def throughput_curve(job: Job, counts: Sequence[int]) -> list[tuple[int, Forecast | None]]:
+def throughput_curve(job: PlanRequest, counts: Sequence[int]) -> list[tuple[int, Forecast | None]]:
     """(GPUs, the best layout, None where nothing fits) at each count, with the batch as it is."""
     curve: list[tuple[int, Forecast | None]] = []
     for count in counts:
@@ -27,7 +27,7 @@ def throughput_curve(job: Job, counts: Sequence[int]) -> list[tuple[int, Forecas
     return curve
 
 
-def plot_throughput(job: Job, curve: Sequence[tuple[int, Forecast | None]], path: Path) -> None:
+def plot_throughput(job: PlanRequest, curve: Sequence[tuple[int, Forecast | None]], path: Path) -> None:
     """Writes an image (png, svg or pdf, by the path's ending)."""
     # matplotlib is slow to load and used here only.
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ those of table 2 follow run_figure_12.sh (175 billion) and the 530 billion of ta
 from dataclasses import dataclass
 
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.shape import Shape, gpt
+from gristmill.training.planner.model_shape import ModelShape, gpt
 
 TABLE_1 = "arXiv 2104.04473, table 1; layouts from Megatron-LM examples/sc21/run_table_1.sh"
 
@@ -19,7 +19,7 @@ class Row:
     recompute_counted: whether recomputation counts as work in that figure, as the paper of 2021 has it."""
 
     name: str
-    shape: Shape
+    shape: ModelShape
     layout: Layout
     samples: int
     tflops: float
@@ -97,7 +97,7 @@ SELECTIVE_2022 = (
 )
 
 
-def _table_2(shape: Shape, pipeline: int, virtual: int, gpus: int, samples: int, tflops: float) -> Row:
+def _table_2(shape: ModelShape, pipeline: int, virtual: int, gpus: int, samples: int, tflops: float) -> Row:
     layout = Layout(
         tensor=8,
         pipeline=pipeline,

@@ -1,11 +1,11 @@
 """Published runs on H100s by programs written for them: llm.c, Megatron-Core, NeMo in 8 bits, Llama 3."""
 
 from gristmill.training.config import ModelConfig
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.models import named_shape
+from gristmill.training.planner.model_shape import ModelShape, gpt, shape_of
 from gristmill.training.planner.published import Row
 from gristmill.training.planner.published_torch import LLAMA2, by_tokens
-from gristmill.training.planner.shape import Shape, gpt, shape_of
 
 # 2.80 s for 1,048,576 tokens: 482 TFLOP/s by 6 N and full attention. The one row the H100's profile is fitted to.
 LLM_C_ROW = Row(
@@ -40,7 +40,7 @@ def _parallel(tensor: int, pipeline: int, virtual: int, gpus: int, micro: int = 
     )
 
 
-def _nemo(name: str, shape: Shape, layout: Layout, samples: int, tokens: float, source: str = NEMO) -> Row:
+def _nemo(name: str, shape: ModelShape, layout: Layout, samples: int, tokens: float, source: str = NEMO) -> Row:
     name = f"{name}, {layout.gpus} GPUs"
     return by_tokens(name, shape, layout, samples, tokens, source, "h100", "megatron-core", True)
 
@@ -59,7 +59,7 @@ FLOAT8 = (
 )
 
 
-def _bf16(name: str, shape: Shape, layout: Layout, samples: int, tflops: float, source: str) -> Row:
+def _bf16(name: str, shape: ModelShape, layout: Layout, samples: int, tflops: float, source: str) -> Row:
     return Row(f"{name}, {layout.gpus} GPUs", shape, layout, samples, tflops, source, "h100", "megatron-core", False)
 
 

@@ -6,10 +6,10 @@ Rows whose source names no micro-batch or kernel are left out. Tokens a second a
 
 from gristmill.training.config import ModelConfig, Recompute
 from gristmill.training.planner.flops import flops_per_token
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.models import named_shape
+from gristmill.training.planner.model_shape import ModelShape, shape_of
 from gristmill.training.planner.published import Row
-from gristmill.training.planner.shape import Shape, shape_of
 
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, rows at 2,048 tokens, FULL_SHARD"
 # (layers, width, heads) of its scripts/train/yamls; vocabulary 50368, GELU of 4 x width, ALiBi, tied tables.
@@ -83,7 +83,7 @@ FOUNDRY_H100 = (
 
 def by_tokens(
     name: str,
-    shape: Shape,
+    shape: ModelShape,
     layout: Layout,
     samples: int,
     tokens: float,
@@ -104,7 +104,7 @@ FMS = "foundation-model-stack/fms-fsdp, README.md: 128 A100, 4,096 tokens"
 _8B, _70B = named_shape("llama3-8b"), named_shape("llama3-70b")
 
 
-def _llama2(layers: int, width: int, heads: int, kv_heads: int, hidden: int) -> Shape:
+def _llama2(layers: int, width: int, heads: int, kv_heads: int, hidden: int) -> ModelShape:
     model = ModelConfig(layers=layers, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, context=4096)
     return shape_of(model, 32000)
 

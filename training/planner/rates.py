@@ -10,7 +10,7 @@ from math import ceil
 
 from pydantic import Field
 
-from gristmill.data_pipeline.config import Config
+from gristmill.foundation.config import Config
 from gristmill.training.planner.hardware import Hardware, Link
 
 # Tiles that cuBLAS and CUTLASS ship for tensor cores, rows x columns of the result.

@@ -9,27 +9,27 @@ from rich.text import Text
 
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB
-from gristmill.training.planner.job import Job
 from gristmill.training.planner.parameters import parameter_count
-from gristmill.training.planner.search import Forecast, Plan, Planner
+from gristmill.training.planner.plan_request import PlanRequest
+from gristmill.training.planner.search import Forecast, Planner, SearchResult
 from gristmill.training.planner.volumes import volumes
 
 # Reasons shown; the JSON has all.
 SHOWN_FAILURES = 8
 
 
-def days(job: Job, forecast: Forecast) -> float | None:
+def days(job: PlanRequest, forecast: Forecast) -> float | None:
     """To the token budget; None without one."""
     return None if job.tokens is None else job.tokens / forecast.tokens_per_second / 86400
 
 
-def cost(job: Job, forecast: Forecast) -> float | None:
+def cost(job: PlanRequest, forecast: Forecast) -> float | None:
     """US dollars to the token budget; None without one or without a price."""
     length, price = days(job, forecast), job.hardware.usd_per_gpu_hour
     return None if length is None or price is None else length * 24 * price * job.gpus
 
 
-def to_json(plan: Plan, top: int = 20) -> dict[str, Any]:
+def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
     """Seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
     job, planner = plan.job, Planner(plan.job)
     return {
@@ -86,7 +86,7 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def tables(plan: Plan, top: int = 10) -> Group:
+def tables(plan: SearchResult, top: int = 10) -> Group:
     """The ranked layouts, the winner by part, why it wins, and what failed."""
     best = plan.best
     said = [Text(f"- {sentence}") for sentence in explain(plan)]
@@ -96,7 +96,7 @@ def tables(plan: Plan, top: int = 10) -> Group:
     return Group(*parts)
 
 
-def ranking(plan: Plan, top: int) -> Table:
+def ranking(plan: SearchResult, top: int) -> Table:
     job = plan.job
     batch = f"{job.samples:,} samples of {job.shape.context:,} tokens a step"
     title = f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
@@ -124,7 +124,7 @@ def ranking(plan: Plan, top: int) -> Table:
     return table
 
 
-def by_part(plan: Plan, forecast: Forecast) -> Table:
+def by_part(plan: SearchResult, forecast: Forecast) -> Table:
     """Seconds of a step and GiB of the fullest rank, part by part."""
     table = Table(title=f"{forecast.layout.name()}: by part (GiB = 2^30 bytes)")
     for name, justify in (("time", "left"), ("s", "right"), ("share", "right"), ("memory", "left"), ("GiB", "right")):
@@ -141,7 +141,7 @@ def by_part(plan: Plan, forecast: Forecast) -> Table:
     return table
 
 
-def failures(plan: Plan) -> Table:
+def failures(plan: SearchResult) -> Table:
     table = Table(title="layouts that fail")
     for name in ("layouts", "reason", "such as"):
         table.add_column(name)

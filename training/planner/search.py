@@ -4,19 +4,19 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.planner.activations import Numbers
 from gristmill.training.planner.candidates import open_layouts
 from gristmill.training.planner.flops import step_flops
 from gristmill.training.planner.hardware import GIB
-from gristmill.training.planner.job import Job, check
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.legality import NOT_BUILT, SPLIT_BACKWARD, objection
 from gristmill.training.planner.memory import Memory, MemoryModel
+from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.parameters import parameter_count
 from gristmill.training.planner.placement import Placement, naive_wires, place
+from gristmill.training.planner.plan_request import PlanRequest, check
 from gristmill.training.planner.rates import Rates
-from gristmill.training.planner.shape import Shape
 from gristmill.training.planner.stages import balanced_cuts, rank_of_stage
 from gristmill.training.planner.step_time import StepModel, StepTime
 
@@ -52,7 +52,7 @@ class Forecast:
         moving = MOVING_MEMORY_ERROR * self.memory.moving
         return self.memory.total - moving, self.memory.total + moving
 
-    def tflops_per_gpu(self, shape: Shape) -> float:
+    def tflops_per_gpu(self, shape: ModelShape) -> float:
         """Model FLOPs (attention in full, nothing recomputed) a second on each GPU, in TFLOP/s."""
         return step_flops(shape, 1) * self.tokens_per_second / shape.context / self.layout.gpus / 1e12
 
@@ -67,10 +67,10 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchResult:
     """ranked: the fastest first. weighed: how many layouts were looked at."""
 
-    job: Job
+    job: PlanRequest
     ranked: tuple[Forecast, ...]
     failures: tuple[Failure, ...]
     weighed: int
@@ -86,7 +86,7 @@ class Plan:
 class Planner:
     """The models of time and memory of one job; layouts are weighed through it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PlanRequest) -> None:
         check(job)
         self.job = job
         self.rates = Rates(job.hardware, job.sustained, job.float8)
@@ -133,7 +133,7 @@ class Planner:
         return Forecast(layout, time, memory or self.memory(layout, cuts), tokens, mfu, placement, cuts)
 
 
-def search(job: Job) -> Plan:
+def search(job: PlanRequest) -> SearchResult:
     """Ranks every legal layout that fits."""
     planner = Planner(job)
     ranked: list[Forecast] = []
@@ -158,7 +158,7 @@ def search(job: Job) -> Plan:
         ranked.append(planner.forecast(*fitting))
     ranked.sort(key=lambda one: (-one.tokens_per_second, one.memory.total, one.layout.name()))
     failures = tuple(Failure(reason, count, examples[reason]) for reason, count in reasons.most_common())
-    return Plan(job, tuple(ranked), failures, weighed)
+    return SearchResult(job, tuple(ranked), failures, weighed)
 
 
 def lightest_fitting(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
@@ -181,7 +181,7 @@ def lightest_fitting(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
     return None, need
 
 
-def _rounded_gib(num_bytes: float, job: Job) -> str:
+def _rounded_gib(num_bytes: float, job: PlanRequest) -> str:
     """Coarse, so that failures of one kind are counted together: more than is usable, then up to 100, 200, 400."""
     usable, bound = job.usable_bytes / GIB, 100
     while num_bytes > bound * GIB or bound <= usable:
@@ -189,7 +189,7 @@ def _rounded_gib(num_bytes: float, job: Job) -> str:
     return f"more than the usable {usable:.1f}, up to {bound},"[:-1]
 
 
-def smallest_count(job: Job, most: int = 1 << 17) -> int | None:
+def smallest_count(job: PlanRequest, most: int = 1 << 17) -> int | None:
     """The fewest GPUs on which some layout fits, in whole nodes beyond the first. None if not even `most` do."""
     node = job.hardware.node_gpus
     counts = [n for n in range(1, node) if node % n == 0]
@@ -205,7 +205,7 @@ def smallest_count(job: Job, most: int = 1 << 17) -> int | None:
     return None
 
 
-def _fits(job: Job) -> bool:
+def _fits(job: PlanRequest) -> bool:
     planner = Planner(job)
     for layout in open_layouts(job, lambda reason, example: None):
         if objection(layout, job.shape, job.samples) is None and lightest_fitting(planner, layout)[0] is not None:
@@ -213,7 +213,7 @@ def _fits(job: Job) -> bool:
     return False
 
 
-def nothing_fits(plan: Plan) -> str:
+def nothing_fits(plan: SearchResult) -> str:
     """The sentence for a model that no layout trains: why, the smallest count that would do, and what to change."""
     job = plan.job
     size = f"{parameter_count(job.shape) / 1e9:.1f} billion parameters"
@@ -239,7 +239,7 @@ def nothing_fits(plan: Plan) -> str:
     )
 
 
-def _leanest(job: Job) -> tuple[Layout, float] | None:
+def _leanest(job: PlanRequest) -> tuple[Layout, float] | None:
     """The legal layout that needs least memory, with everything recomputed, and its bytes."""
     planner = Planner(job)
     mode = job.pins.recompute or job.software.recomputes[-1]

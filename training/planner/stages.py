@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gristmill.training.planner.flops import block_matmul_flops
-from gristmill.training.planner.shape import Shape
+from gristmill.training.planner.model_shape import ModelShape
 
 
 class Stage(NamedTuple):
@@ -66,8 +66,9 @@ def balanced_cuts(
 
 
 @lru_cache(maxsize=1024)
-def cost_cuts(shape: Shape, stages: int) -> tuple[int, ...]:
-    """Where the engine cuts (training/parallel/cuts.py): multiply-adds of a token's forward pass, the head counted.
+def cost_cuts(shape: ModelShape, stages: int) -> tuple[int, ...]:
+    """Where the engine cuts (training/model/stage_splitting.py): multiply-adds of a token's forward pass, the head
+    counted.
 
     Of the cuts whose dearest stage is cheapest it takes, from the last stage on, the one that leaves it least."""
     costs = [
@@ -138,7 +139,7 @@ def stages_of_rank(stages: Sequence[Stage], pipeline: int, schedule: str) -> lis
     return held
 
 
-class Held(NamedTuple):
+class StageHoldings(NamedTuple):
     """What one pipeline rank holds: how many layers of each kind, and which ends."""
 
     kinds: tuple[int, ...]
@@ -146,12 +147,14 @@ class Held(NamedTuple):
     scores: bool
 
 
-def holdings(kinds: Sequence[int], number: int, held: Sequence[Sequence[Stage]]) -> list[Held]:
+def holdings(kinds: Sequence[int], number: int, held: Sequence[Sequence[Stage]]) -> list[StageHoldings]:
     """For each pipeline rank. kinds: of each layer; number: how many kinds there are."""
     result = []
     for stages in held:
         counts = Counter(kind for stage in stages for kind in kinds[stage.first : stage.last])
         result.append(
-            Held(tuple(counts[k] for k in range(number)), any(s.embeds for s in stages), any(s.scores for s in stages))
+            StageHoldings(
+                tuple(counts[k] for k in range(number)), any(s.embeds for s in stages), any(s.scores for s in stages)
+            )
         )
     return result

@@ -5,15 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from gristmill.training.planner.block_time import Parts, Passes, block_passes, embedding_passes, head_passes
+from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_passes, embedding_passes, head_passes
+from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds, group_wire, send_seconds
 from gristmill.training.planner.parameters import block_weights, first_weights, last_weights, rank_count
 from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.schedule import bubble_seconds
-from gristmill.training.planner.shape import Shape
-from gristmill.training.planner.software import Software
-from gristmill.training.planner.stages import Held, cost_cuts, even_cuts, holdings, stages_from_cuts, stages_of_rank
+from gristmill.training.planner.stages import (
+    StageHoldings,
+    cost_cuts,
+    even_cuts,
+    holdings,
+    stages_from_cuts,
+    stages_of_rank,
+)
 
 # Share of a GPU that a collective takes from the compute it hides behind: 20 of 132 multiprocessors (DeepSeek-V3, arXiv
 # 2412.19437, section 3.2.2).
@@ -83,11 +90,11 @@ def default_wires(layout: Layout, rates: Rates) -> Wires:
 class StepModel:
     """Times layouts of one model on one machine. Costs of blocks are remembered, so that a search is quick."""
 
-    def __init__(self, shape: Shape, rates: Rates, software: Software, offload: bool = False) -> None:
+    def __init__(self, shape: ModelShape, rates: Rates, software: Framework, offload: bool = False) -> None:
         self.shape, self.rates, self.software, self.offload = shape, rates, software, offload
-        self._passes: dict[tuple[object, ...], tuple[list[Passes], Passes, Passes]] = {}
-        self._counts: dict[tuple[int, Held], int] = {}
-        self._held: dict[tuple[object, ...], list[Held]] = {}
+        self._passes: dict[tuple[object, ...], tuple[list[BlockTimes], BlockTimes, BlockTimes]] = {}
+        self._counts: dict[tuple[int, StageHoldings], int] = {}
+        self._held: dict[tuple[object, ...], list[StageHoldings]] = {}
 
     def cuts(self, layout: Layout) -> tuple[int, ...]:
         """Where the program cuts the layers when it is not told."""
@@ -95,7 +102,7 @@ class StepModel:
             return even_cuts(len(self.shape.blocks), layout.stages)
         return cost_cuts(self.shape, layout.stages)
 
-    def held(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[Held]:
+    def held(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[StageHoldings]:
         """What each pipeline rank holds; the program's own cuts where none are given."""
         key = (layout.pipeline, layout.virtual, layout.schedule, tuple(cuts) if cuts is not None else None)
         if key not in self._held:
@@ -104,7 +111,7 @@ class StepModel:
             self._held[key] = holdings(self.shape.kinds, len(self.shape.distinct), ranks)
         return self._held[key]
 
-    def passes(self, layout: Layout, wires: Wires) -> tuple[list[Passes], Passes, Passes]:
+    def passes(self, layout: Layout, wires: Wires) -> tuple[list[BlockTimes], BlockTimes, BlockTimes]:
         """Of each kind of block, of the embedding, and of the head, for one micro-batch."""
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, wires.tensor, wires.context)
         if key not in self._passes:
@@ -118,7 +125,7 @@ class StepModel:
             self._passes[key] = (blocks, first, last)
         return self._passes[key]
 
-    def local_parameters(self, tensor: int, held: Held) -> int:
+    def local_parameters(self, tensor: int, held: StageHoldings) -> int:
         """Numbers on tensor rank 0 of a pipeline rank, before the data axis cuts them."""
         key = (tensor, held)
         if key not in self._counts:
@@ -181,11 +188,16 @@ class StepModel:
         )
 
     def _work(
-        self, held: Held, layout: Layout, passes: tuple[list[Passes], Passes, Passes], speed: float, microbatches: int
-    ) -> tuple[Parts, Parts, Parts]:
+        self,
+        held: StageHoldings,
+        layout: Layout,
+        passes: tuple[list[BlockTimes], BlockTimes, BlockTimes],
+        speed: float,
+        microbatches: int,
+    ) -> tuple[TimeParts, TimeParts, TimeParts]:
         """Forward, backward and recomputed, of one micro-batch through what a rank holds."""
         blocks, first, last = passes
-        forward, backward, again = Parts(), Parts(), Parts()
+        forward, backward, again = TimeParts(), TimeParts(), TimeParts()
         for one, count in zip(blocks, held.kinds, strict=True):
             forward, backward = forward.plus(one.forward, count), backward.plus(one.backward, count)
             if layout.recompute == "full":
@@ -194,15 +206,15 @@ class StepModel:
                 again = again.plus(one.selective, count)
             elif layout.recompute == "operators":
                 products = self.software.products_again * one.full.matmul
-                again = again.plus(Parts(matmul=products, memory=one.full.memory, tensor=one.full.tensor), count)
+                again = again.plus(TimeParts(matmul=products, memory=one.full.memory, tensor=one.full.tensor), count)
         for present, end in ((held.embeds, first), (held.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)
         if microbatches > 1:
             added = self.local_parameters(layout.tensor, held) * self.software.accumulate_bytes
-            backward = backward.plus(Parts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
+            backward = backward.plus(TimeParts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
         if speed != 1.0:
-            forward, backward, again = (Parts().plus(part, 1 / speed) for part in (forward, backward, again))
+            forward, backward, again = (TimeParts().plus(part, 1 / speed) for part in (forward, backward, again))
         return forward, backward, again
 
     def _sends(self, layout: Layout, wires: Wires, compute: float) -> tuple[float, float]:
@@ -228,7 +240,7 @@ class StepModel:
         return send_seconds(whole, wires.pipeline)
 
     def _data(
-        self, layout: Layout, held: Held, wires: Wires, backward: float, one: float, microbatches: int
+        self, layout: Layout, held: StageHoldings, wires: Wires, backward: float, one: float, microbatches: int
     ) -> tuple[float, float]:
         """(exposed, hidden) seconds of a step's gradient and weight traffic, tied tables over the pipeline included.
 
@@ -239,7 +251,7 @@ class StepModel:
         software, count = self.software, self.local_parameters(layout.tensor, held)
         ranks = layout.data * layout.context
         reduced, weights = count * software.reduce_bytes, count * software.weight_bytes
-        layers = self.local_parameters(layout.tensor, Held(held.kinds, False, False))
+        layers = self.local_parameters(layout.tensor, StageHoldings(held.kinds, False, False))
         gather = 0.0
         if software.data_parallel == "replicate":
             reduce = all_reduce_seconds(reduced, ranks, wires.data)
@@ -264,7 +276,7 @@ class StepModel:
             tied = all_reduce_seconds(table, 2, wires.pipeline)
         return reduce + gather - hidden + tied, hidden
 
-    def _optimizer(self, layout: Layout, held: Held) -> float:
+    def _optimizer(self, layout: Layout, held: StageHoldings) -> float:
         """Clipping, the update and the cast, over what this rank updates.
 
         Offloaded: fp32 gradients go to the host and fp32 weights come back (ZeRO-Offload, arXiv 2101.06840, section

@@ -4,10 +4,10 @@ Ring volumes: with n ranks a gather or a scatter of S bytes sends S (n-1)/n, an 
 
 from dataclasses import dataclass
 
+from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.network import gather_volume
-from gristmill.training.planner.shape import Shape
-from gristmill.training.planner.software import Software
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,13 @@ class Volumes:
 
 
 def tensor_volume(
-    shape: Shape, layout: Layout, samples: int, software: Software, layers: int, ends: bool, compute_bytes: int = 2
+    shape: ModelShape,
+    layout: Layout,
+    samples: int,
+    software: Framework,
+    layers: int,
+    ends: bool,
+    compute_bytes: int = 2,
 ) -> float:
     """Two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each under sequence
     parallelism, and what recomputation sends again.
@@ -40,7 +46,7 @@ def tensor_volume(
     return total
 
 
-def _sent_again(layout: Layout, software: Software) -> float:
+def _sent_again(layout: Layout, software: Framework) -> float:
     """All-reduces of a layer; a gather or a scatter is half of one. Megatron runs a layer's forward pass again whole,
     or its core, which sends nothing; torch leaves out the last sum or scatter, since nothing behind it is needed."""
     if layout.recompute == "none":
@@ -51,7 +57,7 @@ def _sent_again(layout: Layout, software: Software) -> float:
     return half if layout.recompute == "attention" else 1.0 + half
 
 
-def context_volume(shape: Shape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
+def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
     """Keys and values are gathered forward, and gathered again and scattered backward."""
     if layout.context == 1:
         return 0.0
@@ -61,7 +67,9 @@ def context_volume(shape: Shape, layout: Layout, samples: int, layers: int, comp
     return 3 * layers * gather_volume(tokens * width * compute_bytes, layout.context)
 
 
-def pipeline_volume(shape: Shape, layout: Layout, samples: int, software: Software, compute_bytes: int = 2) -> float:
+def pipeline_volume(
+    shape: ModelShape, layout: Layout, samples: int, software: Framework, compute_bytes: int = 2
+) -> float:
     """b s h forward and as much backward for each stage; over t where each tensor rank sends its slice (arXiv
     2104.04473, section 4.1)."""
     if layout.pipeline == 1:
@@ -72,7 +80,7 @@ def pipeline_volume(shape: Shape, layout: Layout, samples: int, software: Softwa
 
 
 def data_volumes(
-    parameters: int, layout: Layout, samples: int, software: Software, ends: int = 0
+    parameters: int, layout: Layout, samples: int, software: Framework, ends: int = 0
 ) -> tuple[float, float]:
     """(gradients, weights) of a rank whose stages hold so many parameters, `ends` of them not in layers.
 
@@ -91,7 +99,9 @@ def data_volumes(
     return reduce, times * gather_volume(weights + again, shard)
 
 
-def volumes(shape: Shape, layout: Layout, samples: int, software: Software, parameters: int, layers: int) -> Volumes:
+def volumes(
+    shape: ModelShape, layout: Layout, samples: int, software: Framework, parameters: int, layers: int
+) -> Volumes:
     """All of them, for a rank with `layers` layers and `parameters` parameters (before the data axis cuts them)."""
     reduce, gather = data_volumes(parameters, layout, samples, software)
     return Volumes(

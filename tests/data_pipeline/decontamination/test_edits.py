@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.decontamination.benchmark import missing_fields, read_benchmark
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.kernels import align
 from gristmill.data_pipeline.decontamination.report import report_markdown
+from gristmill.data_pipeline.decontamination.step import decontaminate
 from gristmill.data_pipeline.decontamination.words import information, words_of
 
 QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter"

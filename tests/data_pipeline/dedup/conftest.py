@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.data_pipeline.provenance import files
+from gristmill.foundation import files
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, meeting_probability, roots
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, candidate_probability, join, roots
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, meeting_
     [(0.2, 20, 5, 0.006), (0.3, 20, 5, 0.047), (0.4, 20, 5, 0.186), (0.5, 20, 5, 0.470), (0.8, 20, 5, 0.9996)],
 )
 def test_the_curve_of_the_textbook(similarity: float, bands: int, rows: int, probability: float):
-    assert meeting_probability(similarity, bands, rows) == pytest.approx(probability, abs=5e-4)
+    assert candidate_probability(similarity, bands, rows) == pytest.approx(probability, abs=5e-4)
 
 
 def test_buckets_by_hand():
@@ -39,5 +39,5 @@ def test_candidates_follow_the_curve(bands: int, rows: int):
         right = np.where(generator.random(left.shape) < similarity, left, other)
         keys = [band_keys(side, bands, rows, np.uint64(0)) for side in (left, right)]
         met = (keys[0] == keys[1]).any(axis=0).mean()
-        expected = meeting_probability(similarity, bands, rows)
+        expected = candidate_probability(similarity, bands, rows)
         assert abs(met - expected) < 5 * np.sqrt(expected * (1 - expected) / pairs) + 1e-9

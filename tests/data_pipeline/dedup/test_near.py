@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from gristmill.data_pipeline.dedup import arrays, near
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
-from gristmill.data_pipeline.dedup.part import Part
 from gristmill.data_pipeline.dedup.shingles import shingles_of
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.errors import InputError
 
 # 32 bands of one row find every pair of similarity 0.5 but one in 2**32: all that is left is exact.
 SURE = NearDedupConfig(ngram=2, bands=32, rows=1, threshold=0.5)
@@ -120,7 +120,7 @@ def family_corpus(folder: Path, seed: int, num_families: int = 30) -> list[tuple
     return documents
 
 
-def parts_of(folder: Path, documents: list[tuple[int, str, str]], num_parts: int, seed: int) -> list[Part]:
+def parts_of(folder: Path, documents: list[tuple[int, str, str]], num_parts: int, seed: int) -> list[DocumentFile]:
     generator = np.random.default_rng(seed)
     parts = []
     for priority in (1, 2):
@@ -194,9 +194,9 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from gristmill.data_pipeline.dedup import arrays, candidates, near
-from gristmill.data_pipeline.dedup.part import Part
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
 
 plain = arrays.save_array
 def slowly(path, array):
@@ -206,7 +206,7 @@ def slowly(path, array):
 near.save_array = candidates.save_array = slowly
 near.BATCH_SHINGLES = 400
 folder = Path(sys.argv[1])
-parts = [Part(path, "s" + path.name[0], int(path.name[0])) for path in sorted(folder.glob("*.parquet"))]
+parts = [DocumentFile(path, "s" + path.name[0], int(path.name[0])) for path in sorted(folder.glob("*.parquet"))]
 config = near.NearDedupConfig(ngram=3, bands=6, rows=4, threshold=0.6)
 near.near_duplicates(parts, config, LocalEngine(1, Reporter.silent()), Path(sys.argv[2]))
 print("done", flush=True)
@@ -236,7 +236,7 @@ def test_killed_in_the_middle_of_banding_and_of_verification(
 def test_other_work_in_the_folder_is_not_taken_for_ours(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "a b c d e", "2": "a b c d", "3": "a b c d"})
     assert len(near_duplicates([part], SURE, engine(), tmp_path / "work")) == 2
-    fewer = Part(part.path, part.source, part.priority, np.array([True, False, False]))
+    fewer = DocumentFile(part.path, part.source, part.priority, np.array([True, False, False]))
     assert len(near_duplicates([fewer], SURE, engine(), tmp_path / "work")) == 0
 
 
@@ -283,15 +283,15 @@ def test_a_store_of_another_scheme(tmp_path: Path):
 def test_bad_files(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "a b c d e", "2": "a b"})
     with pytest.raises(InputError, match=r"missing\.parquet"):
-        near_duplicates([Part(tmp_path / "missing.parquet", "s", 1)], SURE, engine(), tmp_path / "work")
+        near_duplicates([DocumentFile(tmp_path / "missing.parquet", "s", 1)], SURE, engine(), tmp_path / "work")
     with pytest.raises(InputError, match=f"document {padded('1')} is given twice"):
         near_duplicates([part, part], SURE, engine(), tmp_path / "work")
     with pytest.raises(InputError, match="2 rows, but 3 marks"):
-        near_duplicates([Part(part.path, "s", 1, np.ones(3, bool))], SURE, engine(), tmp_path / "work")
+        near_duplicates([DocumentFile(part.path, "s", 1, np.ones(3, bool))], SURE, engine(), tmp_path / "work")
     truncated = tmp_path / "t.parquet"
     truncated.write_bytes(part.path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"t\.parquet: no readable Parquet file"):
-        near_duplicates([Part(truncated, "s", 1)], SURE, engine(), tmp_path / "work")
+        near_duplicates([DocumentFile(truncated, "s", 1)], SURE, engine(), tmp_path / "work")
     strange = write_part(tmp_path / "s.parquet", {"not hex": "a b"})
     with pytest.raises(InputError, match="not hex' is not 32 hex digits"):
         near_duplicates([strange], SURE, engine(), tmp_path / "work")

@@ -12,7 +12,7 @@ from gristmill.data_pipeline.dedup.protected import keep_signatures
 from gristmill.data_pipeline.dedup.shingles import ShingleHash, shingles_of
 from gristmill.data_pipeline.dedup.signatures import SignatureScheme, find_store, merge_stores, open_store, sign_corpus
 from gristmill.data_pipeline.dedup.similar import similar
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 
 TEXTS = {
     "1": "The quick brown fox jumps over the lazy dog near the old mill.",

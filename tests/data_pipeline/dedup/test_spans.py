@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import engine, padded, write_part
 
-from gristmill.data_pipeline.dedup.rewrite import rewrite_parts
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, pieces_of
+from gristmill.data_pipeline.text_edits.edit_documents import edit_document_files
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
 ALL = SpanDedupConfig(unit="line", least_characters=1)
@@ -19,7 +19,7 @@ def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> d
     """The documents' texts without their duplicate spans."""
     part = write_part(folder / "p.parquet", documents)
     table = duplicate_spans([part], config, engine(), folder / "work")
-    (rewritten,) = rewrite_parts([part], table, "r", False, engine(), folder / "rewritten").parts
+    (rewritten,) = edit_document_files([part], table, "r", False, engine(), folder / "rewritten").parts
     left = pq.read_table(rewritten.path)
     assert left.column("doc_id").to_pylist() == [padded(doc_id) for doc_id in documents]
     return dict(zip(documents, left.column("text").to_pylist(), strict=True))

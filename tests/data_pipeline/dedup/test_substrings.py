@@ -15,7 +15,7 @@ from gristmill.data_pipeline.dedup.substrings import (
     repeated_substrings,
     repeats_of,
 )
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 
 TEN = SubstringDedupConfig(least_bytes=10)
 

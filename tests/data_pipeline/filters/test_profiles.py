@@ -11,12 +11,12 @@ import pytest
 import yaml
 import zstandard
 
-from gristmill.data_pipeline.curate import CurateConfig
-from gristmill.data_pipeline.decide import rules_of
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.filters.apply import rules_of
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles, read_folder, read_profile
 from gristmill.data_pipeline.signals.language_codes import language_code, script_code
 from gristmill.data_pipeline.signals.reference import split_words
+from gristmill.foundation.errors import RecipeError
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "support"
 FINEWEB2 = """dup_line_frac: 0.25

@@ -5,12 +5,12 @@ Each entry is a rule, then the texts just below, at and just above its number, w
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline.annotate.bad_words import BadWords
+from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.presets import PRESETS
 from gristmill.data_pipeline.filters.rule import Rule
-from gristmill.data_pipeline.lists.bad_words import BadWords
-from gristmill.data_pipeline.lists.blocked_urls import BlockedUrls
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig, paragraph_language_columns

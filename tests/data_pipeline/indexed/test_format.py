@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed import tables
 from gristmill.data_pipeline.indexed.format import CODES, bin_path, dtype_for, idx_path
 from gristmill.data_pipeline.indexed.inspect import inspect
 from gristmill.data_pipeline.indexed.merge import cut_out, merge
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.writer import indexed_writer, write_documents
+from gristmill.foundation.errors import InputError
 
 
 def test_two_documents_byte_by_byte(tmp_path):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.writer import write_documents
+from gristmill.foundation.errors import InputError
 
 
 def content(prefix) -> list[list[int]]:

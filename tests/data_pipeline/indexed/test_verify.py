@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed import packing_table, verify
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME
 from gristmill.data_pipeline.indexed.samples import TooFewTokens, open_samples
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.manifest import read_manifest, write_manifest
-from gristmill.data_pipeline.provenance.remembered import remember
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.file_state_cache import remember
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.manifest import read_manifest, write_manifest
 
 PACKINGS = ("concat", "best_fit")
 

@@ -3,8 +3,8 @@ from io import BytesIO
 
 import pytest
 
-from gristmill.data_pipeline.document import Record, Unreadable
 from gristmill.data_pipeline.readers.arc import read_arc
+from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.warc import read_warc
 

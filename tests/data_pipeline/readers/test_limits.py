@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from gristmill.data_pipeline.document import Record, Unreadable
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.lock import RawFile
 from gristmill.data_pipeline.readers.byte_stream import ByteStream, Malformed
 from gristmill.data_pipeline.readers.compression import TooLong, blocks, whole_lines
+from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.page_sizes import page_sizes
-from gristmill.data_pipeline.readers.read import FilePart, read_part
+from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 LIMIT = 1000
 HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
@@ -47,7 +47,7 @@ def read(path, kind: str, limit: int = LIMIT, **settings) -> list[Record | Unrea
     settings = {"extractor": "resiliparse", "max_record_bytes": limit, **settings}
     source = SourceConfig(name="s", format=kind, paths=(str(path),), **settings)
     file = RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
-    return list(read_part(FilePart(file, str(path)), source))
+    return list(read_range(FileRange(file, str(path)), source))
 
 
 def outcomes(found) -> list[tuple[int, str]]:

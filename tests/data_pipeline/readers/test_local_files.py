@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
+from gristmill.data_pipeline.readers.file_kinds import foreign_kind
 from gristmill.data_pipeline.readers.files import matching
-from gristmill.data_pipeline.readers.foreign import foreign_kind
 from gristmill.data_pipeline.readers.local_files import local_files
 from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
 
 TREE = ("a.txt", "b.json", "x/a.txt", "x/y/c.txt", "x/y/z/d.txt", ".hidden/e.txt", "x/.f.txt", "[odd]/g.txt")
 

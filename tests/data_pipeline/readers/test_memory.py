@@ -12,12 +12,12 @@ FIXED_BYTES, BYTES_PER_BYTE = 100_000_000, 30
 
 SCRIPT = """
 import resource, sys
-from gristmill.data_pipeline.annotate import AnnotateConfig, annotate_all, annotation_tasks
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
+from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, annotate_all, annotation_tasks
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.text import NormalizeConfig
+from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from pathlib import Path
 
 def annotate(path, limit):

@@ -12,15 +12,15 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.document import Record, Unreadable
-from gristmill.data_pipeline.engine.local import LocalEngine
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.python_docs import prose
-from gristmill.data_pipeline.readers.read import file_parts, read_part
+from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.resolve import located_files, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
 
 LINES = b"".join(b'{"text": "line %d"}\n' % k for k in range(1000))
 PACKED = {
@@ -44,8 +44,8 @@ def read(source: SourceConfig, part_bytes: int = 1 << 30) -> list[Record | Unrea
     return [
         record
         for file, location in located_files(source, locked)
-        for part in file_parts(file, location, source, part_bytes)
-        for record in read_part(part, source)
+        for part in file_ranges(file, location, source, part_bytes)
+        for record in read_range(part, source)
     ]
 
 

@@ -6,19 +6,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.document import Record, Unreadable
-from gristmill.data_pipeline.provenance.files import file_digest
-from gristmill.data_pipeline.provenance.lock import RawFile
+from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.fields import metadata_json
 from gristmill.data_pipeline.readers.json_repair import repaired
-from gristmill.data_pipeline.readers.read import file_parts, read_part
+from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 
 def read(path, kind: str = "jsonl", part_bytes: int = 1 << 30, **settings) -> list[Record | Unreadable]:
     source = SourceConfig(name="s", format=kind, paths=(str(path),), **settings)
     file = RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
-    return [one for part in file_parts(file, str(path), source, part_bytes) for one in read_part(part, source)]
+    return [one for part in file_ranges(file, str(path), source, part_bytes) for one in read_range(part, source)]
 
 
 def summary(found) -> list[tuple[str, tuple[str, ...]]]:

@@ -5,15 +5,15 @@ import math
 import pytest
 from fasttext_file import write_model
 
-from gristmill.data_pipeline.annotate import AnnotateConfig
-from gristmill.data_pipeline.curate import CurateConfig
-from gristmill.data_pipeline.curation import annotate_config
-from gristmill.data_pipeline.errors import RecipeError
-from gristmill.data_pipeline.measured import check_languages
+from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
+from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.recipe_signals import check_languages
+from gristmill.data_pipeline.run_curation import annotate_config
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect, head
 from gristmill.data_pipeline.signals.language_codes import label_code, language_code
 from gristmill.data_pipeline.signals.language_model import BUNDLED, model_digest, model_languages, model_path
+from gristmill.foundation.errors import RecipeError
 
 WORDS = {"the": "eng_Latn", "mill": "eng_Latn", "der": "deu_Latn", "mühle": "deu_Latn", "мельница": "rus_Cyrl"}
 

@@ -7,9 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gristmill.data_pipeline.errors import RecipeError
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.writer import write_documents
+from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gristmill.data_pipeline.provenance.manifest import differences, read_manifest
+from gristmill.foundation.manifest import differences, read_manifest
 from tests.support.corpora import prose, write_jsonl
 
 QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter?"

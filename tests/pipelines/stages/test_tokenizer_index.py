@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.engine.progress import Reporter
-from gristmill.data_pipeline.errors import InputError
 from gristmill.data_pipeline.indexed import documents
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
-from gristmill.data_pipeline.provenance.lock import Lock
-from gristmill.data_pipeline.provenance.manifest import output_files, write_manifest
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import Lock
+from gristmill.foundation.manifest import output_files, write_manifest
+from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import StageContext
 from gristmill.pipelines.stages import index, tokenizer

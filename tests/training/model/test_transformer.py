@@ -7,9 +7,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from gristmill.training.config import ModelConfig
 from gristmill.training.model.attention import attend
+from gristmill.training.model.attention_mask import block_masks, causal_masks
 from gristmill.training.model.dropout import Dropout
-from gristmill.training.model.initial import initialise
-from gristmill.training.model.plan import block_masks, causal_masks
+from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 
 VOCAB, CONTEXT = 61, 24

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.data_pipeline.errors import InputError
+from gristmill.foundation.errors import InputError
 from gristmill.training.config import GuardConfig, ModelConfig, OptimizerConfig
 from gristmill.training.guard import Guard
 from gristmill.training.optim.adamw import AdamW

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.float8 import check_float8, float8_linear
 from gristmill.training.parallel.layout import objections

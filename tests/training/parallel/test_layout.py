@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
-from gristmill.training.parallel.cuts import balanced_cuts, stage_parts, stages_of_rank
+from gristmill.training.model.stage_splitting import balanced_cuts, stage_parts, stages_of_rank
 from gristmill.training.parallel.layout import check_layout, micro_batch_size
 
 MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "context": 48}

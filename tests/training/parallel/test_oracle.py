@@ -18,11 +18,11 @@ from torch.distributed.tensor.parallel import (
 )
 
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.model.initial import cut_like, fill
+from gristmill.training.model.attention_mask import AttentionMetadata
+from gristmill.training.model.initialization import cut_like, fill
 from gristmill.training.model.layer import Layer
-from gristmill.training.model.plan import Plan
+from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.recompute import Retention
 from gristmill.training.parallel.tensor import TensorAxis
 
 SIZE, SAMPLES, TOKENS = 2, 3, 8
@@ -110,9 +110,9 @@ def on_this_rank(sequence_parallel: bool) -> tuple[Outcome, Outcome]:
     layout = LayoutConfig(tensor=SIZE, sequence_parallel=sequence_parallel)
     mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
     values, rank = weights(), mesh.tensor.rank
-    layer = Layer(MODEL, 0, TensorAxis(mesh, sequence_parallel), Retention())
+    layer = Layer(MODEL, 0, TensorAxis(mesh, sequence_parallel), ActivationCheckpointing())
     fill(layer, lambda name, parameter: cut_like(values[name], parameter))
-    plan = Plan(torch.arange(TOKENS).unsqueeze(0), {None: None})
+    plan = AttentionMetadata(torch.arange(TOKENS).unsqueeze(0), {None: None})
     ours = outcome(lambda x: layer(x, plan)[0], layer, sequence_parallel, rank)
 
     block = PlainBlock().double()

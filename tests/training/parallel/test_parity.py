@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from gristmill.training.batches import Batches
 from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.guard import Guard
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.optim.norm import global_norm
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
-from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
-from gristmill.training.run import choose_passes
+from gristmill.training.run import build_forward_backward
 from gristmill.training.trainer import Trainer
 
 TOLERANCES = {"fp64": 1e-12, "fp32": 1e-5}
@@ -110,10 +110,10 @@ class Outcome:
 def outcome(case: Case, mesh: Mesh) -> Outcome:
     """The gradients of the first batch, then a few steps. Of the parameters, those this process's stages hold."""
     model, train = case.configs
-    parts = build_parts(
+    parts = build_local_model(
         model, case.vocab, train.layout, mesh, PRECISIONS[train.precision], 7, train.z_loss, train.compile
     )
-    passes = choose_passes(parts, model, train, mesh)
+    passes = build_forward_backward(parts, model, train, mesh)
     batches = Batches(Uneven(case.vocab), mesh.data, mesh.device, case.documents)
     optimizer = build_optimizer(parts.parameters, train.optimizer, model)
     trainer = Trainer(train, CONTEXT, parts, passes, optimizer, batches, Guard(train.guard), mesh)

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.flops import count_parameters
 from gristmill.training.optim.local import local
 from gristmill.training.optim.norm import copies
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.parts import ModelParts, build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 
 PARAMETERS = {  # as published, to three digits
@@ -32,7 +32,7 @@ def no_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def parts_of(name: str, pipeline_rank: int) -> ModelParts:
+def parts_of(name: str, pipeline_rank: int) -> LocalModel:
     """What the first process of a pipeline rank holds."""
     recipe = load_recipe(name)
     layout, model = recipe.train.layout, recipe.model
@@ -42,7 +42,9 @@ def parts_of(name: str, pipeline_rank: int) -> ModelParts:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
     precision = PRECISIONS[recipe.train.precision]
-    return build_parts(model, recipe.tokenizer.vocab_size, layout, mesh, precision, recipe.seed, materialise=False)
+    return build_local_model(
+        model, recipe.tokenizer.vocab_size, layout, mesh, precision, recipe.seed, materialise=False
+    )
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.optim.local import local
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.parts import ModelParts, build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.hardware import Hardware, load_hardware
 
@@ -25,10 +25,10 @@ def process(world_size: int, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> ModelParts:
+def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> LocalModel:
     with process(layout.world_size, rank):
         mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
-        return build_parts(model, vocab, layout, mesh, PRECISIONS["bf16"], 0, materialise=False)
+        return build_local_model(model, vocab, layout, mesh, PRECISIONS["bf16"], 0, materialise=False)
 
 
 @pytest.fixture

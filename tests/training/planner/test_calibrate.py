@@ -2,12 +2,12 @@ import pytest
 
 from gristmill.training.planner.calibrate import errors, fit, fit_sustained, leave_one_out, pattern_search, refit_spread
 from gristmill.training.planner.claims import claims
+from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.published import CALIBRATION
 from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED
 from gristmill.training.planner.search import THROUGHPUT_ERROR
-from gristmill.training.planner.software import PROGRAMS
 from gristmill.training.planner.tables import HELD_OUT, TOLERANCES
 
 

@@ -4,9 +4,10 @@ import pytest
 
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.flops import flops_per_token as engine_flops
-from gristmill.training.parallel.cuts import stage_parts
+from gristmill.training.model.stage_splitting import stage_parts
 from gristmill.training.planner.flops import attended_pairs, flops_per_token, paper_flops, recomputed_flops, step_flops
 from gristmill.training.planner.hardware import Device, Hardware, Link
+from gristmill.training.planner.model_shape import gpt, shape_of
 from gristmill.training.planner.network import (
     Wire,
     all_reduce_seconds,
@@ -16,7 +17,6 @@ from gristmill.training.planner.network import (
     send_seconds,
 )
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
-from gristmill.training.planner.shape import gpt, shape_of
 from gristmill.training.planner.stages import balanced_cuts, cost_cuts, even_cuts, stages_from_cuts, stages_of_rank
 
 PLAIN = Hardware(

@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.planner.hardware import PROFILES, load_hardware, parse_hardware, profile_names
 
 FIELDS = yaml.safe_load((PROFILES / "h100.yaml").read_text("utf-8"))

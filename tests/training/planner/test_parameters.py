@@ -4,8 +4,10 @@ import pytest
 
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.flops import count_parameters
+from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.model_shape import gpt, shape_of
 from gristmill.training.planner.parameters import (
     Weight,
     paper_parameters,
@@ -14,8 +16,6 @@ from gristmill.training.planner.parameters import (
     sharded_count,
 )
 from gristmill.training.planner.rates import FITTED, Rates
-from gristmill.training.planner.shape import gpt, shape_of
-from gristmill.training.planner.software import GRISTMILL
 from gristmill.training.planner.step_time import StepModel
 
 LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "context": 32}

@@ -12,24 +12,24 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.parallel.mesh import Mesh, single_process
-from gristmill.training.parallel.parts import build_parts
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import PROFILES, Hardware, parse_hardware
-from gristmill.training.planner.job import Job, Pins
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.models import named_shape
+from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.network import fewest_in_a_node
 from gristmill.training.planner.placement import axis_groups, data_groups, naive_wires, place, stays_in_nodes
+from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.search import Planner, search
-from gristmill.training.planner.shape import shape_of
 from gristmill.training.planner.step_time import default_wires
-from gristmill.training.processes import Place, joined
-from gristmill.training.run import choose_passes
+from gristmill.training.processes import RankInfo, init_distributed
+from gristmill.training.run import build_forward_backward
 
 FIELDS = yaml.safe_load((PROFILES / "a100-80g.yaml").read_text("utf-8"))
 ROCE = {"kind": "roce", "gb_per_second": 25.0, "efficiency": 0.8, "latency_microseconds": 80.0}
@@ -68,7 +68,7 @@ def test_tensor_groups_stay_within_a_node():
 
 
 def test_the_naive_order_costs_more():
-    planner = Planner(Job(named_shape("gpt-3.6b"), two_clusters(), 32, 64))
+    planner = Planner(PlanRequest(named_shape("gpt-3.6b"), two_clusters(), 32, 64))
     layout = Layout(tensor=4, pipeline=2, shard=4, micro_batch=1)
     good, naive = planner.forecast(layout), planner.forecast(layout, naive=True)
     assert naive.time.total > good.time.total
@@ -76,7 +76,7 @@ def test_the_naive_order_costs_more():
 
 
 def test_slow_machines_hold_fewer_layers():
-    planner = Planner(Job(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
+    planner = Planner(PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
     forecast = planner.forecast(Layout(tensor=4, pipeline=2, shard=4, micro_batch=1))
     assert forecast.placement.speeds == (1.0, 0.5)
     (cut,) = forecast.cuts
@@ -150,7 +150,7 @@ def test_the_members_of_every_group_are_counted(tensor, context, shard, replicat
 
 
 def test_interleaved_and_v_shaped_schedules_get_uneven_cuts_too():
-    planner = Planner(Job(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
+    planner = Planner(PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
     for schedule, virtual, slow in (("interleaved", 3, (1, 3, 5)), ("zbv", 2, (1, 2))):
         layout = Layout(tensor=4, pipeline=2, shard=4, schedule=schedule, virtual=virtual)
         forecast = planner.forecast(layout)
@@ -163,7 +163,7 @@ def test_interleaved_and_v_shaped_schedules_get_uneven_cuts_too():
 
 
 def test_memory_is_weighed_with_the_cuts_that_are_recommended():
-    job = Job(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64, pins=Pins(tensor=4, pipeline=2))
+    job = PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64, pins=FixedChoices(tensor=4, pipeline=2))
     planner = Planner(job)
     for one in search(job).ranked[:20]:
         assert one.memory.total == planner.memory(one.layout, one.cuts).total
@@ -178,7 +178,9 @@ def test_a_real_run_has_the_mesh_and_the_cuts_that_were_planned(pool):
     ]
     slow = {"kind": "ethernet", "gb_per_second": 3.0}
     machine = parse_hardware(FIELDS | {"node_gpus": 1, "clusters": clusters, "between_clusters": slow}, "four.yaml")
-    job = Job(shape_of(MODEL, 51), machine, 4, 16, pins=Pins(pipeline=2, tensor=1, schedule="interleaved"))
+    job = PlanRequest(
+        shape_of(MODEL, 51), machine, 4, 16, pins=FixedChoices(pipeline=2, tensor=1, schedule="interleaved")
+    )
     best = search(job).best
     assert best.placement.stage_clusters == ("fast", "slow")
     order, bounds = best.placement.rank_order, [0, *best.cuts, 6]
@@ -205,7 +207,10 @@ def planned_place(layout: LayoutConfig) -> tuple[list[int], list[int], float | N
     dist.broadcast_object_list(found)
     dist.destroy_process_group()
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found[0]), "RANK": str(rank), "WORLD_SIZE": "4"}
-    with mock.patch.dict(os.environ, address), joined(Place(rank, rank, 4), layout, MODEL, "recipe", 60) as mesh:
+    with (
+        mock.patch.dict(os.environ, address),
+        init_distributed(RankInfo(rank, rank, 4), layout, MODEL, "recipe", 60) as mesh,
+    ):
         group: list[int] = [-1] * mesh.data.size
         dist.all_gather_object(group, rank, group=mesh.data.group)
         return group, *layers_and_loss(layout, mesh)
@@ -213,13 +218,13 @@ def planned_place(layout: LayoutConfig) -> tuple[list[int], list[int], float | N
 
 def layers_and_loss(layout: LayoutConfig, mesh: Mesh) -> tuple[list[int], float | None]:
     train = TrainConfig(tokens=10**6, batch_tokens=16 * 16, precision="fp64", layout=layout)
-    parts = build_parts(MODEL, 51, layout, mesh, PRECISIONS["fp64"], seed=1)
+    parts = build_local_model(MODEL, 51, layout, mesh, PRECISIONS["fp64"], seed=1)
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, 51, (2, 16, 16), generator=generator)
     batch = {"x": tokens, "targets": targets, "weights": torch.ones(16, 16, dtype=torch.float64)}
     own = mesh.data.rank
     share = {name: value.chunk(mesh.data.size)[own] for name, value in batch.items()}
-    losses = choose_passes(parts, MODEL, train, mesh).train(share, 1 / 256)
+    losses = build_forward_backward(parts, MODEL, train, mesh).train(share, 1 / 256)
     layers = sorted({int(name.split(".")[1]) for name in parts.parameters if name.startswith("layers.")})
     if losses is None:
         return layers, None
@@ -243,11 +248,11 @@ def test_one_cluster_needs_no_placement(hardware):
 
 
 def test_a_search_over_clusters_says_what_crosses():
-    plan = search(Job(named_shape("gpt-3.6b"), two_clusters(), 32, 64, pins=Pins(pipeline=2)))
+    plan = search(PlanRequest(named_shape("gpt-3.6b"), two_clusters(), 32, 64, pins=FixedChoices(pipeline=2)))
     assert plan.best.placement.stage_clusters == ("infiniband", "roce")
     assert any("Only the pipeline axis crosses between clusters" in sentence for sentence in explain(plan))
 
 
 def test_more_gpus_than_there_are():
     with pytest.raises(RecipeError, match="have 32 in all"):
-        search(Job(named_shape("gpt-3.6b"), two_clusters(), 64, 64))
+        search(PlanRequest(named_shape("gpt-3.6b"), two_clusters(), 64, 64))

@@ -8,12 +8,12 @@ from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.flops import count_parameters, flops_per_token
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.planner import flops
+from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.parameters import parameter_count, sharded_count
 from gristmill.training.planner.rates import FITTED, Rates
-from gristmill.training.planner.shape import shape_of
-from gristmill.training.planner.software import GRISTMILL
 from gristmill.training.planner.step_time import StepModel
 
 RECIPES = ("demo", "gpt2_124m", "llama_1b", "megatron_8.3b", "ptdp_1t", "mt_nlg_530b")

@@ -2,21 +2,21 @@ from dataclasses import replace
 
 import pytest
 
-from gristmill.data_pipeline.errors import RecipeError
+from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, resolve_layout
 from gristmill.training.planner.explain import explain
+from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import GIB, load_hardware
-from gristmill.training.planner.job import Job, Pins
+from gristmill.training.planner.known_models import load_shape, named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import context_objection, objection
-from gristmill.training.planner.models import load_shape, named_shape
+from gristmill.training.planner.model_shape import shape_of
+from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.report import to_json
 from gristmill.training.planner.search import Planner, nothing_fits, search, smallest_count
-from gristmill.training.planner.shape import shape_of
-from gristmill.training.planner.software import PROGRAMS
 
 SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, context=1024)
 
@@ -64,7 +64,7 @@ PAPER = [
 def test_the_papers_layouts_are_at_or_near_the_top(name, gpus, samples, paper, near):
     """arXiv 2104.04473, table 1, with the software of its day. Where another wins, it has a smaller tensor axis or
     fewer stages: fewer collectives, or more data ranks, for a bubble that interleaving keeps small."""
-    pins = Pins(recompute="full")
+    pins = FixedChoices(recompute="full")
     plan = search(make_job(named_shape(name), gpus, "a100-80g", samples * 2048, software="megatron-2021", pins=pins))
     own = next(f for f in plan.ranked if (f.layout.tensor, f.layout.pipeline) == paper[:2])
     assert own.tokens_per_second >= near * plan.best.tokens_per_second
@@ -86,7 +86,7 @@ def test_the_530b_models_memory_by_hand():
 
 
 def test_ranked_layouts_fit_and_fall(hardware):
-    plan = search(Job(shape_of(SMALL, 32000), hardware, 16, 64))
+    plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 16, 64))
     speeds = [one.tokens_per_second for one in plan.ranked]
     assert speeds == sorted(speeds, reverse=True)
     assert all(one.memory.total <= 0.94 * hardware.device.memory_gib * GIB for one in plan.ranked)
@@ -96,7 +96,7 @@ def test_ranked_layouts_fit_and_fall(hardware):
 
 def test_every_fit_is_run_by_the_engine(hardware):
     """What is recommended is a recipe's layout that the engine's validator lets pass."""
-    plan = search(Job(shape_of(SMALL, 32000), hardware, 8, 32))
+    plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32))
     for one in plan.ranked:
         layout = one.layout.config(one.cuts)
         train = TrainConfig(tokens=10**9, batch_tokens=32 * 1024, layout=layout)
@@ -104,8 +104,8 @@ def test_every_fit_is_run_by_the_engine(hardware):
 
 
 def test_pins_are_kept(hardware):
-    pins = Pins(tensor=2, pipeline=2, micro_batch=2, recompute="full", schedule="1f1b")
-    plan = search(Job(shape_of(SMALL, 32000), hardware, 8, 32, pins=pins))
+    pins = FixedChoices(tensor=2, pipeline=2, micro_batch=2, recompute="full", schedule="1f1b")
+    plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, pins=pins))
     assert plan.ranked
     for one in plan.ranked:
         layout = one.layout
@@ -113,7 +113,7 @@ def test_pins_are_kept(hardware):
 
 
 def test_less_recomputation_is_never_slower(hardware):
-    planner = Planner(Job(shape_of(SMALL, 32000), hardware, 8, 32))
+    planner = Planner(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32))
     layout = Layout(tensor=2, shard=4, micro_batch=2, sequence_parallel=True)
     speeds = [
         planner.forecast(replace(layout, recompute=mode)).tokens_per_second
@@ -123,7 +123,7 @@ def test_less_recomputation_is_never_slower(hardware):
 
 
 def test_a_model_that_fits_nowhere_says_what_would_do(hardware):
-    job = Job(named_shape("gpt-1t"), hardware, 64, 64)
+    job = PlanRequest(named_shape("gpt-1t"), hardware, 64, 64)
     plan = search(job)
     assert not plan.ranked
     with pytest.raises(RecipeError, match=r"no legal layout of 1008\.\d billion parameters fits 64 x a100-80g"):
@@ -138,15 +138,15 @@ def test_the_margin_is_what_is_kept_free(hardware):
     """The fullest layout of a search with a margin of 30 % is leaner than of one with none."""
     shape, limit = shape_of(SMALL, 32000), hardware.device.memory_gib * GIB
     for margin in (0.0, 0.06, 0.3):
-        plan = search(Job(shape, hardware, 2, 64, memory_margin=margin))
+        plan = search(PlanRequest(shape, hardware, 2, 64, memory_margin=margin))
         fullest = max(one.memory.total for one in plan.ranked)
         assert fullest <= (1 - margin) * limit
     with pytest.raises(RecipeError, match=r"--memory-margin 1\.5: a share of the memory"):
-        search(Job(shape, hardware, 2, 64, memory_margin=1.5))
+        search(PlanRequest(shape, hardware, 2, 64, memory_margin=1.5))
 
 
 def test_ranges_surround_the_forecast(hardware):
-    best = search(Job(shape_of(SMALL, 32000), hardware, 8, 32)).best
+    best = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32)).best
     low, high = best.memory_range
     assert low < best.memory.total < high < 1.05 * best.memory.total
     slow, fast = best.tokens_per_second_range
@@ -156,22 +156,22 @@ def test_ranges_surround_the_forecast(hardware):
 @pytest.mark.parametrize(
     ("gpus", "pins", "said"),
     [
-        (8, Pins(tensor=7), "--tensor 7: 8 heads do not split evenly; legal for this model: 1, 2, 4, 8"),
-        (4, Pins(tensor=8), "--tensor 8 = 8 GPUs, more than the 4 there are; use --gpus 8"),
-        (8, Pins(pipeline=3), "--pipeline 3 = 3 GPUs, which 8 is no multiple of; use --gpus 9"),
-        (8, Pins(tensor=2, shard=3), "--tensor 2 x --shard 3 = 6 GPUs"),
-        (64, Pins(pipeline=64), "64 stages, but 8 layers"),
-        (8, Pins(micro_batch=7), "--micro-batch 7 does not divide 64 samples a step; try one of 1, 2, 4"),
+        (8, FixedChoices(tensor=7), "--tensor 7: 8 heads do not split evenly; legal for this model: 1, 2, 4, 8"),
+        (4, FixedChoices(tensor=8), "--tensor 8 = 8 GPUs, more than the 4 there are; use --gpus 8"),
+        (8, FixedChoices(pipeline=3), "--pipeline 3 = 3 GPUs, which 8 is no multiple of; use --gpus 9"),
+        (8, FixedChoices(tensor=2, shard=3), "--tensor 2 x --shard 3 = 6 GPUs"),
+        (64, FixedChoices(pipeline=64), "64 stages, but 8 layers"),
+        (8, FixedChoices(micro_batch=7), "--micro-batch 7 does not divide 64 samples a step; try one of 1, 2, 4"),
     ],
 )
 def test_a_choice_that_leaves_no_layout_is_named(hardware, gpus, pins, said):
     with pytest.raises(RecipeError) as error:
-        search(Job(shape_of(SMALL, 32000), hardware, gpus, 64, pins=pins))
+        search(PlanRequest(shape_of(SMALL, 32000), hardware, gpus, 64, pins=pins))
     assert said in str(error.value)
 
 
 def test_too_few_gpus_are_told_how_much_is_missing(hardware):
-    said = nothing_fits(search(Job(named_shape("gpt-1t"), hardware, 8, 64)))
+    said = nothing_fits(search(PlanRequest(named_shape("gpt-1t"), hardware, 8, 64)))
     assert "the leanest, tensor 4 x data 2, " in said and "74.4 of its 79.2 GiB may be filled" in said
     assert float(said.split("needs ")[1].split(" GiB")[0].replace(",", "")) > 1000
 
@@ -225,7 +225,7 @@ def test_a_recipe_is_compared_with_the_best():
 
 
 def test_the_report_holds_every_part(hardware):
-    job = Job(shape_of(SMALL, 32000), hardware, 8, 32, tokens=10**10)
+    job = PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, tokens=10**10)
     plan = search(job)
     said = to_json(plan, top=3)
     first = said["layouts"][0]
@@ -243,7 +243,7 @@ def test_the_report_holds_every_part(hardware):
 def test_offload_trades_memory_for_time(hardware):
     layout = Layout(shard=8, micro_batch=1)
     shape = named_shape("gpt-7.5b")
-    kept, moved = (Planner(Job(shape, hardware, 8, 8, offload=off)).forecast(layout) for off in (False, True))
+    kept, moved = (Planner(PlanRequest(shape, hardware, 8, 8, offload=off)).forecast(layout) for off in (False, True))
     assert kept.memory.optimizer == pytest.approx(8 * 7.468e9 / 8, rel=0.001)
     assert moved.memory.optimizer == 0
     assert moved.time.optimizer > kept.time.optimizer
@@ -254,7 +254,7 @@ def test_scatter_gather_divides_what_crosses_by_the_tensor_size(hardware):
     shape = named_shape("gpt3-175b")
     layout = Layout(tensor=8, pipeline=12, micro_batch=1, recompute="full")
     saving, whole = (
-        Planner(Job(shape, hardware, 96, 24, software=software)).forecast(layout).time
+        Planner(PlanRequest(shape, hardware, 96, 24, software=software)).forecast(layout).time
         for software in (
             PROGRAMS["megatron-2021"],
             PROGRAMS["megatron-2021"].model_validate(
@@ -268,7 +268,7 @@ def test_scatter_gather_divides_what_crosses_by_the_tensor_size(hardware):
 
 def test_all_hardware_profiles_plan():
     for name in ("a100-80g", "h100", "h200"):
-        plan = search(Job(named_shape("llama3-8b"), load_hardware(name), 8, 32))
+        plan = search(PlanRequest(named_shape("llama3-8b"), load_hardware(name), 8, 32))
         assert 0.3 < plan.best.mfu < 0.8
     assert divisors(6) == [1, 2, 3, 6]
 
@@ -276,7 +276,7 @@ def test_all_hardware_profiles_plan():
 def test_the_context_axis_is_named_while_the_engine_lacks_it_and_forecast_when_asked():
     shape = named_shape("llama3-8b")
     open_plan = search(make_job(shape, 16, "h100", 64 * 8192))
-    asked = search(make_job(shape, 16, "h100", 64 * 8192, pins=Pins(context=2)))
+    asked = search(make_job(shape, 16, "h100", 64 * 8192, pins=FixedChoices(context=2)))
     assert {one.layout.context for one in asked.ranked} == {2}
     assert asked.best.time.context > 0
     if context_objection(shape, 2):
@@ -299,7 +299,7 @@ def test_an_eager_recipe_is_planned_as_eager():
 def test_dualpipev_is_searched_when_asked_for_and_never_beats_zbv():
     shape = named_shape("gpt-7.5b")
     plans = {
-        name: search(make_job(shape, 16, "h100", 256 * 2048, pins=Pins(pipeline=4, schedule=name)))
+        name: search(make_job(shape, 16, "h100", 256 * 2048, pins=FixedChoices(pipeline=4, schedule=name)))
         for name in ("zbv", "dualpipev")
     }
     assert plans["dualpipev"].best.layout.schedule == "dualpipev"

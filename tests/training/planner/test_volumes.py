@@ -6,17 +6,17 @@ import torch
 import torch.distributed as dist
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.engine.forward_backward import GradientAccumulation
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.engine.pipeline_schedule import PipelineSchedule
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.parts import build_parts
-from gristmill.training.parallel.passes import Accumulation
-from gristmill.training.parallel.pipeline import Pipeline
 from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.models import named_shape
+from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.parameters import parameter_count
-from gristmill.training.planner.shape import shape_of
-from gristmill.training.planner.software import GRISTMILL, MEGATRON_2021
 from gristmill.training.planner.volumes import data_volumes, pipeline_volume, tensor_volume
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, context=32)
@@ -71,14 +71,14 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
     layout = LayoutConfig(data=4, micro_batch=micro_batch, reshard_after_forward=reshard)
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
-        parts = build_parts(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).parts
+        parts = build_local_model(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).parts
         sent.clear()
         batch = {
             "x": torch.zeros(2, MODEL.context, dtype=torch.int64),
             "targets": torch.zeros(2, MODEL.context, dtype=torch.int64),
             "weights": torch.ones(2, MODEL.context),
         }
-        Accumulation(parts[0], micro_batch).train(batch, 1.0)
+        GradientAccumulation(parts[0], micro_batch).train(batch, 1.0)
     shape, planned = shape_of(MODEL, VOCAB), from_config(layout, micro_batch)
     ends = (2 * VOCAB + 1) * MODEL.width
     reduce, gather = data_volumes(parameter_count(shape), planned, 8, GRISTMILL, ends)
@@ -92,7 +92,7 @@ def test_a_stage_hands_on_what_the_engine_hands_on(fake_process, sequence_parall
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
         part = Transformer(MODEL, VOCAB, mesh, layout, dtype=torch.bfloat16)
-        crossing = Pipeline({0: part}, layout, mesh, 2)._boundary(2, MODEL.context)
+        crossing = PipelineSchedule({0: part}, layout, mesh, 2)._boundary(2, MODEL.context)
     forecast = pipeline_volume(shape_of(MODEL, VOCAB), from_config(layout, 2), 2, GRISTMILL)
     assert 2 * crossing.numel() * crossing.element_size() == forecast
 

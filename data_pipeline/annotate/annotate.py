@@ -1,0 +1,205 @@
+"""Measured once: raw files become Parquet files of repaired texts with every signal beside them.
+
+An annotated file is named by what it was made from (raw digests, the reader's and the signals' settings), so it is
+right whenever it is found: thresholds are applied later, on its columns, and change nothing here."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize
+from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
+from gristmill.data_pipeline.readers.document import Record, Unreadable, doc_id
+from gristmill.data_pipeline.readers.fields import metadata_json
+from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_range
+from gristmill.data_pipeline.readers.resolve import grouped, located_files
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect
+from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
+from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.data_pipeline.signals.table import measure_buffer
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.checksum_files import is_sealed, sealed_path
+from gristmill.foundation.config import Config
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.lock import LockedSource, RawFile
+
+ANNOTATE_VERSION = 7  # raised whenever the code changes what an annotated file holds
+# Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
+LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
+BATCH_DOCUMENTS = 512
+BATCH_CHARS = 8_000_000  # a batch of long documents must not take 512 times what one takes
+ROW_GROUP_ROWS = 1024
+
+RECORD_FIELDS = [
+    pa.field("doc_id", pa.string()),
+    pa.field("text", pa.string()),  # empty where the record could not be read
+    pa.field("url", pa.string()),
+    pa.field("language", pa.string()),
+    pa.field("metadata", pa.string()),
+    pa.field("raw_digest", pa.string()),
+    pa.field("record", pa.int64()),
+    pa.field("text_hash", pa.uint64()),  # of the repaired text: decides its split
+    pa.field("changes", pa.list_(pa.string())),  # which repairs changed the text
+    pa.field("unreadable", pa.string()),  # null, or the kind of reason why the record could not be read
+    pa.field("reason", pa.string()),
+    pa.field("offset", pa.int64()),
+    pa.field("excerpt", pa.string()),
+]
+
+
+def annotated_schema(edits: Sequence[str], optional: OptionalSignals) -> pa.Schema:
+    added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
+    return pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added, *optional.fields()])
+
+
+class AnnotateConfig(Config):
+    """What of the recipe decides an annotated file, beside the source itself."""
+
+    normalize: NormalizeConfig
+    words: WordRule
+    language_id: LanguageConfig | None
+    language_model: str | None = None  # its digest; None: the bundled one
+    edits: tuple[FilterChoice, ...]  # the filters that edit, in their order
+    optional: OptionalSignals = OptionalSignals()
+
+
+@dataclass(frozen=True)
+class AnnotateTask:
+    path: Path
+    source: SourceConfig
+    config: AnnotateConfig
+    parts: tuple[FileRange, ...]
+
+    @property
+    def label(self) -> str:
+        """The raw files it reads, for messages."""
+        names = list(dict.fromkeys(part.file.name for part in self.parts))
+        return f"source {self.source.name}, {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}"
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.end - part.start if part.end else part.file.bytes for part in self.parts)
+
+
+def annotation_tasks(
+    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path, engine: LocalEngine
+) -> list[AnnotateTask]:
+    """The source cut into tasks, in canonical order: (raw digest, record number)."""
+    total = sum(file.bytes for file in locked.files)
+    part_bytes = min(max(total // WANTED_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
+    located = located_files(source, locked)
+    large = [(file, location, source, part_bytes) for file, location in located if file.bytes > part_bytes]
+    cut = iter(engine.map(_file_parts, large, f"parts of {source.name}", [float(task[0].bytes) for task in large], "B"))
+    parts = [
+        part
+        for file, location in located
+        for part in (next(cut) if file.bytes > part_bytes else [FileRange(file, location)])
+    ]
+    sizes = [part.file.bytes if part.end is None else part_bytes for part in parts]
+    tasks = []
+    for group in grouped(parts, sizes, part_bytes):
+        name = fingerprint(_identity(source, config, group))
+        tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group)))
+    return tasks
+
+
+def _file_parts(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange]:
+    return file_ranges(*task)
+
+
+def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
+    """Every task's file is there. Files that are there already are kept as they are."""
+    missing = [task for task in tasks if not is_sealed(task.path)]
+    if missing:
+        _edited(["Compiled once here, the kernels are then loaded by every worker."], missing[0].config)
+        engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
+
+
+def annotate(task: AnnotateTask) -> None:
+    """Writes the task's file: one row a record, readable or not, in the order of the parts."""
+    schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
+    with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
+        records = ((part.file, record) for part in task.parts for record in read_range(part, task.source))
+        while batch := _batch(records):
+            file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)
+
+
+def _batch(
+    records: Iterator[tuple[RawFile, Record | Unreadable]],
+) -> list[tuple[RawFile, Record | Unreadable]]:
+    """The next records: BATCH_DOCUMENTS, or fewer that have BATCH_CHARS together."""
+    batch: list[tuple[RawFile, Record | Unreadable]] = []
+    chars = 0
+    for one in records:
+        batch.append(one)
+        chars += len(one[1].text) if isinstance(one[1], Record) else 0
+        if len(batch) == BATCH_DOCUMENTS or chars >= BATCH_CHARS:
+            break
+    return batch
+
+
+def _annotated(
+    batch: Sequence[tuple[RawFile, Record | Unreadable]], source: SourceConfig, config: AnnotateConfig
+) -> pa.RecordBatch:
+    normalized = [normalize(r.text if isinstance(r, Record) else "", config.normalize) for _, r in batch]
+    languages = detect([n.text for n in normalized], config.language_id)
+    texts, measured = _edited([n.text for n in normalized], config)
+    rows = [
+        {
+            "doc_id": doc_id(source.name, file, record.number),
+            "text": text,
+            "raw_digest": file.sha256,
+            "record": record.number,
+            "text_hash": xxhash.xxh3_64_intdigest(text.encode()),
+            "changes": [*(record.repairs if isinstance(record, Record) else ()), *done.changes],
+            **_description(record),
+        }
+        for (file, record), done, text in zip(batch, normalized, texts, strict=True)
+    ]
+    described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
+    urls = [record.url if isinstance(record, Record) else "" for _, record in batch]
+    optional = config.optional.columns(texts, languages, urls)
+    schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
+    return pa.record_batch([*described.columns, *languages.columns, *measured, *optional], schema=schema)
+
+
+def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[pa.Array]]:
+    """The texts after all edits, and the columns of their signals: the last text's, then what each edit added."""
+    buffer = TextBuffer.of(texts)
+    measured = measure_buffer(buffer, config.words)
+    added: list[pa.Array] = []
+    for edit in config.edits:
+        options = edit.line_options()
+        assert options is not None
+        buffer, counts = EDITS[edit.preset](buffer, options)
+        after = measure_buffer(buffer, config.words)
+        added += [*measured.columns, *map(pa.array, np.ascontiguousarray(counts.T))]
+        words_before, words_after = measured.column("num_words").to_numpy(), after.column("num_words").to_numpy()
+        # not 1 - after / before: that is above 0.05 for one word of twenty
+        added.append(pa.array((words_before - words_after) / np.maximum(words_before, 1)))
+        measured = after
+    return buffer.texts() if config.edits else texts, [*measured.columns, *added]
+
+
+def _description(record: Record | Unreadable) -> dict:
+    if isinstance(record, Unreadable):
+        return {"unreadable": record.kind, "reason": record.reason, "offset": record.offset, "excerpt": record.excerpt}
+    return {"url": record.url, "language": record.language, "metadata": metadata_json(record.metadata)}
+
+
+def _identity(source: SourceConfig, config: AnnotateConfig, parts: Sequence[FileRange]) -> dict:
+    return {
+        "version": ANNOTATE_VERSION,
+        "source": source.model_dump(mode="json", exclude={"paths", "weight", "priority", "filters"}),
+        "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
+        "parts": [[p.file.name, p.file.sha256, p.file.copy_index, p.first_record, p.start, p.end] for p in parts],
+    }

@@ -1,0 +1,106 @@
+"""Lists that a recipe names as files: read, checked and pinned by digest as raw files are.
+
+Plain text in UTF-8, one entry a line; blank lines and lines that begin with `#` are passed over, white space at the
+ends of a line goes. A compressed file is read by its suffix (.gz .zst .bz2 .xz)."""
+
+import hashlib
+from collections.abc import Sequence
+from io import BytesIO
+
+from pydantic import Field
+
+from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.files import matching, open_raw
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
+
+
+class ListsConfig(Config):
+    """Files or globs, each list all of them together. badwords: words and phrases; blocked_urls: hosts and addresses.
+
+    Where the files lie decides nothing: the lock holds their digests, under the names `lists.badwords` and
+    `lists.blocked_urls`, and those decide."""
+
+    badwords: tuple[str, ...] = Field(default=(), json_schema_extra={"execution": True})
+    blocked_urls: tuple[str, ...] = Field(default=(), json_schema_extra={"execution": True})
+
+
+class PinnedList(Config):
+    """digests: of the files, sorted: what the list is. paths: where they lie, which decides nothing."""
+
+    digests: tuple[str, ...]
+    paths: tuple[str, ...] = Field(exclude=True)
+
+
+def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
+    """Each list that the recipe names as a source of the lock.
+
+    Raises InputError for a glob that matches nothing, a file that cannot be read, and one without an entry."""
+    found = []
+    for name, patterns in lists:
+        if patterns:
+            files = [_raw_file(base, location) for base, location in _located(patterns)]
+            request = {"format": "list", "paths": list(patterns)}
+            found.append(LockedSource(name=f"lists.{name}", request=request, files=in_canonical_order(files)))
+    return tuple(found)
+
+
+def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
+    """The list as its files are now, which are digested and not parsed; None if the recipe names no file."""
+    if not patterns:
+        return None
+    paths = tuple(location for _, location in _located(patterns))
+    return PinnedList(digests=tuple(sorted(_digest(_raw(path)) for path in paths)), paths=paths)
+
+
+def entries(pinned: PinnedList) -> tuple[str, ...]:
+    """Every entry of the list's files, each once, sorted. Raises InputError if a file is not the one in the lock."""
+    found: set[str] = set()
+    for path in pinned.paths:
+        digest, listed = read_list(path)
+        if digest not in pinned.digests:
+            raise InputError(f"{path}: the list changed while it was in use; run again")
+        found.update(listed)
+    return tuple(sorted(found))
+
+
+def read_list(path: str) -> tuple[str, tuple[str, ...]]:
+    """(SHA-256 of the file as it lies there, its entries in their order).
+
+    Raises InputError that names file and line for bytes that are no UTF-8, and for a file without an entry."""
+    raw = _raw(path)
+    try:
+        lines = b"".join(blocks(BytesIO(raw), path)).split(b"\n")
+    except Damaged as damage:
+        raise InputError(f"{path}: {damage}; get the list again") from damage
+    listed = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: line {number} is no UTF-8; a list is plain text, one entry a line") from error
+        if entry and not entry.startswith("#"):
+            listed.append(entry)
+    if not listed:
+        raise InputError(f"{path}: the list is empty; write one entry a line, or take it out of curate.lists")
+    return _digest(raw), tuple(listed)
+
+
+def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, location) of every file, each location once."""
+    found = {location: name for pattern in patterns for name, location in matching(pattern).items()}
+    return [(name, location) for location, name in found.items()]
+
+
+def _raw_file(name: str, location: str) -> RawFile:
+    return RawFile(name=name, bytes=len(_raw(location)), sha256=read_list(location)[0])
+
+
+def _raw(path: str) -> bytes:
+    with open_raw(path) as file:
+        return file.read()
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()

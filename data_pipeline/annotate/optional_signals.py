@@ -1,0 +1,79 @@
+"""Signals that are measured only where the recipe asks for them: each costs time, or needs a file of the user's."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+
+from gristmill.data_pipeline.annotate.bad_words import BadWords
+from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls
+from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
+from gristmill.data_pipeline.annotate.profile_signals import PROFILE_FIELDS, profile_columns
+from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
+from gristmill.data_pipeline.filters.profiles import PinnedProfiles
+from gristmill.data_pipeline.signals.paragraph_languages import (
+    PARAGRAPH_LANGUAGE_FIELDS,
+    ParagraphLanguageConfig,
+    paragraph_language_columns,
+)
+from gristmill.data_pipeline.signals.stop_words import STOP_WORD_FIELDS, stop_word_columns
+from gristmill.foundation.config import Config
+
+BAD_WORDS = pa.field("num_bad_words", pa.int64())  # places where an entry of lists.badwords stands
+BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 where lists.blocked_urls has the document's address, else 0
+
+
+class OptionalSignals(Config):
+    """Which of them a source has. stop_words: wherever the language is detected and no profiles are used, which have
+    their own. pii: what the recipe drops for."""
+
+    stop_words: bool = False
+    profiles: PinnedProfiles | None = None
+    paragraph_languages: ParagraphLanguageConfig | None = None
+    pii: tuple[PiiKind, ...] = ()
+    badwords: PinnedList | None = None
+    blocked_urls: PinnedList | None = None
+
+    def fields(self) -> list[pa.Field]:
+        """The columns, in their order."""
+        return [
+            *(STOP_WORD_FIELDS if self.stop_words else ()),
+            *(PROFILE_FIELDS if self.profiles is not None else ()),
+            *(PARAGRAPH_LANGUAGE_FIELDS if self.paragraph_languages is not None else ()),
+            *(pa.field(pii_signal(kind), pa.int64()) for kind in self.pii),
+            *([BAD_WORDS] if self.badwords is not None else ()),
+            *([BLOCKED_URL] if self.blocked_urls is not None else ()),
+        ]
+
+    def columns(self, texts: Sequence[str], detected: pa.RecordBatch, urls: Sequence[str]) -> list[pa.Array]:
+        """One array a field. detected: what signals/language.detect found; urls: "" for none."""
+        found: list[pa.Array] = []
+        if self.stop_words:
+            found += stop_word_columns(texts, detected.column("detected_language").to_pylist())
+        if self.profiles is not None:
+            found += profile_columns(texts, detected, self.profiles)
+        if self.paragraph_languages is not None:
+            found += paragraph_language_columns(texts, self.paragraph_languages)
+        found += [pa.array([count_pii(text, kind) for text in texts], pa.int64()) for kind in self.pii]
+        if self.badwords is not None:
+            words = _bad_words(self.badwords)
+            found.append(pa.array([words.count(text) for text in texts], pa.int64()))
+        if self.blocked_urls is not None:
+            blocked = _blocked_urls(self.blocked_urls)
+            found.append(pa.array([int(blocked.blocks(url)) for url in urls], pa.int64()))
+        return found
+
+
+@lru_cache(maxsize=1)
+def _bad_words(pinned: PinnedList) -> BadWords:
+    """Made once a process, as the next: a list may have millions of entries."""
+    return BadWords(entries(pinned))
+
+
+@lru_cache(maxsize=1)
+def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
+    return BlockedUrls(entries(pinned))
+
+
+# What rules of the presets look at and a source may lack.
+OPTIONAL_SIGNALS = ("num_language_stop_words", "main_language_share", BAD_WORDS.name, BLOCKED_URL.name)

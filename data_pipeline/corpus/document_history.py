@@ -1,0 +1,211 @@
+"""Why a document is in the corpus, or is not: its life, step by step, from the ledger and the signals."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.corpus.counts import ANNOTATIONS
+from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
+from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
+from gristmill.data_pipeline.readers.document import excerpt
+from gristmill.data_pipeline.run_curation import COUNTS_NAME
+from gristmill.foundation.checked_outputs import check_outputs, reading
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.lock import LOCK_NAME, read_lock
+
+MOST_SHOWN = 10  # duplicates (cuts, benchmark texts) listed one by one
+REWRITING = ("paragraph_dedup", "line_dedup", "substring_dedup", "decontaminate")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of a document's way. lines: what was found there, with values and thresholds."""
+
+    step: str
+    outcome: str
+    lines: tuple[str, ...] = ()
+
+
+def why(doc_id: str, folder: Path) -> list[Event]:
+    """The document's life in the corpus in `folder` (a curate stage's folder, or the work folder above it).
+
+    doc_id: of a document that was read, or of a piece of one.
+
+    Raises RecipeError if `doc_id` is not 32 hex digits, InputError if there is no ledger or it does not know the id."""
+    if not re.fullmatch(r"[0-9a-f]{32}", doc_id):
+        raise RecipeError(f"{doc_id!r} is no document id; give its 32 hex digits, as in the column doc_id")
+    corpus = corpus_folder(folder)
+    check_outputs(corpus, lambda path: path.startswith("ledger/") or path in (COUNTS_NAME, QUARANTINE_NAME))
+    with reading(corpus):
+        return _life(doc_id, corpus)
+
+
+def _life(doc_id: str, corpus: Path) -> list[Event]:
+    row = _ledger_row(doc_id, corpus)
+    rules = orjson.loads((corpus / COUNTS_NAME).read_bytes())["rules"][row["source"]]
+    events = [_piece_of(doc_id, row)] if doc_id != row["doc_id"] else []
+    events.append(_read(row, corpus))
+    if row["fate"] == "quarantined":
+        return events
+    events.append(_filtered(row, rules, _signals(row, corpus)))
+    if row["step"] != "filters":
+        events += [*_deduplicated(row, corpus), *_cut(row), *_contaminated(row), *_removed_by_rewriting(row)]
+    if row["fate"] == "kept":
+        for kept in row["pieces"] if doc_id == row["doc_id"] and row["pieces"] else [doc_id]:
+            events.append(_kept(kept, row, corpus))
+    return events
+
+
+def corpus_folder(folder: Path) -> Path:
+    """The folder that holds the ledger: this one, or `curate` in it."""
+    for candidate in (folder, folder / "curate"):
+        if (candidate / "ledger").is_dir() and (candidate / COUNTS_NAME).is_file():
+            return candidate
+    raise InputError(f"{folder}: no ledger here; name the folder that the curate stage wrote")
+
+
+def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
+    """The ledger's row of the document, or of the one it is a piece of."""
+    ledger = corpus / "ledger"
+    rows = pq.read_table(ledger, filters=pc.field("doc_id") == doc_id).to_pylist()
+    if not rows:
+        has_pieces = pc.list_value_length(pc.field("pieces")) > 0
+        split = pq.read_table(ledger, columns=["doc_id", "pieces"], filters=has_pieces)
+        parents = [row["doc_id"] for row in split.to_pylist() if doc_id in row["pieces"]]
+        rows = pq.read_table(ledger, filters=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
+    if not rows:
+        raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; every document that was read stands there")
+    return rows[0]
+
+
+def _piece_of(doc_id: str, row: dict[str, Any]) -> Event:
+    pieces = row["pieces"]
+    return Event("piece", f"number {pieces.index(doc_id) + 1} of {len(pieces)} of {row['doc_id']}")
+
+
+def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
+    """The signals of a kept document; of a removed one the ledger has what it failed by.
+
+    Of one that something was cut out of, the signals there are of the text that is left: none are shown."""
+    if row["fate"] != "kept" or row["cuts"] or row["pieces"]:
+        return {}
+    files = _shards("signals", row, corpus)
+    return pq.read_table(files, filters=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
+
+
+def _shards(kind: str, row: dict[str, Any], corpus: Path) -> list[Path]:
+    """The files of the row's source and split, held to the manifest."""
+    begin = f"{kind}/{row['split']}/{row['source']}-"
+    check_outputs(corpus, lambda path: path.startswith(begin))
+    return sorted((corpus / kind / row["split"]).glob(f"{row['source']}-*.parquet"))
+
+
+def _read(row: dict[str, Any], corpus: Path) -> Event:
+    names = _file_names(row, corpus)
+    lines = [f"source {row['source']}, record {row['record']} of {names}", f"raw file sha256 {row['raw_digest']}"]
+    if row["fate"] == "quarantined":
+        return Event("read", "quarantined", (*lines, _reason(row, corpus)))
+    return Event("read", "read", (*lines, f"{row['bytes']} bytes of text"))
+
+
+def _reason(row: dict[str, Any], corpus: Path) -> str:
+    for line in (corpus / QUARANTINE_NAME).read_bytes().splitlines():
+        entry = orjson.loads(line)
+        if entry["doc_id"] == row["doc_id"]:
+            return f"{entry['reason']}: {entry['excerpt']!r}"
+    return row["rule"]
+
+
+def _file_names(row: dict[str, Any], corpus: Path) -> str:
+    lock = read_lock(corpus.parent / LOCK_NAME)
+    if lock is None:
+        return "a raw file (its name stands in the lock, which is not beside this folder)"
+    return " or ".join(f.name for f in lock.source(row["source"]).files if f.sha256 == row["raw_digest"])
+
+
+def _filtered(row: dict[str, Any], rules: Sequence[dict[str, Any]], signals: dict[str, Any]) -> Event:
+    if row["failed"]:
+        keep = {rule["rule"]: rule["keep"] for rule in rules}
+        lines = [f"{f['rule']}: {f['value']:.6g}, wanted {keep[f['rule']]} {f['threshold']:g}" for f in row["failed"]]
+        return Event("filters", f"removed by {row['rule']}", tuple(lines))
+    lines = [f"language profile {signals['profile']}"] if signals.get("profile") else []
+    for rule in rules:
+        name = "language_score" if rule["signal"] == WANTED_LANGUAGE else rule["signal"]
+        threshold = rule["profiles"].get(signals.get("profile"), rule["threshold"])
+        if signals.get(name) is not None and threshold is not None:
+            lines.append(f"{rule['rule']}: {signals[name]:.6g}, wanted {rule['keep']} {threshold:g}")
+    return Event("filters", "passed", tuple(lines))
+
+
+def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
+    if row["step"] == "quality":
+        return [Event("quality", "removed", (f"score {row['value']:.6g}, wanted {row['threshold']:.6g}",))]
+    if row["duplicate_of"]:
+        said = f"{row['duplicate_of']}, similarity {row['similarity']:.4f}, threshold {row['threshold']:g}"
+        return [Event(row["step"], "removed as a duplicate", (said,))]
+    of_this = pc.field("duplicate_of") == row["doc_id"]
+    table = pq.read_table(corpus / "ledger", columns=["doc_id", "similarity", "step"], filters=of_this)
+    copies = sorted(table.to_pylist(), key=lambda copy: (-copy["similarity"], copy["doc_id"]))
+    lines = [f"{c['doc_id']}, similarity {c['similarity']:.4f}, {c['step']}" for c in copies[:MOST_SHOWN]]
+    if len(copies) > MOST_SHOWN:
+        lines.append(f"and {len(copies) - MOST_SHOWN} more")
+    said = f"kept in the stead of {len(copies)}" if copies else "no duplicate of a kept document"
+    return [Event("deduplication", said, tuple(lines))]
+
+
+def _cut(row: dict[str, Any]) -> list[Event]:
+    """What was cut out of the document, by step."""
+    events = []
+    for rule in dict.fromkeys(cut["rule"] for cut in row["cuts"]):
+        cuts = [cut for cut in row["cuts"] if cut["rule"] == rule]
+        lines = [_cut_line(cut) for cut in cuts[:MOST_SHOWN]]
+        if len(cuts) > MOST_SHOWN:
+            lines.append(f"and {len(cuts) - MOST_SHOWN} more")
+        characters = sum(cut["length"] for cut in cuts)
+        outcome = "found" if rule.endswith(ANNOTATIONS) else "cut"
+        events.append(Event(rule, f"{outcome} {len(cuts)} spans, {characters} characters", tuple(lines)))
+    return events
+
+
+def _cut_line(cut: dict[str, Any]) -> str:
+    why = f"kept in {cut['kept_in']}" if cut["kept_in"] else f"{cut['benchmark']} {cut['example']}"
+    return f"characters {cut['start']} to {cut['start'] + cut['length']}, {why}: {cut['excerpt']!r}"
+
+
+def _contaminated(row: dict[str, Any]) -> list[Event]:
+    """Which benchmark texts were found in the document."""
+    found = row["contamination"]
+    if not found:
+        return []
+    lines = [
+        f"{match['benchmark']} {match['example']} ({match['field']}): {match['kind']}, {match['matched']} of "
+        f"{match['of']} {'words' if match['kind'] in ('short', 'edited') else 'n-grams'}"
+        for match in found[:MOST_SHOWN]
+    ]
+    if len(found) > MOST_SHOWN:
+        lines.append(f"and {len(found) - MOST_SHOWN} more")
+    return [Event("decontamination", f"{len(found)} benchmark texts found", tuple(lines))]
+
+
+def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
+    """A document of which too little was left, or none was wanted."""
+    if row["step"] not in REWRITING:
+        return []
+    said = f"{row['rule']}: {row['value']:.6g}, threshold {row['threshold']:.6g}"
+    return [Event(row["step"], "removed", (said,))]
+
+
+def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
+    for path in _shards("documents", row, corpus):
+        found = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
+        if found:
+            where = path.relative_to(corpus).as_posix()
+            name = () if doc_id == row["doc_id"] else (f"piece {doc_id}",)
+            return Event("split", row["split"], (*name, where, excerpt(found[0]["text"], 300)))
+    raise InputError(f"{corpus}: {doc_id} is in the ledger and in no shard; run gristmill verify on the folder")

@@ -1,0 +1,95 @@
+"""What the recipe says about curation."""
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gristmill.data_pipeline.annotate.list_file import ListsConfig
+from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
+from gristmill.data_pipeline.corpus.splits import SplitConfig
+from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
+from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
+from gristmill.data_pipeline.dedup.near import NearDedupConfig
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
+from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
+from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.filters.pii import PiiConfig
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig
+from gristmill.data_pipeline.quality.config import QualityConfig
+from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.signals.lid_codes import require_language_code
+from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig
+from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.foundation.config import Config
+
+
+class CurateConfig(Config):
+    """filters run in their order; the first failed rule is the one that removes, every failed rule is recorded.
+
+    words: what counts as one (signals/reference.py). languages: ISO 639 codes to keep; none named keeps all.
+    language_id: null leaves languages undetected, which is by far the slowest of the signals.
+    profiles: thresholds by the document's language (filters/profiles.py); null: the published English ones for all.
+    paragraph_languages: {} measures the language of every paragraph too. lists: files of bad words, blocked addresses.
+    exact_dedup, near_dedup: null switches the step off. span_dedup (paragraphs, lines or both), substring_dedup and
+    decontaminate rewrite texts, in this order, and are off unless they are named. shard_bytes: text bytes of one
+    file of the corpus."""
+
+    normalize: NormalizeConfig = NormalizeConfig()
+    words: WordRule = "unicode"
+    languages: tuple[str, ...] = ()
+    language_id: LanguageConfig | None = LanguageConfig()
+    profiles: ProfilesConfig | None = ProfilesConfig()
+    filters: tuple[FilterChoice, ...] = (FilterChoice(preset="gopher_quality"),)
+    quality: QualityConfig | None = None
+    exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
+    near_dedup: NearDedupConfig | None = NearDedupConfig()
+    span_dedup: tuple[SpanDedupConfig, ...] = ()
+    substring_dedup: SubstringDedupConfig | None = None
+    decontaminate: DecontaminateConfig | None = None
+    pii: PiiConfig | None = None
+    paragraph_languages: ParagraphLanguageConfig | None = None
+    lists: ListsConfig = ListsConfig()
+    splits: SplitConfig = SplitConfig()
+    shard_bytes: int = Field(default=256_000_000, ge=1)
+
+    @field_validator("languages")
+    @classmethod
+    def languages_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for code in value:
+            require_language_code(code)
+        return value
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def short_forms(cls, value: object) -> object:
+        return parse_choices(value)
+
+    @field_validator("profiles", mode="before")
+    @classmethod
+    def folder_alone(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str) else value
+
+    @field_validator("span_dedup", mode="before")
+    @classmethod
+    def one_or_several(cls, value: object) -> object:
+        return [] if value is None else [value] if isinstance(value, dict | SpanDedupConfig) else value
+
+    @field_validator("span_dedup")
+    @classmethod
+    def each_unit_once(cls, value: tuple[SpanDedupConfig, ...]) -> tuple[SpanDedupConfig, ...]:
+        units = [one.unit for one in value]
+        if len(units) != len(set(units)):
+            raise ValueError(f"span_dedup names {units[0]!r} twice; give `paragraph` and `line` once each")
+        return value
+
+    @model_validator(mode="after")
+    def wanted_languages_are_detected(self) -> Self:
+        if self.languages and self.language_id is None:
+            raise ValueError("languages are named and language_id is null; leave language_id out to have them detected")
+        return self
+
+    @field_validator("filters")
+    @classmethod
+    def named_once(cls, value: tuple[FilterChoice, ...]) -> tuple[FilterChoice, ...]:
+        check_choices(value)
+        return value

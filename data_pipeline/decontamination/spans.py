@@ -1,0 +1,46 @@
+"""Cutting matches out of a document, with the sentences around them."""
+
+from dataclasses import dataclass
+
+from gristmill.data_pipeline.ledger.removed_spans import complement
+
+SENTENCE_ENDS = ".!?"
+
+
+@dataclass(frozen=True)
+class CutRule:
+    """margin: characters cut on each side of a match before the sentence end is looked for. shortest: characters of
+    a piece that is kept. most: a document of more pieces is dropped. MT-NLG's numbers: 200, 200 and 10
+    (Megatron-LM tools/openwebtext/filter_ngrams.py)."""
+
+    margin: int = 200
+    shortest: int = 200
+    most: int = 10
+
+
+def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tuple[int, int]]:
+    """Disjoint ascending (start, stop) characters to cut: each match, `margin` to both sides, out to a sentence end.
+
+    The sentence end before stays, the one after goes: "A. B c d. E", match (5, 6), margin 0 -> [(2, 9)]."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(matches):
+        left = max(text.rfind(end, 0, max(start - margin, 0)) for end in SENTENCE_ENDS) + 1
+        behind = [text.find(end, min(stop + margin, len(text))) for end in SENTENCE_ENDS]
+        right = min((place + 1 for place in behind if place >= 0), default=len(text))
+        if found and left <= found[-1][1]:
+            left, right = found[-1][0], max(right, found.pop()[1])
+        found.append((left, right))
+    return found
+
+
+def pieces(text: str, cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(start, stop) of what is left between the cuts, without white space at its ends.
+
+    " ab", cut (2, 3) -> [(1, 2)]: the blank before a is nobody's."""
+    found = []
+    for start, stop in complement(cuts, len(text)):
+        piece = text[start:stop]
+        start, stop = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+        if start < stop:
+            found.append((start, stop))
+    return found

@@ -1,0 +1,110 @@
+"""Personal data in texts: e-mail, IP and phone numbers kept, replaced, or a reason to drop the document."""
+
+import ipaddress
+import re
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.foundation.config import Config
+
+Choice = Literal["keep", "replace", "drop"]
+PiiKind = Literal["email", "ip", "phone"]
+PII_KINDS: tuple[PiiKind, ...] = get_args(PiiKind)
+
+
+class PiiConfig(Config):
+    """What is replaced, and by what; the placeholders are reserved for it (RFC 2606, RFC 5737, +1-555-0100).
+
+    replace: done when the corpus is written, after filters and deduplication, as in FineWeb: signals and similarities
+    are of the text as it was. drop: a document that holds one is removed, by the last rule of the filters (`pii.email`
+    in the ledger, with the number of places); another choice of kinds measures anew.
+    ip leaves addresses alone that name no one: private, loopback, reserved. phone takes numbers of 10 to 15 digits
+    written with a plus or with separators; it is a guess, and off unless asked for."""
+
+    email: Choice = "replace"
+    ip: Choice = "replace"
+    phone: Choice = "keep"
+    email_placeholder: str = Field(default="email@example.com")
+    ip_placeholder: str = Field(default="192.0.2.1")
+    phone_placeholder: str = Field(default="+1-555-0100")
+
+    @property
+    def dropped(self) -> tuple[PiiKind, ...]:
+        return tuple(kind for kind in PII_KINDS if getattr(self, kind) == "drop")
+
+
+# The local part, an @, labels with a last one of letters. Not the whole of RFC 5322: quoted parts are no addresses.
+_EMAIL = re.compile(
+    r"(?<![\w.+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_])?@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b"
+)
+_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)", re.ASCII)
+_PHONE = re.compile(
+    r"(?<![\w+.-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{2,4}\)[ .-]?)?\d{2,4}(?:[ .-]\d{2,4}){1,4}(?![\w.-]\d|\w)", re.ASCII
+)
+_PATTERNS: dict[PiiKind, re.Pattern[str]] = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
+_MARKS: dict[PiiKind, str] = {"email": "@", "ip": ".", "phone": ""}  # a text without it has none
+
+
+def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
+    """(the text without what the config replaces, how many places were replaced).
+
+    "mail a@b.org or 8.8.8.8" -> ("mail email@example.com or 192.0.2.1", 2)."""
+    replaced = 0
+
+    def put(kind: PiiKind):
+        placeholder: str = getattr(config, f"{kind}_placeholder")
+
+        def substitute(found: re.Match[str]) -> str:
+            nonlocal replaced
+            if not _is_meant(kind, found[0]):
+                return found[0]
+            replaced += 1
+            return placeholder
+
+        return substitute
+
+    for kind in PII_KINDS:
+        if getattr(config, kind) == "replace" and _MARKS[kind] in text:
+            text = _PATTERNS[kind].sub(put(kind), text)
+    return text, replaced
+
+
+def count_pii(text: str, kind: PiiKind) -> int:
+    """Places that `replace` would replace, but for placeholders: those name no one."""
+    if _MARKS[kind] not in text:
+        return 0
+    defaults = PiiConfig()
+    placeholder = getattr(defaults, f"{kind}_placeholder")
+    found = (match[0] for match in _PATTERNS[kind].finditer(text))
+    return sum(written != placeholder and _is_meant(kind, written) for written in found)
+
+
+def pii_signal(kind: PiiKind) -> str:
+    return f"num_pii_{kind}"
+
+
+def pii_rules(config: PiiConfig | None) -> tuple[Rule, ...]:
+    """A rule a kind that the recipe drops documents for."""
+    kinds = () if config is None else config.dropped
+    return tuple(Rule("pii", kind, pii_signal(kind), "<=", 0, f"the recipe: pii.{kind} is drop") for kind in kinds)
+
+
+def _is_meant(kind: PiiKind, written: str) -> bool:
+    if kind == "ip":
+        return is_public_ip(written)
+    return kind == "email" or _is_phone(written)
+
+
+def is_public_ip(written: str) -> bool:
+    """True for an address of a machine on the internet: not private, loopback, reserved, nor a number over 255."""
+    try:
+        return ipaddress.IPv4Address(written).is_global
+    except ValueError:
+        return False
+
+
+def _is_phone(written: str) -> bool:
+    digits = sum(map(str.isdigit, written))
+    return 10 <= digits <= 15 and (written.startswith(("+", "(")) or len(re.findall(r"[ .-]", written)) >= 2)

@@ -1,0 +1,113 @@
+"""What other thresholds would keep: counted on annotated files, without writing a corpus."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.filters.apply import PROFILE, FilterTask, failures, signal_values
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import RecipeError
+
+MAX_THRESHOLDS = 1000
+_SWEEP = re.compile(r"(?P<rule>[\w.]+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<count>\d+)")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """rule=low:high:n, n thresholds at equal steps from low to high."""
+
+    rule: str
+    thresholds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """What the filters would keep of a source with the rule at this threshold, before deduplication.
+
+    taken: documents that fail this rule and no other: those it alone decides on."""
+
+    source: str
+    language: str  # "" for all together
+    threshold: float
+    documents: int
+    bytes: int
+    taken: int
+
+
+def parse_sweep(text: str) -> Sweep:
+    """`gopher_quality.min_words=20:100:5` -> 20, 40, 60, 80, 100. Raises RecipeError on any other form."""
+    found = _SWEEP.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        low, high, count = float(found["low"]), float(found["high"]), int(found["count"][:9])
+        if not (np.isfinite(low) and np.isfinite(high)) or count < 1:
+            raise ValueError
+    except ValueError:
+        raise RecipeError(
+            f"{text!r} is no sweep; write rule=low:high:n, as gopher_quality.min_words=20:100:5"
+        ) from None
+    if count > MAX_THRESHOLDS:
+        raise RecipeError(
+            f"{text!r} asks for {found['count']} thresholds; at most {MAX_THRESHOLDS:,} are counted at once"
+        )
+    return Sweep(found["rule"], tuple(float(step) for step in np.linspace(low, high, count)))
+
+
+def sweep(
+    sources: Sequence[tuple[str, Sequence[FilterTask]]], wanted: Sweep, engine: LocalEngine, by_language: bool = False
+) -> list[SweepRow]:
+    """A row for every source that has the rule (with by_language, each of its languages) and every threshold.
+
+    Raises RecipeError if no source has it."""
+    labels = {rule.label for _, tasks in sources for task in tasks for rule in task.rules.rules}
+    if wanted.rule not in labels:
+        near = difflib.get_close_matches(wanted.rule, sorted(labels), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the recipe's rules are {', '.join(sorted(labels))}"
+        raise RecipeError(f"no rule {wanted.rule!r}; {hint}")
+    rows = []
+    for name, tasks in sources:
+        chosen = [(task, wanted) for task in tasks if any(rule.label == wanted.rule for rule in task.rules.rules)]
+        if not chosen:
+            continue
+        counted: dict[str, np.ndarray] = {}
+        for found in engine.map(_count, chosen, f"sweep {name}", unit="files"):
+            for language, counts in found.items():
+                group = language if by_language else ""
+                counted[group] = counted[group] + counts if group in counted else counts
+        rows += [
+            SweepRow(name, language, threshold, *(int(n) for n in counts))
+            for language in sorted(counted)
+            for threshold, counts in zip(wanted.thresholds, counted[language], strict=True)
+        ]
+    return rows
+
+
+def _count(task: tuple[FilterTask, Sweep]) -> dict[str, np.ndarray]:
+    """By language int64[thresholds, 3]: documents kept, their bytes, documents only this rule takes."""
+    decide, wanted = task
+    language = PROFILE if decide.rules.by_profile else "detected_language"
+    columns = ["unreadable", "num_bytes", language, *decide.rules.columns]
+    table = pq.read_table(decide.path, columns=list(dict.fromkeys(columns)))
+    readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
+    num_bytes = table.column("num_bytes").to_numpy()
+    [place] = [place for place, rule in enumerate(decide.rules.rules) if rule.label == wanted.rule]
+    rule = decide.rules.rules[place]
+    passes_others = readable & ~failures(table, decide.rules.without(place)).any(axis=0)
+    values = signal_values(table, rule.signal, decide.rules.languages)
+    asked = ~np.isnan(decide.rules.only(place).thresholds(table)[0])  # not off in the document's profile
+    languages = np.array(table.column(language).to_pylist(), dtype=np.str_)
+    counted: dict[str, np.ndarray] = {}
+    for name in np.unique(languages).tolist() or [""]:
+        mine, rows = passes_others & (languages == name), []
+        for threshold in wanted.thresholds:
+            passes = rule.at(threshold).passes(values) | ~asked
+            kept = mine & passes
+            rows.append([kept.sum(), num_bytes[kept].sum(), (mine & ~passes).sum()])
+        counted[name] = np.array(rows, dtype=np.int64)
+    return counted

@@ -1,0 +1,114 @@
+"""A quality classifier: what the sources called good have that the others have not, as a score for every document.
+
+As GPT-3 (Brown et al. 2020, appendix A) and MT-NLG did it: hashed word n-grams, logistic regression, and a keep rule
+that lets some of the rest through by a Pareto draw. Here the draw is a function of the document's id."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from safetensors.numpy import load_file, save
+
+from gristmill.data_pipeline.quality.config import LEAST_DOCUMENTS, QualityConfig
+from gristmill.foundation.canonical_json import canonical_json, fingerprint
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+
+WEIGHTS_NAME, FACTS_NAME = "quality.safetensors", "quality.json"
+
+
+class QualityClassifier:
+    """weights: float32[features]. facts: held-out AUC, numbers of documents, the config it was trained with."""
+
+    def __init__(self, weights: np.ndarray, bias: float, facts: dict):
+        self.weights, self.bias, self.facts = weights, bias, facts
+        self._vectorizer = _vectorizer(facts["config"]["ngram"], facts["config"]["features"])
+
+    def scores(self, texts: Sequence[str]) -> np.ndarray:
+        """float64[N], 0 to 1: how likely a text is one of the positive ones. Rounded to 6 digits."""
+        from scipy.special import expit  # loaded here: every worker process would wait for it
+
+        if not len(texts):
+            return np.empty(0)
+        logits = self._vectorizer.transform(texts) @ self.weights.astype(np.float64) + self.bias
+        return np.round(expit(logits), 6)
+
+    def save(self, folder: Path) -> None:
+        """Weights as safetensors, facts as JSON; the facts are written last and say that both are whole."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / WEIGHTS_NAME, save({"weights": self.weights, "bias": np.array([self.bias])}))
+        write_atomic(folder / FACTS_NAME, canonical_json(self.facts) + b"\n")
+
+
+def load_classifier(folder: Path) -> QualityClassifier:
+    """Raises InputError if the folder holds no whole classifier."""
+    if not (folder / FACTS_NAME).is_file() or not (folder / WEIGHTS_NAME).is_file():
+        raise InputError(f"{folder}: no classifier here; the curate stage writes it")
+    tensors = load_file(folder / WEIGHTS_NAME)
+    return QualityClassifier(
+        tensors["weights"], float(tensors["bias"][0]), orjson.loads((folder / FACTS_NAME).read_bytes())
+    )
+
+
+def train_classifier(
+    positive: Sequence[str], negative: Sequence[str], config: QualityConfig, inputs: Sequence[str]
+) -> QualityClassifier:
+    """Trained on all but every 1/held_out-th text of either side, on which its AUC is measured.
+
+    The texts' order counts; inputs: names of what they are from, for the record. Raises InputError for fewer than
+    LEAST_DOCUMENTS on a side."""
+    for name, texts in (("positive", positive), ("negative", negative)):
+        if len(texts) < LEAST_DOCUMENTS:
+            raise InputError(
+                f"curate.quality: {len(texts)} {name} documents; a classifier needs {LEAST_DOCUMENTS} of each"
+            )
+    texts = [*positive, *negative]
+    labels = np.repeat([1, 0], [len(positive), len(negative)])
+    step = round(1 / config.held_out)
+    held_out = np.concatenate([np.arange(len(side)) % step == 0 for side in (positive, negative)])
+    counted = _vectorizer(config.ngram, config.features).transform(texts)
+    from sklearn.linear_model import LogisticRegression  # loaded here, as below
+    from sklearn.metrics import roc_auc_score
+
+    model = LogisticRegression(max_iter=200, class_weight="balanced").fit(counted[~held_out], labels[~held_out])
+    weights = model.coef_[0].astype(np.float32)
+    auc = roc_auc_score(labels[held_out], counted[held_out] @ weights)
+    facts = {
+        "auc": round(float(auc), 6),
+        "documents": {"positive": len(positive), "negative": len(negative), "held_out": int(held_out.sum())},
+        "config": config.model_dump(mode="json"),
+        "inputs": fingerprint(list(inputs)),
+    }
+    return QualityClassifier(weights, float(model.intercept_[0]), facts)
+
+
+def keeps(scores: np.ndarray, doc_ids: np.ndarray, config: QualityConfig) -> tuple[np.ndarray, np.ndarray]:
+    """(bool[N] which documents of one source stay, float64[N] the least score each would have had to have).
+
+    pareto: GPT-3 keeps a document if np.random.pareto(alpha) > 1 - score; the draw is (1 - u)**(-1/alpha) - 1 with u
+    from the document's id, so it is the same whoever asks, in whatever order."""
+    if config.keep == "all" or not len(scores):
+        least = np.zeros(len(scores))
+    elif config.keep == "threshold":
+        least = np.full(len(scores), config.value)
+    elif config.keep == "quantile":
+        place = min(max(len(scores) - round(config.value * len(scores)), 0), len(scores) - 1)
+        least = np.full(len(scores), np.sort(scores)[place])
+    else:
+        least = 1.0 - pareto_draws(doc_ids, config.value)
+        return scores > least, least
+    return scores >= least, least
+
+
+def pareto_draws(doc_ids: np.ndarray, alpha: float) -> np.ndarray:
+    """float64[N] from S32[N] ids: their last 13 hex digits are a uniform number, independent of the draw of splits."""
+    uniform = np.array([int(doc_id[-13:], 16) for doc_id in doc_ids], dtype=np.float64) / 16.0**13
+    return (1.0 - uniform) ** (-1.0 / alpha) - 1.0
+
+
+def _vectorizer(ngram: int, features: int) -> Any:
+    from sklearn.feature_extraction.text import HashingVectorizer  # loaded here: every process would wait for it
+
+    return HashingVectorizer(n_features=features, ngram_range=(1, ngram), alternate_sign=False, norm="l2")

@@ -1,0 +1,85 @@
+"""A document, the record it was read from, and the identity that neither path nor worker nor order can change."""
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from gristmill.foundation.lock import RawFile
+
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+# The files of a corpus (documents/SPLIT/SOURCE-00000.parquet). metadata is a JSON object with sorted keys.
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("text", pa.string()),
+        ("source", pa.string()),
+        ("url", pa.string()),
+        ("language", pa.string()),
+        ("metadata", pa.string()),
+    ]
+)
+
+
+class Record(NamedTuple):
+    """One readable record. number: its place in the raw file, from 0 (lines count, blank ones too).
+
+    html, charset: set where the text is still a page, to be extracted. metadata: whatever else the record held.
+    repairs: what had to be repaired to read it, by the names that counts are kept under.
+    A tuple, because a frozen dataclass takes five times as long to make, and readers do little else."""
+
+    number: int
+    text: str
+    url: str = ""
+    language: str = ""
+    metadata: Mapping[str, Any] = NO_METADATA
+    html: bytes | None = None
+    charset: str | None = None
+    repairs: tuple[str, ...] = ()
+
+    def repaired(self, *names: str) -> "Record":
+        """The record with these repairs named before its own."""
+        return self._replace(repairs=(*names, *self.repairs))
+
+
+class Unreadable(NamedTuple):
+    """A record, or the rest of a file, that could not be read. kind: what counts are kept by (no_json, truncated ...).
+
+    reason: for people, with the mend where there is one. offset: bytes from the file's start, uncompressed; -1 where
+    the format has none. excerpt: the first characters of what stood there."""
+
+    number: int
+    kind: str
+    reason: str
+    offset: int = -1
+    excerpt: str = ""
+
+
+def doc_id(source: str, file: RawFile, record: int) -> str:
+    """32 hex digits: BLAKE2b-128 of the source's name, the raw file's digest and copy index, and the record's number.
+
+    A source may hold one file twice under two names; the copy index (0, 1, ...) keeps their ids apart, and the
+    ledger then shows the second as an exact duplicate of the first."""
+    identity = "\0".join([source, file.sha256, str(file.copy_index), str(record)])
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+
+def too_large(number: int, num_bytes: int | None, limit: int, offset: int = -1, start: bytes | str = "") -> Unreadable:
+    """The record was not read because it is over max_record_bytes. num_bytes: None where nobody knows how many."""
+    size = f"over {limit} bytes" if num_bytes is None else f"{num_bytes} bytes, over the limit of {limit}"
+    reason = f"{size}; set max_record_bytes of the source higher to read it"
+    return Unreadable(number, "record_too_large", reason, offset, excerpt(start))
+
+
+def excerpt(raw: bytes | str, length: int = 120) -> str:
+    """The first characters, on one line, whatever the bytes are."""
+    text = raw[: 4 * length] if isinstance(raw, str) else raw[: 4 * length].decode("utf-8", "backslashreplace")
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:length]
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says, on one line of at most 200 characters."""
+    return excerpt(str(error), 200) or type(error).__name__

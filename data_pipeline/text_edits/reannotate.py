@@ -1,0 +1,195 @@
+"""Annotated files again, for the sources whose texts were rewritten: the same columns, measured on the new texts.
+
+Detected language and signals are of the text as it is now. What the filters looked at stands in the ledger alone, and
+they are not asked again. `text_hash`, which decides the split, stays that of the whole document: so the pieces of one
+document stand on one side, and a document keeps its side however much was cut out of it. `before_EDIT_` columns and
+quality scores stay as they were measured too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
+from gristmill.data_pipeline.dedup.step import work_folder
+from gristmill.data_pipeline.filters.apply import KEPT, FilterResults
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.data_pipeline.ledger.source_state import SourceState
+from gristmill.data_pipeline.readers.fields import metadata_json
+from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect
+from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
+from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.text_edits.step import TextEdits
+from gristmill.foundation.checksum_files import sealed_path
+from gristmill.foundation.engine.local import LocalEngine
+
+PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file it was made from
+PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # what the metadata of a piece say of its parent
+
+
+@dataclass(frozen=True)
+class ReannotatedFile:
+    """One annotated file to be made again. part: its texts, row for row, and which rows are alive.
+    pieces: of documents that were split (PIECES), or None. scores: of the annotated file's rows, or None."""
+
+    annotated: Path
+    part: DocumentFile
+    pieces: Path | None
+    scores: Path | None
+    config: AnnotateConfig
+    path: Path
+
+    @property
+    def new_scores(self) -> Path:
+        return self.path.with_suffix(".npy")
+
+
+def reannotate(
+    curated: Sequence[SourceState],
+    rewriting: TextEdits,
+    scores: Mapping[Path, Path],
+    annotated: Sequence[AnnotateConfig],
+    folder: Path,
+    engine: LocalEngine,
+) -> tuple[list[SourceState], dict[Path, Path]]:
+    """The sources with a new file in the place of each annotated one whose texts changed, and the scores with theirs.
+
+    annotated: how each source was measured, and is measured again.
+    A new file holds the living documents alone, pieces in the place of their parent; all of it is kept."""
+    paths = [path for one in curated for path in one.paths]
+    configs = [settings for one, settings in zip(curated, annotated, strict=True) for _ in one.paths]
+    found = rewriting.contamination
+    pieces = [None] * len(paths) if found is None else list(found.piece_files)
+    work = work_folder(folder, "rewritten", rewriting.parts, [piece is not None for piece in pieces])
+    files = {
+        path: ReannotatedFile(path, part, piece, scores.get(path), settings, work / path.name)
+        for path, part, piece, settings in zip(paths, rewriting.parts, pieces, configs, strict=True)
+        if part.path != path or piece is not None
+    }
+    missing = [file for file in files.values() if not file.path.exists()]
+    engine.map(write_reannotated, missing, "measure again", [file.part.bytes for file in missing], "B")
+    sources = [_with_new_files(one, files) for one in curated]
+    new_scores = {file.path: file.new_scores for file in files.values() if file.scores is not None}
+    return sources, {**scores, **new_scores}
+
+
+def _with_new_files(one: SourceState, files: Mapping[Path, ReannotatedFile]) -> SourceState:
+    paths = tuple(files[path].path if path in files else path for path in one.paths)
+    verdicts = tuple(
+        _all_kept(files[path].path) if path in files else verdict
+        for path, verdict in zip(one.paths, one.verdicts, strict=True)
+    )
+    return replace(one, paths=paths, verdicts=verdicts)
+
+
+def _all_kept(path: Path) -> FilterResults:
+    table = pq.read_table(path, columns=["doc_id", "num_bytes", "text_hash"])
+    return FilterResults(
+        taken_by=np.full(len(table), KEPT, np.int16),
+        doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
+        bytes=table.column("num_bytes").to_numpy(),
+        hashes=table.column("text_hash").to_numpy(),
+        languages=np.full(len(table), "", np.str_),  # nothing is decided on them again
+    )
+
+
+def write_reannotated(task: ReannotatedFile) -> None:
+    """The new scores, if there are any, and then the new file."""
+    texts = pq.read_table(task.part.path, columns=["text"]).column("text")
+    living = task.part.living()
+    pieces = _pieces(task.pieces)
+    parents = [np.empty(0, np.int64)]
+    with pq.ParquetFile(task.annotated) as file, sealed_path(task.path) as temporary:
+        schema = file.schema_arrow.append(PARENT_ROW)
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            start = 0
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                rows = start + np.flatnonzero(living[start : start + len(table)])
+                found = _rewritten(table, rows - start, texts.take(pa.array(rows)).to_pylist(), pieces, task)
+                parents.append(start + found.column(PARENT_ROW.name).to_numpy())
+                found = found.set_column(len(schema) - 1, PARENT_ROW, pa.array(parents[-1]))
+                writer.write_table(found.select(schema.names), row_group_size=ROW_GROUP_ROWS)
+                start += len(table)
+        if task.scores is not None:
+            scores = np.load(task.scores)[np.concatenate(parents)]
+            with sealed_path(task.new_scores) as unfinished, unfinished.open("wb") as scores_file:
+                np.save(scores_file, scores)
+
+
+def _pieces(path: Path | None) -> dict[str, list[tuple[str, str]]]:
+    """By parent: (doc_id, text) of each of its pieces."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    if path is not None:
+        for row in pq.read_table(path).to_pylist():
+            found.setdefault(row["parent_id"], []).append((row["doc_id"], row["text"]))
+    return found
+
+
+def _rewritten(
+    table: pa.Table,
+    rows: np.ndarray,
+    texts: Sequence[str],
+    pieces: Mapping[str, list[tuple[str, str]]],
+    task: ReannotatedFile,
+) -> pa.Table:
+    """These rows of a row group with their new texts, a split one once a piece, measured again where they changed."""
+    doc_ids = table.column("doc_id").take(pa.array(rows)).to_pylist()
+    parents: list[int] = []
+    ids: list[str] = []
+    new: list[str] = []
+    numbers: list[int] = []  # of the piece; -1 for a whole document
+    for row, doc_id, text in zip(rows.tolist(), doc_ids, texts, strict=True):
+        mine = pieces.get(doc_id) or [(doc_id, text)]
+        for number, (piece_id, piece) in enumerate(mine):
+            parents.append(row)
+            ids.append(piece_id)
+            new.append(piece)
+            numbers.append(number if doc_id in pieces else -1)
+    taken = table.take(pa.array(parents, pa.int64()))
+    before = taken.column("text").to_pylist()
+    changed = np.array([i for i, (old, text) in enumerate(zip(before, new, strict=True)) if old != text], np.int64)
+    taken = _with_measures(taken, changed, [new[i] for i in changed], task)
+    taken = _with_column(taken, "metadata", _metadata(taken, numbers))
+    taken = _with_column(taken, "doc_id", pa.array(ids, pa.string()))
+    taken = _with_column(taken, "text", pa.array(new, pa.string()))
+    return taken.append_column(PARENT_ROW, pa.array(parents, pa.int64()))
+
+
+def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task: ReannotatedFile) -> pa.Table:
+    if not len(changed):
+        return table
+    config = task.config
+    languages, signals = detect(texts, config.language_id), measure(texts, config.words)
+    urls = table.column("url").take(pa.array(changed)).to_pylist()
+    optional = config.optional.columns(texts, languages, urls)
+    for field, measured in [
+        *zip(LANGUAGE_FIELDS, languages.columns, strict=True),
+        *zip(SIGNAL_FIELDS, signals.columns, strict=True),
+        *zip(config.optional.fields(), optional, strict=True),
+    ]:
+        mask = np.zeros(len(table), bool)
+        mask[changed] = True
+        column = pc.replace_with_mask(table.column(field.name).combine_chunks(), mask, measured.cast(field.type))
+        table = _with_column(table, field.name, column)
+    return table
+
+
+def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), table.schema.field(name), values)
+
+
+def _metadata(table: pa.Table, numbers: Sequence[int]) -> pa.Array:
+    """The metadata of a piece name its parent and its number, from 0; a document that is whole keeps its own."""
+    found = []
+    for text, doc_id, number in zip(
+        table.column("metadata").to_pylist(), table.column("doc_id").to_pylist(), numbers, strict=True
+    ):
+        own = orjson.loads(text) if text else {}
+        found.append(text if number < 0 else metadata_json({**own, PARENT_KEY: doc_id, PIECE_KEY: number}))
+    return pa.array(found, pa.string())

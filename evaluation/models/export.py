@@ -1,0 +1,110 @@
+"""The way out to Hugging Face's transformers, and the way in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gristmill.evaluation.models.huggingface import copy_tokenizer, read_huggingface, write_huggingface
+from gristmill.evaluation.models.load import check_tokenizer, find_tokenizer, newest_step
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.checkpoint import load_model, read_card, save, step_folder
+from gristmill.training.parallel.mesh import single_process
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+STAGES = ("curate", "tokenizer", "index", "train")  # whose manifests are a model's provenance
+
+
+def export_checkpoint(
+    checkpoint: Path, output: Path, tokenizer: Path | None = None, precision: str = "fp32", scores: Path | None = None
+) -> str:
+    """A folder of transformers with weights, tokenizer and a model card; the name of its architecture.
+
+    checkpoint: of any layout, a step's folder or a run. scores: a results folder whose table goes into the card; by
+    default that of the run. Raises InputError if transformers has no architecture for the model."""
+    if scores is not None and not (scores / "table.md").is_file():
+        raise InputError(f"{scores}: holds no table.md; name a folder that `gristmill evaluate` wrote")
+    checkpoint = newest_step(checkpoint)
+    folder = tokenizer or find_tokenizer(checkpoint)
+    card, codec = read_card(checkpoint), load_tokenizer(folder)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=False)
+    model, _ = load_model(checkpoint, dtype=DTYPES[precision])
+    architecture = write_huggingface(output, model, card["end_of_document"], folder)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    workdir = run_folder(checkpoint)
+    write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
+    return architecture
+
+
+def run_folder(checkpoint: Path) -> Path | None:
+    """The work folder of the run that made it: RUN/train/checkpoints/STEP -> RUN. None for one that lies elsewhere."""
+    checkpoints = checkpoint.resolve().parent
+    return checkpoints.parents[1] if (checkpoints.parent.name, checkpoints.name) == ("train", "checkpoints") else None
+
+
+def import_checkpoint(folder: Path, output: Path) -> Path:
+    """A folder of transformers as a checkpoint of ours, OUTPUT/checkpoints/step-00000000, to evaluate or to train on;
+    its tokenizer stands in OUTPUT/tokenizer. Reads the folder as it is: nothing is downloaded, none of its code run."""
+    model, card = read_huggingface(folder)
+    codec = load_tokenizer(folder)
+    check_tokenizer(folder, codec, card["vocab_size"], codec.end_of_document, padded=True)
+    card["end_of_document"] = codec.end_of_document
+    card["padded_rows"] = card["vocab_size"] - codec.vocab_size
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    save(output / "checkpoints", 0, tensors, card, {"imported": True}, single_process())
+    copy_tokenizer(folder, output / "tokenizer")
+    return step_folder(output / "checkpoints", 0)
+
+
+def model_card(checkpoint: Path, architecture: str, parameters: int, workdir: Path | None, scores: Path | None) -> str:
+    """README.md of an exported model: what it was made from, down to the raw files' fingerprints, and its scores."""
+    folders = [workdir / name for name in STAGES] if workdir is not None else []
+    stages = {folder.name: read_manifest(folder) for folder in folders if (folder / MANIFEST_NAME).is_file()}
+    lines = [
+        "---", "library_name: transformers", "tags: [gristmill]", "---", "",
+        f"# {_recipe(stages).get('name', checkpoint.name)}", "",
+        f"{architecture}, {parameters:,} parameters, exported by gristmill from {checkpoint.name}.", "",
+    ]  # fmt: skip
+    if workdir is None or not stages:
+        return "\n".join([*lines, "No manifests stand beside the checkpoint, so its provenance is not known.", ""])
+    lines += ["## Provenance", "", "| stage | fingerprint | made from |", "|---|---|---|"]
+    for name, stage in stages.items():
+        inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stage.inputs.items()))
+        lines.append(f"| {name} | `{stage.fingerprint}` | {inputs} |")
+    lines += ["", *_facts(stages), *_scores(scores or workdir / "evaluate")]
+    lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
+    return "\n".join(lines)
+
+
+def _recipe(stages: dict[str, Manifest]) -> dict[str, Any]:
+    for name in ("train", "curate"):
+        if name in stages and "recipe" in stages[name].origin:
+            found: dict[str, Any] = stages[name].origin["recipe"]
+            return found
+    return {}
+
+
+def _facts(stages: dict[str, Manifest]) -> list[str]:
+    """What the stages counted: documents and bytes of the corpus, tokens and loss of the training."""
+    lines = ["## Counts", ""]
+    for name in ("curate", "train"):
+        if name in stages:
+            lines += [f"{name}:", "```json", json.dumps(stages[name].facts, indent=1, sort_keys=True), "```", ""]
+    return lines
+
+
+def _scores(folder: Path) -> list[str]:
+    path = folder / "table.md"
+    return ["## Scores", "", path.read_text("utf-8"), ""] if path.is_file() else []
+
+
+def require_empty(output: Path) -> None:
+    """Raises InputError if there is something in the way."""
+    if output.exists() and any(output.iterdir()):
+        raise InputError(f"{output}: not empty; name a new folder, or remove this one")

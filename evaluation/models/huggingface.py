@@ -1,0 +1,185 @@
+"""Folders of transformers: a checkpoint written as one, and one read as a model.
+
+Weights are safetensors, never pickles, and no code of the folder is run. transformers itself is not needed."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gristmill.evaluation.models.conversion.families import family_for, family_named
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.training.checkpoint import SavedModelConfig
+from gristmill.training.config import ModelConfig
+from gristmill.training.model.initialization import fill
+from gristmill.training.model.transformer import Transformer
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000  # what transformers cuts at
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
+
+
+def write_huggingface(folder: Path, model: Transformer, end_of_document: int, tokenizer: Path | None = None) -> str:
+    """config.json, weights and the tokenizer's files; the name of the architecture. Same model, same bytes.
+
+    Raises InputError if no architecture of transformers can say what the model is."""
+    config = model.config
+    family = family_for(config)
+    tensors = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    _write_weights(folder, family.to_theirs(config, tensors))
+    fields = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": model.vocab_size,
+        "bos_token_id": None,
+        "eos_token_id": end_of_document,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **family.write(config),
+    }
+    write_atomic(folder / CONFIG_NAME, json.dumps(fields, indent=2, sort_keys=True).encode() + b"\n")
+    if tokenizer is not None:
+        copy_tokenizer(tokenizer, folder)
+    return family.architecture
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Raises InputError if there is no tokenizer.json, the one file transformers cannot do without."""
+    if not (source / TOKENIZER_FILES[0]).is_file():
+        raise InputError(f"{source / TOKENIZER_FILES[0]}: absent; name the folder of the stage `tokenizer`")
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def is_huggingface(folder: Path) -> bool:
+    return (folder / CONFIG_NAME).is_file()
+
+
+def read_huggingface(
+    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, SavedModelConfig]:
+    """The model of a folder of transformers and its card. Raises InputError naming what is absent or not known."""
+    fields = _read_config(folder)
+    family = family_named(fields.get("model_type", ""))
+    try:
+        config = ModelConfig(**family.read(fields))
+        vocab_size, end_of_document = int(fields["vocab_size"]), _end_of_document(fields)
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size is {vocab_size}")
+    except KeyError as error:
+        raise InputError(
+            f"{folder / CONFIG_NAME}: has no field {error}; it is no config of {family.architecture}"
+        ) from error
+    except ValidationError as error:
+        found = error.errors()[0]
+        said = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+        raise InputError(f"{folder / CONFIG_NAME}: makes no model ({said}); fetch the file again") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise InputError(f"{folder / CONFIG_NAME}: makes no model ({error}); fetch the file again") from error
+    tensors = family.to_ours(config, _read_weights(folder))
+    model = Transformer(config, vocab_size, dtype=dtype)
+    fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors).to(device, dtype))
+    card = SavedModelConfig.of(config, vocab_size, end_of_document)
+    return model.eval().requires_grad_(False), card
+
+
+def _checked(folder: Path, name: str, parameter: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    found = tensors[name]
+    if found.shape != parameter.shape:
+        raise InputError(f"{folder}: {name} is {list(found.shape)}, {CONFIG_NAME} makes it {list(parameter.shape)}")
+    return found
+
+
+def _end_of_document(fields: Mapping[str, Any]) -> int:
+    end = fields.get("eos_token_id")
+    return int(end[0] if isinstance(end, list) else end if end is not None else 0)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_NAME
+    if folder.is_file():
+        raise InputError(f"{folder}: a file; name the folder that holds {CONFIG_NAME}, safetensors and the tokenizer")
+    try:
+        fields = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: absent; a folder of transformers holds {CONFIG_NAME} and safetensors") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path}: holds no object; fetch the file again")
+    return fields
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: not readable as safetensors ({error}); fetch the file again") from error
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX_NAME).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].values()))
+            return [folder / Path(name).name for name in names]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(
+                f"{folder / INDEX_NAME}: no index of weights ({type(error).__name__}: {error}); fetch the file again"
+            ) from error
+    if (folder / WEIGHTS_NAME).is_file():
+        return [folder / WEIGHTS_NAME]
+    raise InputError(
+        f"{folder}: neither {WEIGHTS_NAME} nor {INDEX_NAME}; pickled weights (.bin, .pt) can run code and are not "
+        "read: turn them into safetensors where you trust them"
+    )
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    shards = list(_shards(tensors))
+    for stale in folder.glob("*.safetensors*"):
+        stale.unlink()
+    if len(shards) == 1:
+        _save(folder / WEIGHTS_NAME, shards[0])
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save(folder / name, shard)
+        weight_map.update(dict.fromkeys(shard, name))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_atomic(folder / INDEX_NAME, json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with atomic_path(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask says; safetensors lets only the owner read
+        save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        temporary.chmod(mode)
+
+
+def _shards(tensors: Mapping[str, Tensor]) -> Iterable[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in sorted(tensors.items()):
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield shard

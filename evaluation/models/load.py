@@ -1,0 +1,112 @@
+"""What is evaluated: a checkpoint of ours or a folder of transformers, with its tokenizer, ready to be asked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.models.huggingface import is_huggingface, read_huggingface
+from gristmill.evaluation.models.int8 import quantise
+from gristmill.evaluation.models.parallel_backbone import load_parallel
+from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.manifest import read_manifest
+from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from gristmill.training.checkpoint import load_model, read_card, step_folder, steps_in
+from gristmill.training.config import LayoutConfig
+from gristmill.training.parallel.mesh import Mesh
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PADDING = 1024  # a table padded to a multiple of at most so many rows is customary (Megatron-LM pads to 128 x tensor)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """digest: of the weights' files, the tokenizer, and how they are computed; equal digests give equal answers."""
+
+    name: str
+    backbone: TransformerBackbone
+    codec: Tokenizer
+    digest: str
+
+
+def load_for_evaluation(
+    checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, device: str | torch.device = "cpu"
+) -> LoadedModel:
+    """Raises InputError on a half-written or damaged checkpoint, and if the tokenizer is not the checkpoint's."""
+    checkpoint = newest_step(checkpoint)
+    folder = tokenizer or find_tokenizer(checkpoint)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name the tokenizer the checkpoint was trained with")
+    codec = load_tokenizer(folder)
+    dtype = DTYPES[config.precision]
+    foreign = is_huggingface(checkpoint)
+    if foreign:
+        model, card = read_huggingface(checkpoint, device, dtype)
+    else:
+        model, _ = load_model(checkpoint, device, dtype)
+        card = read_card(checkpoint)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign or "padded_rows" in card)
+    if config.weights == "int8":
+        quantise(model)
+    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
+    return LoadedModel(checkpoint.name, TransformerBackbone(model, model.config.context), codec, fingerprint(parts))
+
+
+def load_for_evaluation_sharded(
+    checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
+) -> LoadedModel:
+    """This process's part of a checkpoint of ours, and the tokenizer. Raises InputError as `load_subject` does."""
+    checkpoint = newest_step(checkpoint)
+    folder = tokenizer or find_tokenizer(checkpoint)
+    codec, card = load_tokenizer(folder), read_card(checkpoint)
+    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded="padded_rows" in card)
+    backbone = load_parallel(checkpoint, layout, mesh, DTYPES[config.precision])
+    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
+    return LoadedModel(checkpoint.name, backbone, codec, fingerprint(parts))
+
+
+def newest_step(path: Path) -> Path:
+    """A checkpoint as it is; of a folder of checkpoints, or of the stage `train` or a work folder, the newest one."""
+    for folder in (path, path / "checkpoints", path / "train" / "checkpoints"):
+        steps = steps_in(folder)
+        if steps:
+            return step_folder(folder, steps[-1])
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; name a folder like checkpoints/step-00000100")
+    return path
+
+
+def find_tokenizer(checkpoint: Path) -> Path:
+    """A folder of transformers brings its own; a run keeps it beside `train`. Raises InputError if it is at neither."""
+    places = [checkpoint, *(parent / "tokenizer" for parent in checkpoint.resolve().parents[:3])]
+    for place in places:
+        if (place / "tokenizer.model").is_file() or (place / "tokenizer.json").is_file():
+            return place
+    raise InputError(f"{checkpoint}: no tokenizer beside it; name its folder with --tokenizer")
+
+
+def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:
+    """padded: the model's table may have rows to spare, as those of other projects have."""
+    spare = vocab_size - codec.vocab_size
+    if spare < 0 or (spare > 0 and not (padded and spare < PADDING)):
+        raise InputError(
+            f"{folder}: the tokenizer has {codec.vocab_size} tokens and the checkpoint was trained on {vocab_size}; "
+            "give the tokenizer it was trained with"
+        )
+    if codec.end_of_document != end_of_document:
+        raise InputError(
+            f"{folder}: documents end with token {codec.end_of_document}, those the checkpoint was trained on with "
+            f"{end_of_document}; give the tokenizer it was trained with"
+        )
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """Of our checkpoints from the manifest, which `load_model` has checked; of others from the files themselves."""
+    if is_huggingface(checkpoint):
+        files = sorted([*checkpoint.glob("*.safetensors"), checkpoint / "config.json"])
+        return fingerprint([[path.name, file_digest(path)] for path in files])
+    return fingerprint([[output.path, output.sha256] for output in read_manifest(checkpoint).outputs])

@@ -1,0 +1,105 @@
+"""A model too large for one device: cut over tensor ranks and pipeline stages, asked as if it were whole.
+
+Every rank of one copy of the model makes the same calls in the same order and gets the same answers."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gristmill.evaluation.models.transformer_backbone import TransformerBackbone, embedded, through_layers
+from gristmill.training.checkpoint import load, read_card, verified
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.model.attention_mask import AttentionMetadata
+from gristmill.training.model.initialization import fill, stored_name
+from gristmill.training.model.stage_splitting import stage_parts, stages_of_rank
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import Mesh
+
+# B rows, T tokens, D width, V vocabulary, N picked positions; Vt = this tensor rank's share of V
+
+
+class ParallelBackbone(TransformerBackbone):
+    """One stage a pipeline rank, or several. Hidden states go down the stages and the last ones to everybody; logits
+    are gathered over the tensor ranks of the last stage and sent to everybody."""
+
+    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, context: int, mesh: Mesh):
+        self.parts = {stage: parts[stage].eval().requires_grad_(False) for stage in sorted(parts)}
+        self.model = next(iter(self.parts.values()))
+        self.context, self.mesh = context, mesh
+        self.vocab_size, self.device = self.model.vocab_size, mesh.device
+        self._last = layout.num_stages - 1
+        self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
+
+    def _run(
+        self, tokens_BT: Tensor, plan: AttentionMetadata, states: tuple[Any, ...] | None
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        x_BTD = torch.empty(0)
+        grown: tuple[Any, ...] = ()
+        for stage, part in self.parts.items():
+            if stage == 0:
+                x_BTD = embedded(part, tokens_BT, plan)
+            elif stage - 1 not in self.parts:
+                x_BTD = self._received(tokens_BT, self._rank_of[stage - 1])
+            own = None if states is None else states[len(grown) : len(grown) + len(part.layers)]
+            x_BTD, added = through_layers(part, x_BTD, plan, own)
+            grown += added
+            if stage < self._last and stage + 1 not in self.parts:
+                dist.send(x_BTD.contiguous(), group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
+        return self._last_to_all(x_BTD), grown
+
+    def _last_to_all(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTD = torch.empty_like(x_BTD)
+        if self._last in self.parts:
+            hidden_BTD = self.parts[self._last].final_norm(x_BTD).contiguous()
+        if self.mesh.pipeline.size > 1:
+            dist.broadcast(hidden_BTD, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
+        return hidden_BTD
+
+    def _received(self, tokens_BT: Tensor, sender: int) -> Tensor:
+        shape = (*tokens_BT.shape, self.model.config.width)
+        x_BTD = torch.empty(shape, dtype=self.model.dtype, device=self.device)
+        dist.recv(x_BTD, group=self.mesh.pipeline.group, group_src=sender)
+        return x_BTD
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        if self._last in self.parts:
+            logits_NV = self._gathered(self.parts[self._last].head(hidden_ND.unsqueeze(0), None, None)[0])
+        else:
+            logits_NV = torch.empty(len(hidden_ND), self.vocab_size, dtype=_logit_dtype(hidden_ND), device=self.device)
+        if self.mesh.pipeline.size > 1:
+            dist.broadcast(logits_NV, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
+        return logits_NV
+
+    def _gathered(self, logits_NVt: Tensor) -> Tensor:
+        """The ranks hold ceil(V / size) columns each, the last one what is left."""
+        axis = self.mesh.tensor
+        if axis.size == 1:
+            return logits_NVt
+        share = math.ceil(self.vocab_size / axis.size)
+        padded = torch.nn.functional.pad(logits_NVt, (0, share - logits_NVt.shape[1])).contiguous()
+        pieces = [torch.empty_like(padded) for _ in range(axis.size)]
+        dist.all_gather(pieces, padded, group=axis.group)
+        return torch.cat(pieces, dim=1)[:, : self.vocab_size].contiguous()
+
+
+def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype) -> ParallelBackbone:
+    """This rank's part of a checkpoint that any layout saved. layout: tensor and pipeline of this evaluation, with
+    sequence_parallel off, so that any number of tokens can be read."""
+    verified(checkpoint)
+    card = read_card(checkpoint)
+    config = ModelConfig.model_validate(card["model"])
+    part = stage_parts(config, card["vocab_size"], layout)[mesh.pipeline.rank]
+    model = Transformer(config, card["vocab_size"], mesh, layout, part, dtype)
+    fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
+    names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}
+    load(checkpoint, names, mesh)
+    return ParallelBackbone({mesh.pipeline.rank: model.to(dtype)}, layout, config.context, mesh)
+
+
+def _logit_dtype(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32

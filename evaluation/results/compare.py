@@ -1,0 +1,166 @@
+"""Two models on the same questions: is one better, or is it luck? A paired bootstrap over the questions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.evaluation.results.not_evaluated import MARK
+from gristmill.evaluation.results.standard_errors import LN2
+from gristmill.foundation.checked_outputs import check_outputs, reading
+from gristmill.foundation.errors import InputError
+
+DRAWS = 2000  # the ends of a 95 % interval then stand on 50 draws each
+HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "verdict")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """second - first, and the interval that holds 95 % of the differences over resampled questions."""
+
+    task: str
+    metric: str
+    count: int
+    first: float
+    second: float
+    low: float
+    high: float
+    higher_is_better: bool
+
+    @property
+    def difference(self) -> float:
+        return self.second - self.first
+
+    @property
+    def verdict(self) -> str:
+        """Better only if the interval leaves no room for zero."""
+        if self.low <= 0 <= self.high:
+            return "no difference shown"
+        return "second is better" if (self.difference > 0) == self.higher_is_better else "first is better"
+
+
+def compare_folders(first: Path, second: Path, seed: int = 0) -> list[Comparison]:
+    """Every metric of the tasks that both results folders have, over the questions that both were asked whole. Raises
+    InputError if they were not asked the same."""
+    for folder in (first, second):
+        check_outputs(folder, lambda path: path == "results.json" or path.startswith("samples/"))
+    with reading(first), reading(second):
+        return _compare(first, second, seed)
+
+
+def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
+    left, right = _read_results(first), _read_results(second)
+    shared = sorted(left["task_hashes"].keys() & right["task_hashes"].keys())
+    if not shared:
+        raise InputError(f"{first} and {second} have no task in common; evaluate both on the same tasks")
+    found = []
+    for task in shared:
+        if left["task_hashes"][task] != right["task_hashes"][task]:
+            raise InputError(
+                f"{task}: {first} and {second} were not asked the same questions (other documents, prompts, shots or "
+                "limit); evaluate both with the same settings"
+            )
+        asked = _read_samples(first, task), _read_samples(second, task)
+        if len(asked[0]) != len(asked[1]):
+            raise InputError(
+                f"{task}: {first} has {len(asked[0])} samples and {second} {len(asked[1])}; evaluate both again"
+            )
+        pairs = [pair for pair in zip(*asked, strict=True) if not any(MARK in sample for sample in pair)]
+        if not pairs:
+            raise InputError(
+                f"{task}: {first} and {second} have no question that both were asked whole; evaluate models whose "
+                "context is long enough"
+            )
+        found += _compare_task(task, pairs, left["higher_is_better"].get(task, {}), seed)
+    return found
+
+
+def _compare_task(
+    task: str, pairs: Sequence[tuple[Any, Any]], higher_is_better: Mapping[str, bool], seed: int
+) -> list[Comparison]:
+    found = []
+    for metric in dict.fromkeys(metric for left, _ in pairs for metric in left["metrics"]):
+        values = [(left[metric], right[metric]) for left, right in pairs if metric in left and metric in right]
+        if not values:
+            continue
+        if metric == "bits_per_byte":
+            bits = np.array([[-left[0] / LN2, -right[0] / LN2] for left, right in values])
+            sizes = np.array([left[1] for left, _ in values], dtype=np.float64)
+        elif all(isinstance(value, int | float) for pair in values for value in pair):
+            bits, sizes = np.array(values, dtype=np.float64), np.ones(len(values))
+        else:
+            continue
+        low, high = paired_interval(bits[:, 1] - bits[:, 0], sizes, seed)
+        totals = bits.sum(axis=0) / sizes.sum()
+        found.append(
+            Comparison(
+                task,
+                metric,
+                len(values),
+                float(totals[0]),
+                float(totals[1]),
+                low,
+                high,
+                higher_is_better.get(metric, True),
+            )
+        )
+    return found
+
+
+def paired_interval(differences: np.ndarray, sizes: np.ndarray, seed: int, draws: int = DRAWS) -> tuple[float, float]:
+    """The 2.5th and 97.5th percentile of sum(differences) / sum(sizes) over resampled questions (Efron 1979; paired as
+    in Koehn 2004). differences: float64[n], one a question; sizes: their weights."""
+    rng = np.random.default_rng([seed, len(differences)])
+    found = np.empty(draws)
+    for draw in range(draws):
+        chosen = rng.integers(0, len(differences), len(differences))
+        found[draw] = differences[chosen].sum() / sizes[chosen].sum()
+    low, high = np.percentile(found, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def comparison_markdown(found: Sequence[Comparison]) -> str:
+    """A table; its last column is the verdict."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+    for each in found:
+        cells = (
+            each.task,
+            str(each.count),
+            each.metric,
+            f"{each.first:.4f}",
+            f"{each.second:.4f}",
+            f"{each.difference:+.4f}",
+            f"{each.low:+.4f} to {each.high:+.4f}",
+            each.verdict,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    path = folder / "results.json"
+    if not path.is_file():
+        raise InputError(f"{path}: absent; name a folder that `gristmill evaluate` wrote")
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        hashes, better = found["task_hashes"], found["higher_is_better"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
+    if not all(isinstance(part, dict) for part in (hashes, better, *better.values())):
+        raise InputError(f"{path}: damaged (task_hashes and higher_is_better are no objects); evaluate again")
+    return found
+
+
+def _read_samples(folder: Path, task: str) -> list[dict[str, Any]]:
+    path = folder / "samples" / f"{task.replace(':', '_')}.jsonl"
+    try:
+        samples = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+        whole = all(MARK in sample or set(sample["metrics"]) <= sample.keys() for sample in samples)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
+    if not samples or not whole:
+        raise InputError(f"{path}: damaged (a sample lacks its metrics); evaluate again")
+    return samples

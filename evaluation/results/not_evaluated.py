@@ -1,0 +1,82 @@
+"""Questions that a model could not be asked whole: they are left out of every score and counted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.group import Group
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import Task
+
+from gristmill.evaluation.scoring.language_model import LanguageModel
+
+Reasons = dict[tuple[str, int], str]  # (task, doc_id) -> why it was not evaluated
+MARK = "not_evaluated"  # the key of a sample that says why
+
+
+def too_long_of(model: Any) -> Reasons:
+    """What the copies of the model found too long, together on the first; lm-eval's own models do not tell."""
+    if not isinstance(model, LanguageModel):
+        return {}
+    if model.world_size == 1:
+        return model.too_long
+    gathered = model.gather_object(model.too_long)
+    return {key: reason for found in gathered or () for key, reason in found.items()}
+
+
+def evaluated(samples: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [sample for sample in samples if MARK not in sample]
+
+
+def leave_out(
+    raw: dict[str, Any],
+    samples: Mapping[str, Sequence[dict[str, Any]]],
+    tasks: Mapping[str, Task],
+    groups: Mapping[str, Group],
+    reasons: Reasons,
+) -> None:
+    """Marks the samples, takes their metrics away, and computes the scores of their tasks and groups again.
+
+    A task without any evaluated question keeps no score. `n-samples` tells how many of each task are left out."""
+    touched = {name for name, _ in reasons}
+    for name in touched & samples.keys():
+        for sample in samples[name]:
+            if reason := reasons.get((name, sample["doc_id"])):
+                for metric in sample["metrics"]:
+                    del sample[metric]
+                sample.update({"metrics": [], MARK: reason})
+        kept = evaluated(samples[name])
+        result = raw["results"][name]
+        for key in [key for key in result if "," in key]:
+            del result[key]
+        result.update(scores(tasks[name], kept))
+        result["sample_len"] = len({sample["doc_id"] for sample in kept})
+        raw["n-samples"][name][MARK] = len({doc_id for task, doc_id in reasons if task == name})
+    for name, group in groups.items():
+        if touched & {task.config.task for task in group.get_all_tasks()}:
+            raw["results"][name] = group.aggregate(raw["results"])
+            if name in raw.get("groups", {}):
+                raw["groups"][name] = raw["results"][name]
+
+
+def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """{"metric,filter": score} of these samples, aggregated as the task says."""
+    values: dict[tuple[str, str], list[Any]] = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            values.setdefault((metric, sample["filter"]), []).append(sample[metric])
+    aggregation = task.aggregation()
+    return {f"{metric},{chosen}": aggregation.get(metric, mean)(found) for (metric, chosen), found in values.items()}
+
+
+def left_out_notes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """One sentence a task; the first reason stands for all."""
+    said = []
+    for name, found in samples.items():
+        reasons = {sample["doc_id"]: sample[MARK] for sample in found if MARK in sample}
+        if reasons:
+            total = len({sample["doc_id"] for sample in found})
+            said.append(
+                f"{name}: {len(reasons)} of {total} questions were not evaluated and count in no score; "
+                f"question {min(reasons)}: {reasons[min(reasons)]}"
+            )
+    return said

@@ -1,0 +1,50 @@
+"""The standard error beside every score, from the samples and in closed form: no random numbers, no processes.
+
+lm-eval's own errors of perplexities need a bootstrap, and bits per byte has none there."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gristmill.evaluation.results.statistics import mean_error, ratio_error
+
+LN2 = math.log(2)
+
+
+def add_standard_errors(summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Fills `metric_stderr,filter` of each task, and of each group from all samples below it."""
+    children = summary.get("group_subtasks", {})
+    for name, result in summary["results"].items():
+        tasks = [name] if name in samples else leaves(name, children)
+        for key in [key for key in result if "," in key and "_stderr," not in key]:
+            metric, chosen_filter = key.split(",", 1)
+            values = [
+                sample[metric]
+                for task in tasks
+                for sample in samples.get(task, ())
+                if metric in sample and sample["filter"] == chosen_filter
+            ]
+            error = standard_error(metric, values, result[key])
+            if error is not None and math.isfinite(error):
+                result[f"{metric}_stderr,{chosen_filter}"] = error
+
+
+def leaves(name: str, children: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks below a group, groups of groups resolved."""
+    below: list[str] = []
+    for child in children.get(name, ()):
+        below += leaves(child, children) if child in children else [child]
+    return below
+
+
+def standard_error(metric: str, values: Sequence[Any], score: float) -> float | None:
+    """None for a metric whose samples are neither numbers nor known pairs.
+
+    A perplexity is the exponential of a mean or a ratio, so its error is that one's times itself (delta method)."""
+    if metric == "bits_per_byte":
+        return ratio_error([-pair[0] for pair in values], [pair[1] for pair in values]) / LN2
+    if metric in ("byte_perplexity", "word_perplexity"):
+        return score * ratio_error([pair[0] for pair in values], [pair[1] for pair in values])
+    if not all(isinstance(value, int | float) for value in values):
+        return None
+    return (score if metric == "perplexity" else 1.0) * mean_error(values)

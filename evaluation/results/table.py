@@ -1,0 +1,201 @@
+"""Scores as people read them: each beside its standard error and what chance would give."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from gristmill.evaluation.results.not_evaluated import evaluated
+from gristmill.evaluation.results.standard_errors import LN2, leaves
+from gristmill.evaluation.results.verdicts import Verdict, accuracy_verdict, sign_verdict
+
+HEADINGS = ("task", "shots", "n", "not evaluated", "metric", "score", "± s.e.", "chance", "verdict")
+Samples = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score. count: the questions it is of; not_evaluated: those it leaves out. score: None if it has none.
+
+    chance: what a model scores that knows nothing of the question (see the task); None if unknown. verdict: of the
+    exact test against chance; None where there is no such test."""
+
+    task: str
+    shots: int
+    count: int
+    metric: str
+    score: float | None
+    error: float | None
+    higher_is_better: bool
+    chance: float | None
+    verdict: Verdict | None = None
+    not_evaluated: int = 0
+
+
+def score_rows(summary: Mapping[str, Any], samples: Samples, unigram: Mapping[str, Sequence[float]]) -> list[ScoreRow]:
+    """A row for each metric of each task and group. unigram: the bits of each document under the frequencies of the
+    training tokens, by task: the chance of bits per byte."""
+    return [
+        row
+        for name, result in summary["results"].items()
+        for row in rows_of(name, result, summary, {task: samples[task] for task in tasks_of(name, summary, samples)},
+                           unigram)
+    ]  # fmt: skip
+
+
+def rows_of(
+    name: str,
+    result: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    samples: Samples,
+    unigram: Mapping[str, Sequence[float]],
+) -> list[ScoreRow]:
+    """The rows of one task or group. result: its scores by "metric,filter"; samples: those the scores are of."""
+    asked = {(task, sample["doc_id"]) for task, found in samples.items() for sample in found}
+    kept = {task: evaluated(found) for task, found in samples.items()}
+    left_out = len(asked) - len({(task, sample["doc_id"]) for task, found in kept.items() for sample in found})
+    better = summary["higher_is_better"].get(name, {})
+    keys = [key for key in result if "," in key and "_stderr," not in key]
+    if not keys and left_out:
+        keys = [f"{metric},none" for metric in better]
+    rows = []
+    for key in keys:
+        metric, chosen_filter = key.split(",", 1)
+        found = [
+            (task, sample)
+            for task, of_task in kept.items()
+            for sample in of_task
+            if metric in sample and sample["filter"] == chosen_filter
+        ]
+        chance, verdict = against_chance(metric, found, summary["configs"], unigram)
+        rows.append(
+            ScoreRow(
+                task=result.get("alias", name).strip(),
+                shots=summary["n-shot"].get(name, 0),
+                count=len(found),
+                metric=metric if chosen_filter == "none" else f"{metric} ({chosen_filter})",
+                score=result.get(key),
+                error=result.get(f"{metric}_stderr,{chosen_filter}"),
+                higher_is_better=better.get(metric, True),
+                chance=chance,
+                verdict=verdict,
+                not_evaluated=left_out,
+            )
+        )
+    return rows
+
+
+def tasks_of(name: str, summary: Mapping[str, Any], samples: Samples) -> list[str]:
+    """The task itself, or those below a group."""
+    found = [name] if name in samples else leaves(name, summary["group_subtasks"])
+    return [task for task in found if task in samples]
+
+
+def against_chance(
+    metric: str,
+    found: Sequence[tuple[str, Mapping[str, Any]]],
+    configs: Mapping[str, Any],
+    unigram: Mapping[str, Sequence[float]],
+) -> tuple[float | None, Verdict | None]:
+    """(what chance scores, how the score stands to it) of (task, sample) pairs; None where neither is known.
+
+    Bits per byte: an exact sign test over the documents, of which the model needs fewer bits for one half by chance.
+    Right or wrong answers: the exact test of the number right. Perplexities have neither."""
+    if metric == "bits_per_byte":
+        pairs = [(task, sample) for task, sample in found if task in unigram]
+        if not pairs:
+            return None, None
+        guessed_bits = [unigram[task][sample["doc_id"]] for task, sample in pairs]
+        bits = [-sample[metric][0] / LN2 for _, sample in pairs]
+        chance = sum(guessed_bits) / sum(sample[metric][1] for _, sample in pairs)
+        return chance, sign_verdict([mine - other for mine, other in zip(bits, guessed_bits, strict=True)])
+    chances = [_chance_of(configs.get(task, {}), sample) for task, sample in found] if guessed(metric) else []
+    if not chances or any(chance is None for chance in chances):
+        return None, None
+    known = [chance for chance in chances if chance is not None]
+    values = [sample[metric] for _, sample in found]
+    verdict = accuracy_verdict(int(sum(values)), known) if all(value in (0, 1) for value in values) else None
+    return sum(known) / len(known), verdict
+
+
+def guessed(metric: str) -> bool:
+    """Guessing says nothing on perplexities."""
+    return metric.startswith(("acc", "exact_match"))
+
+
+def _chance_of(config: Mapping[str, Any], sample: Mapping[str, Any]) -> float | None:
+    """Of multiple choice: right choices over all choices of this question. Of other tasks: what their metadata says."""
+    if config.get("output_type") == "multiple_choice":
+        target = sample["target"]
+        return (len(set(target)) if isinstance(target, list) else 1) / _num_choices(config, sample)
+    stated: float | None = config.get("metadata", {}).get("chance")
+    return stated
+
+
+def _num_choices(config: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
+    """Mutual information asks for each choice twice, with and without the context."""
+    twice = any(metric["metric"] == "acc_mutual_info" for metric in config.get("metric_list", ()))
+    return len(sample["arguments"]) // (2 if twice else 1)
+
+
+def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:
+    """A Markdown table with aligned columns, and the notes below it as a list."""
+    cells = [HEADINGS, *(tuple(cell.replace("|", "\\|") for cell in _cells(row)) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
+    lines = [_line(line, widths) for line in cells]
+    rule = ["-" * (width + 1) + (":" if column in NUMBERS else "-") for column, width in enumerate(widths)]
+    lines.insert(1, "|" + "|".join(rule) + "|")
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
+
+
+def html(rows: Sequence[ScoreRow], notes: Sequence[str], title: str) -> str:
+    """A page that stands alone: no script, no outside file, every text escaped."""
+    head = "".join(
+        f'<th class="{"n" if column in NUMBERS else "t"}">{escape(heading)}</th>'
+        for column, heading in enumerate(HEADINGS)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="{"n" if column in NUMBERS else "t"}">{escape(cell)}</td>'
+            for column, cell in enumerate(_cells(row))
+        )
+        + "</tr>\n"
+        for row in rows
+    )
+    listed = "".join(f"<li>{escape(note)}</li>\n" for note in notes)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n<table><thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{body}</tbody></table>\n<ul>\n{listed}</ul></body></html>\n"
+    )
+
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}th,td{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:left}"
+    "th{border-bottom:2px solid #888}th.n,td.n{text-align:right;font-variant-numeric:tabular-nums}ul{color:#555}"
+)
+NUMBERS = (1, 2, 3, 5, 6, 7)  # columns aligned to the right
+
+
+def _cells(row: ScoreRow) -> tuple[str, ...]:
+    error = "" if row.error is None or not math.isfinite(row.error) else _number(row.error)
+    chance = "" if row.chance is None else f"{row.chance:.4f}"
+    score = "" if row.score is None else _number(row.score)
+    verdict = "not evaluated" if not row.count else "" if row.verdict is None else str(row.verdict)
+    counts = (str(row.shots), str(row.count), str(row.not_evaluated))
+    return (row.task, *counts, row.metric, score, error, chance, verdict)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell.rjust(width) if column in NUMBERS else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "| " + " | ".join(padded) + " |"

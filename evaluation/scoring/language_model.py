@@ -1,0 +1,248 @@
+"""A checkpoint as lm-eval sees a model: texts in, log-likelihoods and continuations out."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from gristmill.evaluation.config import SamplingConfig
+from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.scoring.generate import generate
+from gristmill.evaluation.scoring.loglikelihood import Score, score
+from gristmill.evaluation.scoring.packing import Request
+from gristmill.evaluation.scoring.request_cache import RequestCache, question
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+from gristmill.training.parallel.mesh import ALONE, Axis
+
+NOT_ASKED = (0.0, False)  # stands in the place of an answer; no score counts it
+DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
+
+
+class Codec(Protocol):
+    """The part of a tokenizer that evaluation uses."""
+
+    vocab_size: int
+    end_of_document: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class LanguageModel(TemplateLM):
+    """Answers lm-eval's three kinds of request. What does not fit the context whole is not asked: too_long says why, by
+    task and document.
+
+    cache: answers given before are not asked for again. share: see `packing`; False is for measuring. data: the copies
+    of the model, each of which answers a part of the documents."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        codec: Codec,
+        batch_tokens: int,
+        reporter: Reporter,
+        cache: RequestCache | None = None,
+        share: bool = True,
+        data: Axis = ALONE,
+    ):
+        super().__init__()
+        self._rank, self._world_size, self._group = data.rank, data.size, data.group
+        self.backbone, self.codec, self.batch_tokens, self.reporter = backbone, codec, batch_tokens, reporter
+        self.cache, self.share = cache, share
+        self.read_tokens = self.asked_tokens = 0
+        self.too_long: dict[tuple[str, int], str] = {}
+        self._device = backbone.device
+        self._encoded: dict[str, list[int]] = {}
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.codec.end_of_document
+
+    @property
+    def max_length(self) -> int:
+        return self.backbone.context
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """int[]: one number of each copy -> int[copies]."""
+        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(found, tensor, group=self._group)
+        return torch.stack(found)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        found: list[Any] | None = [None] * self.world_size if self.rank == dst else None
+        dist.gather_object(obj, found, group=self._group, group_dst=dst)
+        return found
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._group)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
+        """Never adds a special token."""
+        known = self._encoded.get(string)
+        return list(self.codec.encode(string)) if known is None else known
+
+    def _remember(self, texts: Sequence[str]) -> None:
+        """Encodes each text once, all in one call: a question is the same for all its choices."""
+        unique = list(dict.fromkeys(texts))
+        self._encoded = dict(zip(unique, self.codec.encode_batch(unique), strict=True))
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self._remember([text for request in requests for text in _texts(*request.args)])
+        pairs = [self._encode_request(*request.args) for request in requests]
+        self._encoded.clear()
+        fitting = [index for index, pair in enumerate(pairs) if self._fits(requests[index], *pair[1:])]
+        answers = [NOT_ASKED] * len(requests)
+        for index, answer in zip(fitting, self._loglikelihood_tokens([pairs[i] for i in fitting]), strict=True):
+            answers[index] = answer
+        return answers
+
+    def _fits(self, request: Instance, context: list[int], continuation: list[int]) -> bool:
+        """The last token is scored and not read, so context and continuation may have one token more than the model."""
+        tokens = len(context) + len(continuation) - 1
+        if tokens > self.max_length:
+            self._too_long(request, f"its {tokens} tokens are more than the model's context of {self.max_length}")
+        return tokens <= self.max_length
+
+    def _too_long(self, request: Instance, reason: str) -> None:
+        self.too_long.setdefault((request.task_name or "", request.doc_id or 0), reason)
+
+    def _encode_request(self, context: str, continuation: str) -> tuple[tuple[str, str], list[int], list[int]]:
+        """Raises InputError if the continuation has no token of its own: its score would be 0, and it would win."""
+        if context:
+            context_ids, continuation_ids = self._encode_pair(context, continuation)
+        else:
+            context_ids, continuation_ids = [self.prefix_token_id], self.tok_encode(continuation)
+            if continuation_ids[:1] == context_ids:
+                continuation_ids = continuation_ids[1:]
+        if not continuation_ids:
+            raise InputError(
+                f"the continuation {continuation!r} after {context[-60:]!r} has no token of its own; "
+                "end the context at a word, or give the continuation some text"
+            )
+        return (context, continuation), context_ids, continuation_ids
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
+    ) -> list[tuple[float, bool]]:
+        asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        return [(found.logprob, found.greedy) for found in self._score(asked, "scoring answers", self.share)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Whole texts, each after the end-of-document token, in windows of the model's context that do not overlap."""
+        windows: list[Request] = []
+        owners: list[int] = []
+        for index, request in enumerate(requests):
+            (text,) = request.args
+            for pair in get_rolling_token_windows(list(self.codec.encode(text)), self.eot_token_id, self.max_length, 1):
+                context, continuation = make_disjoint_window(pair)
+                windows.append(Request(tuple(context), tuple(continuation)))
+                owners.append(index)
+        totals = [0.0] * len(requests)
+        for owner, found in zip(owners, self._score(windows, "scoring texts", share=False), strict=True):
+            totals[owner] += found.logprob
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """A prompt that leaves no token to write is not asked, and an answer that the context cut off is not counted:
+        neither ended at a stop string, at the end of a document, or at max_gen_toks."""
+        answers = [""] * len(requests)
+        with self.reporter.meter("generating answers", len(requests), "answers") as meter:
+            for settings, indices in _by_settings(requests).items():
+                prompts = {
+                    index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
+                }
+                fitting = [index for index in indices if self._leaves_room(requests[index], len(prompts[index]))]
+                found = self._generate([prompts[index] for index in fitting], *settings)
+                for index, (text, cut_off) in zip(fitting, found, strict=True):
+                    answers[index] = text
+                    if cut_off:
+                        tokens = len(prompts[index])
+                        reason = f"its prompt of {tokens} tokens left {self.max_length - tokens} for an answer, too few"
+                        self._too_long(requests[index], reason)
+                meter.advance(len(indices))
+        return answers
+
+    def _leaves_room(self, request: Instance, tokens: int) -> bool:
+        if tokens >= self.max_length:
+            self._too_long(request, f"its prompt of {tokens} tokens fills the model's context of {self.max_length}")
+        return tokens < self.max_length
+
+    def _generate(
+        self, prompts: list[list[int]], stops: tuple[str, ...], new_tokens: int, sampling: SamplingConfig
+    ) -> list[tuple[str, bool]]:
+        """(text, was it cut off by the context?). What is sampled is drawn anew each time; only what is greedy can be
+        remembered."""
+
+        def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
+            found = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self._generation_tokens)
+            return [(made.text, made.ended == "length" and len(made.tokens) < new_tokens) for made in found]
+
+        if self.cache is None or sampling.temperature > 0:
+            return write(prompts)
+        asked = [question("write", prompt, stops, new_tokens, sampling.model_dump()) for prompt in prompts]
+        known = self.cache.find(asked)
+        new = {digest: prompt for digest, prompt in zip(asked, prompts, strict=True) if digest not in known}
+        answers = dict(zip(new, write([*new.values()]), strict=True))
+        self.cache.add(answers)
+        known |= answers
+        return [(known[digest][0], known[digest][1]) for digest in asked]
+
+    @property
+    def _generation_tokens(self) -> int:
+        """More rows than in scoring: after the prompts a pass reads one token a row."""
+        return 8 * self.batch_tokens
+
+    def _score(self, requests: list[Request], description: str, share: bool) -> list[Score]:
+        """Each different request is asked once, and not at all if the answer is known."""
+        digests = {request: question("score", request.context, request.continuation) for request in requests}
+        known = {} if self.cache is None else self.cache.find([*digests.values()])
+        new = [request for request, digest in digests.items() if digest not in known]
+        with self.reporter.meter(description, len(new), "requests") as meter:
+            found = score(self.backbone, new, self.batch_tokens, share, meter.advance)
+        self.read_tokens += found.read_tokens
+        self.asked_tokens += found.asked_tokens
+        answers = {
+            digests[request]: [result.logprob, result.greedy] for request, result in zip(new, found, strict=True)
+        }
+        if self.cache is not None:
+            self.cache.add(answers)
+        answers |= known
+        return [Score(*answers[digests[request]]) for request in requests]
+
+
+def _texts(context: str, continuation: str) -> tuple[str, str]:
+    """What `_encode_pair` encodes: all of it, and the context without the white space that goes to the answer."""
+    return context + continuation, context.rstrip()
+
+
+Settings = tuple[tuple[str, ...], int, SamplingConfig]
+
+
+def _by_settings(requests: Sequence[Instance]) -> dict[Settings, list[int]]:
+    """Requests that stop and sample alike can be generated together."""
+    groups: dict[Settings, list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(_settings(dict(request.args[1])), []).append(index)
+    return groups
+
+
+def _settings(options: dict) -> Settings:
+    """lm-eval's generation_kwargs as ours. Raises InputError on an option this model does not know."""
+    until = options.pop("until", [])
+    stops = (until,) if isinstance(until, str) else tuple(until)
+    new_tokens = int(options.pop("max_gen_toks", options.pop("max_new_tokens", DEFAULT_NEW_TOKENS)))
+    temperature = float(options.pop("temperature", 0.0))
+    if not options.pop("do_sample", temperature > 0):
+        temperature = 0.0
+    known = {name: options.pop(name) for name in ("top_k", "top_p", "repetition_penalty") if name in options}
+    if options:
+        raise InputError(f"generation_kwargs {sorted(options)} are not known; remove them from the task")
+    return stops, new_tokens, SamplingConfig(temperature=temperature, **known)

@@ -1,0 +1,82 @@
+"""Scores of the questions that the corpus held, and of those it did not, apart: what decontamination found is read."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
+from gristmill.evaluation.results.not_evaluated import evaluated, scores
+from gristmill.evaluation.results.standard_errors import standard_error
+from gristmill.evaluation.results.table import ScoreRow, rows_of
+from gristmill.evaluation.tasks.benchmark_texts import OURS
+from gristmill.evaluation.tasks.harness import Results
+from gristmill.foundation.errors import InputError
+
+LEFT_IN = "annotated"  # the fate of a document whose match stays in the corpus
+
+Found = dict[str, dict[int, bool]]  # benchmark -> question that was found -> does some document still hold it?
+
+
+def found_in_corpus(curate: Path) -> Found:
+    """Of every benchmark that the stage `curate` searched for, by number in the task; {} if it searched for none.
+
+    Raises InputError on a file that is damaged."""
+    folder = curate / DECONTAMINATION_FOLDER
+    report, questions = folder / REPORT_JSON, folder / QUESTIONS_NAME
+    if not questions.is_file():
+        return {}
+    path = report
+    try:
+        found: Found = {name: {} for name in json.loads(report.read_bytes())}
+        path = questions
+        for line in questions.read_text("utf-8").splitlines():
+            question = json.loads(line)
+            if question["example"].isdecimal():
+                left_in = any(document["fate"] == LEFT_IN for document in question["documents"])
+                found.setdefault(question["benchmark"], {})[int(question["example"])] = left_in
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); run the stage `curate` again") from error
+    return found
+
+
+def apart(results: Results, found: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
+    """Rows "TASK, clean" and "TASK, contaminated" of every task of which questions were found.
+
+    The same numbers go into results.summary["contamination"], and a sentence a task that was searched for into its
+    notes."""
+    rows: list[ScoreRow] = []
+    for name, samples in results.samples.items():
+        known = found.get(name.removeprefix(OURS))
+        if known is None or name not in results.tasks:
+            continue
+        asked = {sample["doc_id"] for sample in samples}
+        held = asked & known.keys()
+        left_in = sum(known[doc_id] for doc_id in held)
+        results.notes.append(
+            f"{name}: {len(held)} of the {len(asked)} questions asked were found in the corpus (contaminated): "
+            f"{len(held) - left_in} were taken out of it before training, {left_in} were left in it"
+        )
+        if not held:
+            continue
+        stated = results.summary.setdefault("contamination", {}).setdefault(name, {"left_in_corpus": left_in})
+        for part, is_held in (("clean", False), ("contaminated", True)):
+            chosen = [sample for sample in samples if (sample["doc_id"] in held) == is_held]
+            result = _result(results, name, chosen)
+            stated[part] = {"sample_len": len({sample["doc_id"] for sample in evaluated(chosen)}), **result}
+            alias = results.summary["results"][name].get("alias", name).strip()
+            rows += rows_of(name, {"alias": f"{alias}, {part}", **result}, results.summary, {name: chosen}, {})
+    return rows
+
+
+def _result(results: Results, name: str, chosen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    kept = evaluated(chosen)
+    result = scores(results.tasks[name], kept)
+    for key, score in list(result.items()):
+        metric, chosen_filter = key.split(",", 1)
+        values = [each[metric] for each in kept if metric in each and each["filter"] == chosen_filter]
+        error = standard_error(metric, values, score)
+        if error is not None and math.isfinite(error):
+            result[f"{metric}_stderr,{chosen_filter}"] = error
+    return result

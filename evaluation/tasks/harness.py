@@ -1,0 +1,146 @@
+"""lm-eval, called offline on tasks of our own; its results are given a form that is the same on every machine."""
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.evaluator import evaluate
+
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.results.not_evaluated import leave_out, left_out_notes, too_long_of
+from gristmill.evaluation.results.standard_errors import add_standard_errors
+from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
+from gristmill.evaluation.tasks.few_shot import set_shots
+from gristmill.evaluation.tasks.offline import offline
+from gristmill.evaluation.tasks.suites import expand
+from gristmill.evaluation.tasks.task_files import is_task_file, sandboxed
+from gristmill.evaluation.tasks.task_index import TaskSources, known_tasks
+from gristmill.foundation.errors import InputError, RecipeError
+
+NO_SOURCES = TaskSources()
+
+
+@dataclass(frozen=True)
+class Results:
+    """lm-eval's result dictionary without the samples; the samples by task; the tasks; what a reader must know of them
+    (tasks of a suite that were left out, questions that were not evaluated, whence examples come); what lm-eval
+    printed on the way."""
+
+    summary: dict[str, Any]
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    log: str = ""
+
+
+def run_tasks(
+    model: LM,
+    tasks: Sequence[str | dict[str, Any]],
+    config: EvaluateConfig,
+    sources: TaskSources = NO_SOURCES,
+) -> Results | None:
+    """Results of the tasks: names of ours, of suites, paths of task files, or lm-eval task configs. None on every rank
+    but the first.
+
+    Only `evaluate` is called, not lm-eval's command line: that one asks the machine for a description of itself and
+    indexes 14,683 tasks."""
+    printed = io.StringIO()
+    with offline(not sources.download), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
+        loaded, said = _load(tasks, sources)
+        examples = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
+        with _heard_by(model.rank):
+            try:
+                raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
+            except (TemplateError, LookupError, SyntaxError, TypeError, ValueError) as error:
+                if not sources.include_path and not any(isinstance(name, str) and is_task_file(name) for name in tasks):
+                    raise
+                raise InputError(f"a task file asks what its records do not hold ({_said(error)}); check it") from error
+        too_long = too_long_of(model)
+        if raw is None:
+            return None
+        samples = {name: _numbered(found) for name, found in sorted(raw.pop("samples").items())}
+        leave_out(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
+    summary = _portable(raw)
+    add_standard_errors(summary, samples)
+    notes = [*left_out_notes(samples), *filter(None, examples), *said]
+    return Results(summary, samples, loaded["tasks"], notes, printed.getvalue())
+
+
+@contextmanager
+def _heard_by(rank: int) -> Iterator[None]:
+    """lm-eval gives results only where LOCAL_RANK is 0 too, which under a placement of the planner's need not be where
+    the first copy of the model stands; while this holds, its rank alone decides."""
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(rank)
+    try:
+        yield
+    finally:
+        os.environ.pop("LOCAL_RANK") if before is None else os.environ.update({"LOCAL_RANK": before})
+
+
+def _load(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[Any, list[str]]:
+    """(lm-eval's tasks and groups, what a reader must know of them)."""
+    known = known_tasks([task for task in tasks if isinstance(task, str)], sources)
+    known.require(sources.download)
+    named, left_out = expand(known.asked, known.manager.task_index, sources.data)
+    given = [task for task in tasks if not isinstance(task, str)]
+    if not named and not given:
+        raise RecipeError("nothing to evaluate: " + ("; ".join(left_out) or "name tasks"))
+    try:
+        return known.manager.load([*given, *named]), [*known.notes, *left_out]
+    except (InputError, RecipeError):
+        raise
+    except ConnectionError as error:  # the hub's "offline" and "not reachable" are both of this kind
+        raise InputError(
+            f"{', '.join(named)}: the data could not be fetched ({error}); use a task over local files"
+        ) from error
+    except Exception as error:  # of a task file anything can be wrong, and lm-eval does not check it
+        raise InputError(f"{', '.join(named)}: lm-eval makes no task of it ({_said(error)}); check its file") from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
+    """Loads the named tasks and forgets them: raises RecipeError on an unknown name, InputError where a task's file is
+    absent, empty or another than the pinned one."""
+    named = [name for name in tasks if name not in HELD_OUT_TASKS]
+    if named:
+        printed = io.StringIO()
+        with offline(), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
+            _load(named, TaskSources(data))
+
+
+LEFT_OUT_OF_CONFIGS = ("custom_dataset", "process_docs", "fewshot_config")  # code
+
+
+def _portable(raw: dict[str, Any]) -> dict[str, Any]:
+    """The summary without code, paths and `N/A`: what it says is the same wherever it was made."""
+    summary = dict(raw)
+    summary["configs"] = {name: _portable_config(config) for name, config in raw["configs"].items()}
+    summary["results"] = {name: _measured(result) for name, result in raw["results"].items()}
+    return summary
+
+
+def _portable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in LEFT_OUT_OF_CONFIGS}
+    kept["metadata"] = {
+        name: value for name, value in (config.get("metadata") or {}).items() if name not in ("config_source", "data")
+    }
+    return kept
+
+
+def _measured(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if value != "N/A"}
+
+
+def _numbered(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(samples, key=lambda sample: (sample["doc_id"], sample["filter"]))

@@ -1,0 +1,57 @@
+"""A few continuations of held-out texts, for people to look at."""
+
+from collections.abc import Mapping, Sequence
+
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.scoring.generate import generate
+from gristmill.evaluation.scoring.language_model import Codec
+from gristmill.evaluation.tasks.corpus_tasks import HeldOut
+from gristmill.foundation.config import Config
+
+PROMPT_TOKENS = 48
+
+
+class Continuation(Config):
+    """prompt: the beginning of a held-out document; reference: how it goes on; greedy, sampled: how the model does."""
+
+    source: str
+    doc_id: str
+    prompt: str
+    reference: str
+    greedy: str
+    sampled: str
+
+
+def continuations(
+    backbone: Backbone, codec: Codec, documents: Mapping[str, Sequence[HeldOut]], config: EvaluateConfig
+) -> list[Continuation]:
+    """config.samples documents, the sources in turn; each begun at its beginning."""
+    chosen = _in_turn(documents, config.samples, codec)
+    room = max(1, min(PROMPT_TOKENS, backbone.context - config.sample_tokens))
+    whole = [list(codec.encode(document.text[:4000])) for document in chosen]
+    prompts = [[codec.end_of_document, *ids[:room]][:room] for ids in whole]
+    greedy = generate(backbone, codec, prompts, config.sample_tokens)
+    sampled = generate(backbone, codec, prompts, config.sample_tokens, config.sampling)
+    return [
+        Continuation(
+            source=document.source,
+            doc_id=document.doc_id,
+            prompt=codec.decode(prompt[1:]),
+            reference=codec.decode(ids[len(prompt) - 1 : len(prompt) - 1 + config.sample_tokens]),
+            greedy=plain.text,
+            sampled=drawn.text,
+        )
+        for document, ids, prompt, plain, drawn in zip(chosen, whole, prompts, greedy, sampled, strict=True)
+    ]
+
+
+def _in_turn(documents: Mapping[str, Sequence[HeldOut]], count: int, codec: Codec) -> list[HeldOut]:
+    """The first long enough document of each source, then the second, until there are `count`."""
+    long_enough = {
+        source: [document for document in found if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][:count]
+        for source, found in ((source, found[: 20 * count]) for source, found in sorted(documents.items()))
+    }
+    turns = [(turn, source) for turn in range(count) for source in long_enough]
+    taken = [long_enough[source][turn] for turn, source in turns if turn < len(long_enough[source])]
+    return taken[:count]

@@ -1,0 +1,67 @@
+"""Tasks that are usually run together."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.evaluation.tasks.loaders import find
+from gristmill.foundation.errors import InputError
+
+SUITES = {
+    # Megatron-Turing NLG 530B (arXiv 2201.11990), section 5.1
+    "mtnlg": [
+        "lambada_openai",
+        "race",
+        "boolq",
+        "piqa",
+        "gristmill_hellaswag",
+        "winogrande",
+        "anli_r1",
+        "anli_r2",
+        "anli_r3",
+        "gristmill_hans",
+        "wic",
+    ],
+    "small": [
+        "lambada_openai",
+        "gristmill_hellaswag",
+        "piqa",
+        "winogrande",
+        "arc_easy",
+        "arc_challenge",
+        "openbookqa",
+        "copa",
+        "boolq",
+        "blimp",
+    ],
+}
+
+
+def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) -> tuple[list[str], list[str]]:
+    """(tasks, what is said of those left out). Of a suite, tasks whose file is absent are left out; a task that is
+    named itself never is. index: lm-eval's, task name to entry."""
+    tasks: list[str] = []
+    said: list[str] = []
+    for name in names:
+        if name not in SUITES:
+            tasks.append(name)
+            continue
+        for member in SUITES[name]:
+            absent = absent_file(member, index, data)
+            if absent is None:
+                tasks.append(member)
+            else:
+                said.append(f"{member} of the suite {name} was left out: {absent}")
+    return list(dict.fromkeys(tasks)), said
+
+
+def absent_file(task: str, index: Mapping[str, Any], data: Path | None) -> str | None:
+    """The name of the task's file if it is not there. Paths are not told: they differ from machine to machine."""
+    config = index[task].cfg
+    first = index[config["task"][0]].cfg if isinstance(config["task"], list) else config
+    file = first["dataset_kwargs"]["file"]
+    try:
+        find(file, None if data is None else str(data))
+    except InputError:
+        return f"{file} is absent"
+    return None

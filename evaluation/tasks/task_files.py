@@ -1,0 +1,152 @@
+"""Task files of users, in lm-eval's own words. No code of theirs is run: a file may come from anybody.
+
+lm-eval runs whatever `!function` and `class` name, and loads metrics and data sets that are Python files. All these are
+refused here; templates run in jinja2's sandbox (see `sandboxed`)."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lm_eval.utils
+import yaml
+from jinja2 import BaseLoader, StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from lm_eval.api.registry import aggregation_registry, get_metric, metric_registry
+
+from gristmill.evaluation.tasks.loaders import load
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.strict_yaml import read_yaml
+
+TASK_FOLDER = Path(__file__).parent
+SUFFIXES = (".yaml", ".yml")
+READERS = ("csv", "json", "parquet", "text")  # of `datasets`: none of them runs or unpickles what it reads
+LOADER = "gristmill.evaluation.tasks.loaders.load"
+CODE = "can run code, and no code of a task file is run: write it as a template ({{...}}), or run the task with lm-eval"
+
+
+def is_task_file(name: str) -> bool:
+    return name.endswith(SUFFIXES)
+
+
+def read_task_file(path: Path, download: bool = False) -> dict[str, Any]:
+    """The config of a task or group, what it includes filled in.
+
+    A task whose dataset_kwargs name a `file` reads it as ours do, below the data folder. Raises InputError if there is
+    no such file, RecipeError on what is not a task or would run code."""
+    config = _read(path, ())
+    if not isinstance(config.get("task", config.get("group")), str | list):
+        raise RecipeError(f"{path}: names no `task` (nor `group`); a task file of lm-eval has one")
+    for member in [config, *(each for each in _list(config.get("task")) if isinstance(each, dict))]:
+        _check(path, member, download)
+        if "file" in member.get("dataset_kwargs", {}) and "dataset_path" not in member:
+            member["custom_dataset"] = load
+    return config
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.expanduser().resolve()
+    if path in seen:
+        raise RecipeError(f"{path}: includes itself; take the `include` out")
+    if not path.is_file():
+        raise InputError(f"{path}: no such task file; name a YAML file, or a task by its name")
+    config = _ours(path) if path.is_relative_to(TASK_FOLDER) else _theirs(path)
+    merged: dict[str, Any] = {}
+    for name in _list(config.pop("include", [])):
+        beside = path.parent / str(name)
+        merged |= _read(beside if beside.is_file() else TASK_FOLDER / str(name), (*seen, path))
+    return merged | config
+
+
+def _theirs(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: not readable ({error.strerror}); check its permissions") from error
+    try:
+        config = read_yaml(content, str(path)).value
+    except RecipeError as error:
+        if b"!function" in content:
+            raise RecipeError(f"{path}: !function {CODE}") from error
+        raise
+    if not isinstance(config, dict):
+        raise RecipeError(f"{path}: holds no fields; a task file of lm-eval is a YAML object")
+    return config
+
+
+class _OurLoader(yaml.SafeLoader):
+    """Reads the files of this repository, in which `!function` names our one loader."""
+
+
+_OurLoader.add_constructor("!function", lambda loader, node: {LOADER: load}[loader.construct_scalar(node)])
+
+
+def _ours(path: Path) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.load(path.read_text("utf-8"), _OurLoader)
+    return config
+
+
+def _check(path: Path, config: Mapping[str, Any], download: bool) -> None:
+    for name in ("class", "use_prompt", "unsafe_code"):
+        if config.get(name):
+            raise RecipeError(f"{path}: {name} {CODE}")
+    get_metric("acc")  # fills the registry
+    for number, metric in enumerate(_list(config.get("metric_list"))):
+        name = metric.get("metric") if isinstance(metric, dict) else metric
+        if not isinstance(metric, dict) or name not in metric_registry or metric.get("hf_evaluate"):
+            raise RecipeError(
+                f"{path}: metric_list.{number}: {name!r} is no metric of lm-eval's own; there are "
+                f"{', '.join(sorted(metric_registry))}"
+            )
+        aggregation = metric.get("aggregation", "mean")
+        if aggregation not in aggregation_registry:
+            raise RecipeError(
+                f"{path}: metric_list.{number}: no aggregation {aggregation!r}; there are "
+                f"{', '.join(sorted(aggregation_registry))}"
+            )
+    if not isinstance(config.get("dataset_kwargs", {}), dict):
+        raise RecipeError(f"{path}: dataset_kwargs: holds no fields; give it names and values")
+    source = config.get("dataset_path")
+    if source is None or source in READERS:
+        return
+    if not download or Path(str(source)).exists():
+        raise RecipeError(
+            f"{path}: dataset_path: {source!r} is not read; name one of {', '.join(READERS)} with "
+            "dataset_kwargs.data_files, or allow the data hub with --download"
+        )
+
+
+def task_files_below(folder: Path, download: bool = False) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """(config by name of every task file below a folder, what is wrong with those that are not to be used).
+
+    Files that name no task are for others to include, and passed over."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name one that holds task files (*.yaml)")
+    found: dict[str, dict[str, Any]] = {}
+    wrong: list[str] = []
+    for path in sorted(path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}")):
+        try:
+            config = _read(path, ())
+            if "task" in config or "group" in config:
+                config = read_task_file(path, download)
+                found[config.get("group", config.get("task"))] = config
+        except (InputError, RecipeError) as error:
+            wrong.append(str(error))
+    return found, wrong
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+@contextmanager
+def sandboxed() -> Iterator[None]:
+    """While this holds, templates of tasks reach nothing but their document."""
+    before = lm_eval.utils.env
+    inside = ImmutableSandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+    inside.filters.update(before.filters)
+    lm_eval.utils.env = inside
+    try:
+        yield
+    finally:
+        lm_eval.utils.env = before

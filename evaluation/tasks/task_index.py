@@ -1,0 +1,87 @@
+"""Which tasks there are, by name: ours, those of the user's files, and lm-eval's own where downloading is allowed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Entry, Kind, TaskIndex
+
+from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
+from gristmill.evaluation.tasks.suites import SUITES, absent_file
+from gristmill.evaluation.tasks.task_files import TASK_FOLDER, is_task_file, read_task_file, task_files_below
+from gristmill.foundation.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class TaskSources:
+    """Where tasks come from. data: the folder below which their files stand. download: lm-eval's own tasks too, which
+    read from the data hub. include_path: a folder of task files, whose names go before ours."""
+
+    data: Path | None = None
+    download: bool = False
+    include_path: Path | None = None
+
+
+@dataclass
+class KnownTasks:
+    """manager: lm-eval's, with all of them in its index. asked: the names asked for. notes: what a reader must know.
+    wrong: what is wrong with files of the included folder."""
+
+    manager: TaskManager
+    asked: list[str]
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def require(self, download: bool) -> None:
+        """Raises RecipeError that names the nearest task, and every file that could not be used."""
+        known = [*self.manager.task_index, *SUITES, *HELD_OUT_TASKS]
+        for name in self.asked:
+            if name not in known:
+                near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                hint = "" if download else "; lm-eval's own tasks are known where downloading is allowed (--download)"
+                raise RecipeError("; ".join([f"no task {name!r}; the nearest is {near!r}{hint}", *self.wrong]))
+
+
+def task_manager(data: Path | None, download: bool) -> TaskManager:
+    """lm-eval's, with our tasks. With `download` a task that both have is ours where its file is there."""
+    stated = {"data": None if data is None else str(data)}
+    if not download:
+        return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=stated)
+    manager = TaskManager(include_defaults=True, metadata=stated)
+    ours = TaskIndex.build([TASK_FOLDER])
+    for name, entry in ours.items():
+        if name not in manager.task_index or absent_file(name, ours, data) is None:
+            manager.task_index[name] = entry
+    return manager
+
+
+def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
+    """names: of tasks and suites, or paths of task files. Raises InputError or RecipeError on a file that is asked for
+    and cannot be used."""
+    known = KnownTasks(task_manager(sources.data, sources.download), [])
+    if sources.include_path is not None:
+        found, known.wrong = task_files_below(sources.include_path, sources.download)
+        for name, config in found.items():
+            _add(known, name, config)
+    for name in names:
+        if is_task_file(name):
+            config = read_task_file(Path(name), sources.download)
+            name = config.get("group", config.get("task"))
+            _add(known, name, config)
+        known.asked.append(name)
+    return known
+
+
+def _add(known: KnownTasks, name: str, config: Mapping[str, Any]) -> None:
+    index = known.manager.task_index
+    entry = TaskIndex.entry_from_config(dict(config))
+    assert entry is not None
+    if name in index:
+        known.notes.append(f"{name} is the user's task of that name, not the one that comes with gristmill or lm-eval")
+    index[name] = entry
+    tags = config.get("tag") or []
+    for tag in [tags] if isinstance(tags, str) else tags:
+        index.setdefault(tag, Entry(name=tag, kind=Kind.TAG, yaml_path=None)).tags.add(name)

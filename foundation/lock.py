@@ -1,0 +1,84 @@
+"""A lock pins raw inputs by digest: the same recipe reads the same bytes a year later, or says which file differs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.foundation.canonical_json import digested_json, fingerprint, read_digested_json
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import digest_changes, write_atomic
+
+LOCK_NAME = "lock.json"
+
+
+class RawFile(Config):
+    """One raw input. `name` is what people call it (a path as the recipe gives it, a module of the interpreter); the
+    digest is its identity. Of files with equal digests in one source, `copy_index` tells the second from the first."""
+
+    name: str
+    bytes: int
+    sha256: str
+    copy_index: int = 0
+
+
+class LockedSource(Config):
+    """request: the part of the source's config that decides which files are read."""
+
+    name: str
+    request: dict[str, Any]
+    files: tuple[RawFile, ...]
+
+
+class Lock(Config):
+    sources: tuple[LockedSource, ...]
+
+    def source(self, name: str) -> LockedSource:
+        """Raises InputError if the lock pins no such source."""
+        for source in self.sources:
+            if source.name == name:
+                return source
+        raise InputError(
+            f"{LOCK_NAME}: pins no source {name!r}; run `gristmill run` to pin the recipe's raw files anew"
+        )
+
+    def identity(self) -> dict[str, str]:
+        """Source name -> fingerprint of what its files hold; their names and places do not count."""
+        return {
+            source.name: fingerprint([[file.sha256, file.copy_index] for file in source.files])
+            for source in self.sources
+        }
+
+
+def in_canonical_order(files: Sequence[RawFile]) -> tuple[RawFile, ...]:
+    """Sorted by digest, equal ones by name and numbered: the order on disk and the paths leave no trace.
+
+    [("b", d1), ("a", d1), ("c", d0)] -> [("c", d0, 0), ("a", d1, 0), ("b", d1, 1)]"""
+    ordered = sorted(files, key=lambda file: (file.sha256, file.name))
+    numbered: list[RawFile] = []
+    for file in ordered:
+        same = numbered and numbered[-1].sha256 == file.sha256
+        index = numbered[-1].copy_index + 1 if same else 0
+        numbered.append(RawFile(name=file.name, bytes=file.bytes, sha256=file.sha256, copy_index=index))
+    return tuple(numbered)
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    write_atomic(path, digested_json(lock.model_dump(mode="json")))
+
+
+def read_lock(path: Path) -> Lock | None:
+    """None if there is no lock yet. Raises InputError if there is one that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return Lock.model_validate(read_digested_json(path.read_bytes()))
+    except ValueError as error:
+        raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files anew") from error
+
+
+def lock_differences(pinned: LockedSource, found: LockedSource) -> list[str]:
+    """Each raw file that came, went or changed since the lock was written, in words."""
+    return digest_changes(
+        {file.name: file.sha256 for file in pinned.files}, {file.name: file.sha256 for file in found.files}
+    )

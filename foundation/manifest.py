@@ -1,0 +1,117 @@
+"""A manifest says what a folder holds and what it was made from. It is written last: a folder without one is rubble."""
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.foundation.canonical_json import digested_json, fingerprint, read_digested_json
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest, is_temporary, write_atomic
+
+MANIFEST_NAME = "manifest.json"
+LOG_FOLDER = "logs"  # times, rates and TensorBoard events: useful, different in every run, in no manifest
+CACHE_FOLDER = "cache"  # what can be made again from the other files: checks passed, tables; in no manifest either
+
+
+class Output(Config):
+    """One file of the folder; `path` is relative to it, with forward slashes."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(Config):
+    """fingerprint = hash(stage, code version, config, input fingerprints): never a path, a time or a worker count.
+
+    origin: what `reproduce` needs beyond that, the whole recipe and (for the stage that reads raw files) the lock."""
+
+    fingerprint: str
+    stage: str
+    code_version: int
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    libraries: dict[str, str]
+    facts: dict[str, Any]
+    origin: dict[str, Any]
+    outputs: tuple[Output, ...]
+
+
+def stage_fingerprint(stage: str, code_version: int, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    return fingerprint({"stage": stage, "code_version": code_version, "config": dict(config), "inputs": dict(inputs)})
+
+
+def write_manifest(
+    folder: Path,
+    stage: str,
+    code_version: int,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    facts: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    libraries: tuple[str, ...] = (),
+) -> Manifest:
+    """Digests every file below the folder (logs and cache apart) and writes the manifest; the folder is whole then."""
+    manifest = Manifest(
+        fingerprint=stage_fingerprint(stage, code_version, config, inputs),
+        stage=stage,
+        code_version=code_version,
+        config=dict(config),
+        inputs=dict(inputs),
+        libraries={"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in sorted(libraries)},
+        facts=dict(facts),
+        origin=dict(origin),
+        outputs=tuple(describe(folder, path) for path in output_files(folder)),
+    )
+    write_atomic(folder / MANIFEST_NAME, digested_json(manifest.model_dump(mode="json")))
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises InputError if the folder has no manifest, or one that cannot be read or is not as it was written."""
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise InputError(f"{folder}: no {MANIFEST_NAME}, so this folder is not whole; run the stage that makes it")
+    try:
+        return Manifest.model_validate(read_digested_json(path.read_bytes()))
+    except ValueError as error:
+        raise InputError(f"{path}: not a manifest ({error}); remove the folder and run its stage again") from error
+
+
+def output_files(folder: Path) -> list[Path]:
+    """Every file the manifest accounts for, in the order of their names."""
+    skipped = {folder / MANIFEST_NAME}
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path not in skipped
+        and not is_temporary(path)
+        and LOG_FOLDER not in path.relative_to(folder).parts[:-1]
+        and path.relative_to(folder).parts[0] != CACHE_FOLDER
+    )
+
+
+def describe(folder: Path, path: Path) -> Output:
+    return Output(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=file_digest(path))
+
+
+def differences(folder: Path, manifest: Manifest) -> list[str]:
+    """What `verify` prints: each file that is missing, extra or other than the manifest says. Empty if all is well."""
+    expected = {output.path: output for output in manifest.outputs}
+    present = {path.relative_to(folder).as_posix(): path for path in output_files(folder)}
+    found = [f"{folder / name}: missing" for name in sorted(expected.keys() - present.keys())]
+    found += [f"{folder / name}: not in the manifest" for name in sorted(present.keys() - expected.keys())]
+    for name in sorted(expected.keys() & present.keys()):
+        actual = describe(folder, present[name])
+        if actual.bytes != expected[name].bytes:
+            found.append(f"{folder / name}: {actual.bytes} bytes, the manifest says {expected[name].bytes}")
+        elif actual.sha256 != expected[name].sha256:
+            found.append(
+                f"{folder / name}: sha256 {actual.sha256[:16]}..., the manifest says {expected[name].sha256[:16]}..."
+            )
+    return found

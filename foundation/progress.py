@@ -1,0 +1,108 @@
+"""Progress of long work: a bar with rate and time left on a terminal, a line now and then in a log."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LOG_LINES = 10.0
+NO_WRAP_WIDTH = 100_000  # columns of a log or a pipe: lines and tables are as long as their text
+
+
+def plain_console(file: TextIO, quiet: bool = False) -> Console:
+    """A console that prints text as it is: `[bold]` and `:100:` in a message or a file's name stay what they are, and
+    lines are wrapped on a terminal only."""
+    width = None if file.isatty() else NO_WRAP_WIDTH
+    return Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+
+class ProgressMeter:
+    """Counts the done units of one piece of work. `advance` may be called as often as is convenient."""
+
+    def __init__(self, description: str, total: float, unit: str, console: Console):
+        self.description, self.total, self.unit, self.console = description, total, unit, console
+        self.done = 0.0
+        self.note = ""
+        self._started = self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=30),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=console,
+                transient=True,
+            )
+            self._bar.start()
+            self._bar_id = self._bar.add_task(description, total=total, rate="", note="")
+
+    def advance(self, amount: float = 1, note: str = "") -> None:
+        """Adds to the done units; `note` is a short live remark, such as the loss."""
+        self.done += amount
+        self.note = note or self.note
+        if self._bar is not None:
+            self._bar.update(self._bar_id, completed=self.done, rate=self._rate(), note=self.note)
+        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LOG_LINES:
+            self._last_line = time.monotonic()
+            self.console.print(f"{self.description}: {self._state()} {self.note}".rstrip())
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        seconds = time.monotonic() - self._started
+        self.console.print(
+            f"{self.description}: {_short(self.done)} {self.unit} in {seconds:.1f} s {self.note}".rstrip()
+        )
+
+    def _rate(self) -> str:
+        seconds = time.monotonic() - self._started
+        return f"{_short(self.done / seconds)} {self.unit}/s" if seconds > 0 else ""
+
+    def _state(self) -> str:
+        elapsed = time.monotonic() - self._started
+        left = elapsed * (self.total - self.done) / self.done if self.done else float("nan")
+        share = 100 * self.done / self.total if self.total else 100.0
+        so_far = f"{share:.0f} % ({_short(self.done)} of {_short(self.total)} {self.unit})"
+        return f"{so_far}, {self._rate()}, {left:.0f} s left"
+
+
+class Reporter:
+    """Hands out meters. A value that is passed to whoever works long; `Reporter.silent()` for tests and helpers."""
+
+    def __init__(self, console: Console):
+        self.console = console
+
+    @classmethod
+    def to_terminal(cls) -> "Reporter":
+        return cls(plain_console(sys.stderr))
+
+    @classmethod
+    def silent(cls) -> "Reporter":
+        return cls(plain_console(sys.stderr, quiet=True))
+
+    @contextmanager
+    def meter(self, description: str, total: float, unit: str = "it") -> Iterator[ProgressMeter]:
+        meter = ProgressMeter(description, total, unit, self.console)
+        try:
+            yield meter
+        finally:
+            meter.close()
+
+    def say(self, message: str) -> None:
+        """One line for the user, as it is."""
+        self.console.print(message)
+
+
+def _short(number: float) -> str:
+    """12345 -> '12.3k': three digits are enough to watch."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{suffix}"
+    return f"{number:.3g}"

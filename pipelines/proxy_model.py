@@ -1,0 +1,95 @@
+"""A small model that judges a tokenizer: how many bits a byte of unseen text costs when text is cut this way.
+
+Every candidate sees the same text, whatever number of tokens that is, and is scored per byte, so that vocabularies of
+any size compare. The model may be tiny: it ranks tokenizers, it is no end."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.proxy_model_config import ProxyConfig
+from gristmill.tokenizers.tokenizer import Tokenizer
+from gristmill.training.config import ModelConfig
+from gristmill.training.model.initialization import initialise
+from gristmill.training.model.transformer import Transformer
+
+
+def bits_per_byte(
+    tokenizer: Tokenizer, training: Sequence[str], held_out: Sequence[str], config: ProxyConfig, reporter: Reporter
+) -> float:
+    """Of the held-out text under a model trained on the training text, once. Same arguments, same number.
+
+    Raises InputError if there is too little text for one batch, or none held out."""
+    windows_NT = _windows(tokenizer, training, config.text_bytes, config.context)
+    held_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.context)
+    if len(windows_NT) < config.batch or not len(held_NT):
+        raise InputError(
+            f"{len(windows_NT)} windows to train on and {len(held_NT)} held out are too few for a proxy model; "
+            "give more text"
+        )
+    model = _fresh(config, tokenizer.vocab_size)
+    _fit(model, windows_NT, config, reporter)
+    nats = sum(
+        float(_loss(model, held_NT[at : at + config.batch], "sum")) for at in range(0, len(held_NT), config.batch)
+    )
+    num_bytes = sum(len(tokenizer.decode(window[1:].tolist()).encode()) for window in held_NT)
+    return nats / math.log(2) / num_bytes
+
+
+def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, context: int) -> torch.Tensor:
+    """int64[windows, context + 1], neighbours share a token; documents in a row, until `limit` bytes of text."""
+    ids: list[int] = [tokenizer.end_of_document]
+    taken = 0
+    for text in texts:
+        if taken >= limit:
+            break
+        taken += len(text.encode())
+        ids += [*tokenizer.encode(text), tokenizer.end_of_document]
+    count = (len(ids) - 1) // context
+    stream = np.array(ids[: count * context + 1], dtype=np.int64)
+    return (
+        torch.from_numpy(np.stack([stream[at * context : (at + 1) * context + 1] for at in range(count)]))
+        if (count)
+        else torch.empty((0, context + 1), dtype=torch.int64)
+    )
+
+
+def _fresh(config: ProxyConfig, vocab_size: int) -> Transformer:
+    shape = ModelConfig(
+        layers=config.layers, width=config.width, heads=config.heads, context=config.context, tied_embeddings=True
+    )
+    model = Transformer(shape, vocab_size)
+    initialise(model, config.seed, torch.device("cpu"), torch.float32)
+    return model
+
+
+def _fit(model: Transformer, windows_NT: torch.Tensor, config: ProxyConfig, reporter: Reporter) -> None:
+    """One pass in a keyed order: AdamW, a warm-up of a tenth, then cosine to a tenth."""
+    steps = len(windows_NT) // config.batch
+    order = Permutation(len(windows_NT), key_of(config.seed, "proxy")).whole()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
+    with reporter.meter("proxy model", steps, "steps") as meter:
+        for step in range(steps):
+            progress = step / steps
+            rate = min(1.0, 10 * (step + 1) / steps) * (0.55 + 0.45 * math.cos(math.pi * progress))
+            optimizer.param_groups[0]["lr"] = config.learning_rate * rate
+            loss = _loss(model, windows_NT[order[step * config.batch : (step + 1) * config.batch]], "mean")
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            meter.advance(1, f"loss {loss.item():.3f}")
+
+
+def _loss(model: Transformer, windows_BT: torch.Tensor, reduction: str) -> torch.Tensor:
+    with torch.set_grad_enabled(reduction == "mean"):
+        logits_BTV = model(windows_BT[:, :-1])
+        return functional.cross_entropy(
+            logits_BTV.flatten(0, 1).float(), windows_BT[:, 1:].flatten(), reduction=reduction
+        )

@@ -1,0 +1,60 @@
+"""Raw files: found, digested, and held to the lock."""
+
+from pathlib import Path
+
+from gristmill.data_pipeline.annotate.list_file import lock_lists
+from gristmill.data_pipeline.readers.resolve import resolve
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import (
+    LOCK_NAME,
+    Lock,
+    LockedSource,
+    lock_differences,
+    read_lock,
+    write_lock,
+)
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.config import Recipe
+
+NAMED_AT_MOST = 5
+
+
+def pin(
+    recipe: Recipe, workdir: Path, reporter: Reporter, workers: int = 1, update: bool = False, write: bool = True
+) -> Lock:
+    """The lock of the recipe's sources, checked against the raw files as they are now.
+
+    Raises InputError, which names the files, if one differs from the lock in the work folder and `update` is not set.
+    A source whose request changed in the recipe is pinned anew without asking."""
+    path = workdir / LOCK_NAME
+    before = read_lock(path)
+    engine = LocalEngine(workers, reporter)
+    sources = [_pin_source(source, engine) for source in recipe.sources]
+    lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists)))
+    if before is not None and not update:
+        for found in lock.sources:
+            pinned = next((each for each in before.sources if each.name == found.name), None)
+            if pinned is not None and pinned.request == found.request:
+                _hold(path, pinned, found)
+    if write and lock != before:
+        write_lock(path, lock)
+    return lock
+
+
+def _pin_source(source: SourceConfig, engine: LocalEngine) -> LockedSource:
+    found = resolve(source, engine)
+    return LockedSource(name=found.name, request=found.request | {"paths": list(source.paths)}, files=found.files)
+
+
+def _hold(path: Path, pinned: LockedSource, found: LockedSource) -> None:
+    differing = lock_differences(pinned, found)
+    if differing:
+        more = f"\n  and {len(differing) - NAMED_AT_MOST} more" if len(differing) > NAMED_AT_MOST else ""
+        raise InputError(
+            f"source {found.name}: {len(differing)} raw files are not as {path} pins them:\n  "
+            + "\n  ".join(differing[:NAMED_AT_MOST])
+            + more
+            + "\nput them back, or accept them with --update-lock"
+        )

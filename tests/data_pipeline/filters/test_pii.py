@@ -1,0 +1,57 @@
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.filters.pii import PiiConfig, count_pii, is_public_ip, pii_rules, replace_pii
+from gristmill.data_pipeline.readers.source import SourceConfig
+from tests.support.corpora import prose, run_curate, write_jsonl
+
+ALL = PiiConfig(phone="replace")
+
+
+def test_addresses_are_replaced():
+    assert replace_pii("mail a.b+c@mail.example.org, or 8.8.8.8.", PiiConfig()) == (
+        "mail email@example.com, or 192.0.2.1.",
+        2,
+    )
+    assert replace_pii("a@b and @name and x@y.z1", PiiConfig()) == ("a@b and @name and x@y.z1", 0)
+
+
+def test_addresses_that_name_no_one_stay():
+    for address in ("10.0.0.1", "192.168.1.7", "127.0.0.1", "0.0.0.0", "192.0.2.1", "256.1.1.1", "1.2.3.4.5"):
+        assert replace_pii(f"host {address} up", PiiConfig())[1] == 0
+    assert is_public_ip("93.184.216.34") and not is_public_ip("172.16.0.1")
+
+
+def test_phone_numbers_are_replaced_when_asked_for():
+    for number in ("+49 30 1234 5678", "(212) 555-0199 12", "212-555-0199"):
+        assert replace_pii(f"call {number} now", ALL) == ("call +1-555-0100 now", 1)
+    for other in ("2024-11-20", "1234567890", "3.14159", "0.5-1.5", "10 000 000"):
+        assert replace_pii(f"on {other} we", ALL)[1] == 0
+    assert replace_pii("call 212-555-0199", PiiConfig())[1] == 0
+
+
+def test_doing_it_twice_changes_nothing():
+    once, count = replace_pii("a@b.org 8.8.8.8 212-555-0199", ALL)
+    assert count == 3 and replace_pii(once, PiiConfig(email="keep"))[1] == 0
+
+
+def test_the_corpus_is_written_without_them(tmp_path):
+    texts = [f"{prose(k)}\nWrite to reader{k}@mill.org today." for k in range(6)]
+    write_jsonl(tmp_path / "s.jsonl", [{"text": text} for text in texts])
+    source = SourceConfig(name="s", format="jsonl", paths=(str(tmp_path / "s.jsonl"),))
+    counts = run_curate([source], tmp_path, pii=PiiConfig())["sources"]["s"]
+    assert counts["read"]["documents"] == 6
+    for split in ("train", "validation", "test"):
+        documents = pq.read_table(tmp_path / f"curate/documents/{split}/s-00000.parquet").column("text").to_pylist()
+        assert all("Write to email@example.com today." in text for text in documents)
+        replaced = (
+            pq.read_table(tmp_path / f"curate/signals/{split}/s-00000.parquet").column("pii_replaced").to_pylist()
+        )
+        assert replaced == [1] * len(documents)
+
+
+def test_places_are_counted_as_they_would_be_replaced():
+    text = "a@b.org, 8.8.8.8, 10.0.0.1, 212-555-0199 and email@example.com"
+    assert [count_pii(text, kind) for kind in ("email", "ip", "phone")] == [1, 1, 1]
+    assert PiiConfig(ip="drop", phone="drop").dropped == ("ip", "phone")
+    assert replace_pii(text, PiiConfig(email="drop", ip="drop"))[1] == 0
+    assert [rule.label for rule in pii_rules(PiiConfig(phone="drop"))] == ["pii.phone"] and pii_rules(None) == ()

@@ -1,0 +1,344 @@
+"""Curation with the steps that rewrite texts: what is cut, dropped or split, and what is said of it."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from gristmill.data_pipeline.corpus.document_history import why
+from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.decontamination.benchmark import Example
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.errors import InputError
+from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl
+
+NOTICE = "By reading on you accept that this page may keep a cookie on your machine for as long as it likes."
+PASSAGE = " ".join(prose(900, 60).split())  # 340 characters that two documents share
+QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter?"
+SPANS = {"unit": "paragraph", "least_count": 2}
+FILTERS = ({"gopher_quality": {"min_words": 5, "min_stop_words": 0}},)
+
+
+def source(folder: Path, name: str = "books", **settings) -> SourceConfig:
+    return SourceConfig(name=name, format="jsonl", paths=(str(folder / f"{name}*.jsonl"),), **settings)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> SourceConfig:
+    """0 to 29 clean; 30, 31 end in a notice, which all of 32 is; 33, 34 share a passage; a question stands in 35
+    (long around it), 36 (short) and, eleven times, in 37."""
+    texts = [prose(k) for k in range(30)]
+    texts += [f"{prose(30, 150)}\n\n{NOTICE}", f"{prose(31)}\n\n{NOTICE}", NOTICE]
+    texts += [f"{prose(33, 200)} {PASSAGE} {prose(133)}", f"{prose(34)} {PASSAGE}"]
+    texts += [f"{prose(35)} {QUESTION} {prose(135)}", f"Well. {QUESTION} Yes."]
+    texts += ["".join(f"{prose(200 + k)} {QUESTION} " for k in range(12))]
+    write_jsonl(tmp_path / "books.jsonl", [{"text": text, "shelf": k} for k, text in enumerate(texts)])
+    write_jsonl(tmp_path / "rivers.jsonl", [{"id": "r7", "question": QUESTION, "choices": ["the Arl", "none"]}])
+    return source(tmp_path)
+
+
+def steps(folder: Path, **changed) -> dict:
+    benchmark = {"name": "rivers", "paths": [str(folder / "rivers.jsonl")], "fields": ["question"], "id_field": "id"}
+    return {
+        "filters": FILTERS,
+        "span_dedup": [SPANS],
+        "substring_dedup": {"least_bytes": 200},
+        "decontaminate": {"benchmarks": [benchmark], "margin": 10, "common": 100, **changed},
+    }
+
+
+def ledger_of(folder: Path) -> dict[int, dict]:
+    rows = pq.read_table(folder / "curate/ledger/books-00000.parquet").to_pylist()
+    return {row["record"]: row for row in rows}
+
+
+def documents_of(folder: Path) -> dict[str, dict]:
+    paths = sorted((folder / "curate/documents").glob("*/books-*.parquet"))
+    return {row["doc_id"]: row for path in paths for row in pq.read_table(path).to_pylist()}
+
+
+def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
+    counts = run_curate([books], tmp_path, **steps(tmp_path))["sources"]["books"]
+    assert {name: entry["documents"] for name, entry in counts["removed"].items()} == {
+        "paragraph_dedup": 1,
+        "decontaminate": 2,
+    }
+    assert {name: (entry["documents"], entry["spans"]) for name, entry in counts["cut"].items()} == {
+        "paragraph_dedup": (1, 1),
+        "substring_dedup": (1, 1),
+        "decontaminate": (1, 1),
+    }
+    assert counts["pieces"] == 1
+    rows, documents = ledger_of(tmp_path), documents_of(tmp_path)
+    assert len(rows) == 38 and sum(entry["documents"] for entry in counts["kept"].values()) == len(documents) == 36
+    assert sum(len(row["text"].encode()) for row in documents.values()) == sum(
+        entry["bytes"] for entry in counts["kept"].values()
+    )
+    (cut,) = rows[31]["cuts"]  # document 30 is longer, so the notice stays there
+    assert (cut["rule"], cut["kept_in"]) == ("paragraph_dedup.least_count", rows[30]["doc_id"])
+    assert (prose(31) + "\n\n" + NOTICE)[cut["start"] :] == NOTICE == (cut["excerpt"] + NOTICE[80:])
+    assert documents[rows[31]["doc_id"]]["text"].strip() == prose(31)
+    assert (rows[32]["step"], rows[32]["rule"]) == ("paragraph_dedup", "paragraph_dedup.nothing_left")
+    (cut,) = rows[34]["cuts"]
+    assert (cut["rule"], cut["kept_in"]) == ("substring_dedup.remove", rows[33]["doc_id"])
+    assert PASSAGE not in documents[rows[34]["doc_id"]]["text"]
+    assert PASSAGE in documents[rows[33]["doc_id"]]["text"]
+
+
+def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
+    run_curate([books], tmp_path, **steps(tmp_path))
+    rows, documents = ledger_of(tmp_path), documents_of(tmp_path)
+    split = rows[35]
+    pieces = [documents[doc_id] for doc_id in split["pieces"]]
+    assert split["fate"] == "kept" and split["doc_id"] not in documents and len(pieces) == 2
+    assert [orjson.loads(piece["metadata"]) for piece in pieces] == [
+        {"parent_id": split["doc_id"], "piece": number, "shelf": 35} for number in (0, 1)
+    ]
+    assert all("rivers" not in piece["text"] and len(piece["text"]) >= 200 for piece in pieces)
+    found = {"benchmark": "rivers", "example": "r7", "field": "question", "kind": "verbatim", "matched": 7, "of": 7}
+    assert split["contamination"] == rows[36]["contamination"] == [found]
+    (cut,) = split["cuts"]
+    assert (cut["rule"], cut["benchmark"], cut["example"]) == ("decontaminate.split", "rivers", "r7")
+    assert (rows[36]["rule"], rows[36]["threshold"]) == ("decontaminate.shortest_piece", 200)
+    assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.most_pieces", 12, 10)
+    report = orjson.loads((tmp_path / "curate/decontamination/report.json").read_bytes())["rivers"]
+    assert (report["examples"], report["verbatim"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
+    fates = {35: "split", 36: "dropped", 37: "dropped"}
+    (question,) = (tmp_path / "curate/decontamination/questions.jsonl").read_text().splitlines()
+    assert orjson.loads(question) == {
+        "benchmark": "rivers",
+        "example": "r7",
+        "kind": "verbatim",
+        "fields": {"question": "verbatim"},
+        "documents": sorted(
+            ({"doc_id": rows[k]["doc_id"], "kind": "verbatim", "fate": fate} for k, fate in fates.items()),
+            key=lambda row: row["doc_id"],
+        ),
+    }
+    assert "| rivers | 1 |" in (tmp_path / "curate/decontamination/report.md").read_text()
+
+
+def test_signals_are_of_the_text_that_is_left(books, tmp_path):
+    run_curate([books], tmp_path, **steps(tmp_path))
+    documents = documents_of(tmp_path)
+    signals = {
+        row["doc_id"]: row
+        for path in sorted((tmp_path / "curate/signals").glob("*/books-*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    }
+    assert signals.keys() == documents.keys()
+    for doc_id, row in documents.items():
+        assert signals[doc_id]["num_chars"] == len(row["text"])
+        assert signals[doc_id]["num_words"] >= 1 and signals[doc_id]["detected_language"] == "en"
+
+
+def test_pieces_of_one_document_stand_on_one_side(books, tmp_path):
+    splits = {"validation": 0.3, "test": 0.3}
+    run_curate([books], tmp_path, splits=splits, **steps(tmp_path))
+    sides = {
+        doc_id: path.parent.name
+        for path in sorted((tmp_path / "curate/documents").glob("*/books-*.parquet"))
+        for doc_id in pq.read_table(path).column("doc_id").to_pylist()
+    }
+    assert len(set(sides.values())) == 3
+    for row in ledger_of(tmp_path).values():
+        if row["fate"] == "kept":
+            assert {sides[doc_id] for doc_id in row["pieces"] or [row["doc_id"]]} == {row["split"]}
+
+
+def test_why_tells_of_cuts_and_pieces(books, tmp_path):
+    run_curate([books], tmp_path, **steps(tmp_path))
+    rows = ledger_of(tmp_path)
+    told = {k: [(event.step, event.outcome) for event in why(rows[k]["doc_id"], tmp_path)] for k in (31, 32, 35, 36)}
+    assert ("paragraph_dedup.least_count", f"cut 1 spans, {len(NOTICE)} characters") in told[31]
+    assert told[32][-1] == ("paragraph_dedup", "removed")
+    assert told[35][-3] == ("decontamination", "1 benchmark texts found")
+    assert [step for step, _ in told[35][-2:]] == ["split", "split"]  # each piece has its place
+    assert told[36][-2:] == [("decontamination", "1 benchmark texts found"), ("decontaminate", "removed")]
+    life = why(rows[35]["pieces"][1], tmp_path)
+    assert (life[0].step, life[0].outcome) == ("piece", f"number 2 of 2 of {rows[35]['doc_id']}")
+    assert life[-1].step == "split" and life[-1].lines[0] == f"piece {rows[35]['pieces'][1]}"
+
+
+@pytest.mark.parametrize(("policy", "removed"), [("drop", 3), ("annotate", 0)])
+def test_drop_and_annotate(books, tmp_path, policy, removed):
+    settings = steps(tmp_path, policy=policy) | {"substring_dedup": {"least_bytes": 200, "policy": policy}}
+    if policy == "drop":
+        settings["substring_dedup"]["drop_share"] = 0.3
+    counts = run_curate([books], tmp_path, **settings)["sources"]["books"]
+    assert counts["removed"].get("decontaminate", {"documents": 0})["documents"] == removed
+    assert counts["cut"].keys() == {"paragraph_dedup"} and counts["pieces"] == 0
+    rows = ledger_of(tmp_path)
+    assert rows[34]["cuts"][0]["rule"] == f"substring_dedup.{policy}"
+    assert rows[34]["fate"] == ("removed" if policy == "drop" else "kept")
+    assert rows[35]["contamination"] and not rows[35]["pieces"]
+
+
+def test_scores_edits_and_personal_data_go_with_what_is_left(tmp_path):
+    """A filter that edits, a classifier and replaced addresses, with and without a step that cuts."""
+    note = "This copy was made for the readers of the valley library, who may lend it to friends and to neighbours."
+    good = [f"{prose(k)}\n{note} Write to miller{k}@mill.example for more." for k in range(40)]
+    good += [f"{prose(k)}\n{note}" for k in range(40, 44)]
+    write_jsonl(tmp_path / "books.jsonl", [{"text": text} for text in good])
+    write_jsonl(tmp_path / "web.jsonl", [{"text": prose(500 + k).replace("the", "buy now")} for k in range(40)])
+    settings = {
+        "filters": ({"c4": {"min_sentences": 1}},),
+        "quality": {
+            "positive": ("books",),
+            "negative": ("web",),
+            "apply_to": ("books",),
+            "keep": "all",
+            "features": 4096,
+        },
+        "pii": {"email": "replace"},
+        "near_dedup": None,
+    }
+    sources = [source(tmp_path), source(tmp_path, "web")]
+    counts = run_curate(sources, tmp_path / "plain", **settings)["sources"]["books"]
+    run_curate(sources, tmp_path / "cut", **settings, span_dedup={"unit": "line", "least_characters": 90})
+
+    def signals(folder: Path) -> dict[str, dict]:
+        paths = sorted((folder / "curate/signals").glob("*/books-*.parquet"))
+        return {row["doc_id"]: row for path in paths for row in pq.read_table(path).to_pylist()}
+
+    assert counts["kept"] and len({row["quality_score"] for row in signals(tmp_path / "plain").values()}) > 20
+    plain, cut = signals(tmp_path / "plain"), signals(tmp_path / "cut")
+    assert plain.keys() == cut.keys()
+    shorter = [doc_id for doc_id in plain if cut[doc_id]["num_chars"] < plain[doc_id]["num_chars"]]
+    assert len(shorter) == 3  # of the four equal notes the first stays
+    for doc_id in plain:
+        for column in ("quality_score", "before_c4_num_chars", "pii_replaced"):
+            assert plain[doc_id][column] == cut[doc_id][column]
+
+
+def test_texts_of_tasks_are_handed_in(books, tmp_path):
+    from gristmill.data_pipeline.readers.resolve import resolve
+    from gristmill.data_pipeline.run_curation import curate
+    from gristmill.foundation.engine.local import LocalEngine
+    from gristmill.foundation.lock import Lock
+    from gristmill.foundation.progress import Reporter
+
+    engine = LocalEngine(1, Reporter.silent())
+    config = CurateConfig(filters=FILTERS, decontaminate={"tasks": ["rivers"], "policy": "annotate"})
+    lock = Lock(sources=(resolve(books, engine),))
+    examples = [Example("rivers", "0", "question", QUESTION)]
+    curate([books], config, 1, lock, tmp_path / "curate", tmp_path / "cache", engine, examples)
+    assert ledger_of(tmp_path)[35]["contamination"][0]["example"] == "0"
+
+
+def test_workers_shards_and_parts_change_no_byte(books, tmp_path, monkeypatch):
+    for workers in (1, 2):
+        run_curate([books], tmp_path / str(workers), workers=workers, shard_bytes=10_000, **steps(tmp_path))
+    monkeypatch.setattr("gristmill.data_pipeline.annotate.annotate.LEAST_PART_BYTES", 4_000)
+    run_curate([books], tmp_path / "cut", shard_bytes=10_000, **steps(tmp_path))
+    assert len(list((tmp_path / "cut/cache/annotated").glob("*.parquet"))) > 4
+    whole = tree_digests(tmp_path / "1/curate")
+    assert tree_digests(tmp_path / "2/curate") == tree_digests(tmp_path / "cut/curate") == whole
+    assert "decontamination/report.json" in whole
+
+
+KILLED_AT = ("buckets-003.npy", "verified-00000.npy", "pieces-00000.npy", "repeats-00000.parquet", "part-00000.parquet")
+KILLED_AT += ("found-00000.npy", "part-00000.pieces.parquet", "report.md")
+
+
+def curate_and_die(source_json: str, folder: str, settings: dict, name: str) -> None:
+    """Curates in a process of its own, which kills itself as it writes the file of this name."""
+    from gristmill.foundation import files
+
+    written = files.sync
+
+    def die(path: Path) -> None:
+        if path.name.startswith(f".{name}."):
+            os.kill(os.getpid(), signal.SIGKILL)
+        written(path)
+
+    files.sync = die
+    run_curate([SourceConfig.model_validate_json(source_json)], Path(folder), **settings)
+
+
+def test_killed_in_the_middle_of_each_step_and_run_again_gives_the_same_bytes(books, tmp_path):
+    settings = steps(tmp_path)
+    write_jsonl(tmp_path / "books2.jsonl", [{"text": f"{prose(k)} And a last word."} for k in range(3)])
+    run_curate([books], tmp_path / "whole", **settings)
+    server = multiprocessing.get_context("forkserver")  # one process imports, each run is a fork of it
+    server.set_forkserver_preload(["tests.data_pipeline.test_rewriting"])
+    for name in KILLED_AT:
+        arguments = (books.model_dump_json(), str(tmp_path / "killed"), settings, name)
+        process = server.Process(target=curate_and_die, args=arguments)
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, name
+    assert list((tmp_path / "killed/cache/dedup").iterdir())
+    run_curate([books], tmp_path / "killed", **settings)
+    found = tree_digests(tmp_path / "killed/curate")
+    assert {name: d for name, d in found.items() if not name.endswith(".tmp")} == tree_digests(
+        tmp_path / "whole/curate"
+    )
+
+
+def test_damaged_intermediate_files_are_made_again(books, tmp_path):
+    """A byte of every file of the cache and of the half-done folder is another after a kill: the bytes are the same."""
+    settings = steps(tmp_path)
+    run_curate([books], tmp_path / "whole", **settings)
+    server = multiprocessing.get_context("forkserver")
+    arguments = (books.model_dump_json(), str(tmp_path / "killed"), settings, "report.md")
+    process = server.Process(target=curate_and_die, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    damaged = [p for p in sorted((tmp_path / "killed").rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    assert len(damaged) > 20
+    for path in damaged:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2 : len(content) // 2 + 1] = b"" if len(content) % 2 else b"~"
+        path.write_bytes(content)
+    run_curate([books], tmp_path / "killed", **settings)
+    found = tree_digests(tmp_path / "killed/curate")
+    assert {name: d for name, d in found.items() if not name.endswith(".tmp")} == tree_digests(
+        tmp_path / "whole/curate"
+    )
+
+
+def test_a_protected_corpus_takes_from_the_new_one_and_loses_nothing(tmp_path):
+    write_jsonl(tmp_path / "old.jsonl", [{"text": prose(k)} for k in range(20)])
+    write_jsonl(tmp_path / "new.jsonl", [{"text": prose(k) + " And a last word."} for k in range(10, 40)])
+    keeping = {"bands": 20, "rows": 6, "keep_signatures": True}
+    run_curate([source(tmp_path, "old")], tmp_path / "one", near_dedup=keeping)
+    before = tree_digests(tmp_path / "one/curate")
+    protecting = {**keeping, "protected": [str(tmp_path / "one")]}
+    counts = run_curate([source(tmp_path, "new")], tmp_path / "two", near_dedup=protecting)["sources"]["new"]
+    assert counts["removed"]["near_dedup"]["documents"] == 10
+    assert tree_digests(tmp_path / "one/curate") == before
+    ids = {
+        i
+        for path in (tmp_path / "one/curate/documents").glob("*/*.parquet")
+        for i in pq.read_table(path).column("doc_id").to_pylist()
+    }
+    rows = pq.read_table(tmp_path / "two/curate/ledger/new-00000.parquet").to_pylist()
+    assert {row["duplicate_of"] for row in rows if row["fate"] == "removed"} <= ids
+
+
+def test_what_is_wrong_is_said_before_work_starts(books, tmp_path):
+    (tmp_path / "wrong.jsonl").write_text('{"query": "x"}\n')
+    wrong = {"name": "wrong", "paths": [str(tmp_path / "wrong.jsonl")], "fields": ["question"]}
+    with pytest.raises(InputError, match=r"wrong.jsonl:1: no field 'question'; fields are \['query'\]"):
+        run_curate([books], tmp_path, decontaminate={"benchmarks": [wrong]})
+    with pytest.raises(InputError, match="no signature store"):
+        run_curate([books], tmp_path, near_dedup={"protected": [str(tmp_path)]})
+    run_curate([books], tmp_path / "one", near_dedup={"ngram": 3, "keep_signatures": True})
+    with pytest.raises(InputError, match="signatures with ngram=3, but 5 is wanted"):
+        run_curate([books], tmp_path, near_dedup={"protected": [str(tmp_path / "one")]})
+    assert not (tmp_path / "cache").exists()
+    for settings, said in (
+        ({"near_dedup": {"threshold": 1.5}}, "less than or equal to 1"),
+        ({"near_dedup": {"bands": 9, "rows": 13, "hashes": 128}}, "does not divide hashes=128; try hashes=117"),
+        ({"span_dedup": [SPANS, SPANS]}, "names 'paragraph' twice"),
+        ({"decontaminate": {}}, "no benchmarks and no tasks are named"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            CurateConfig(**settings)

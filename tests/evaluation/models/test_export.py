@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from gristmill.evaluation.commands import generate_text
+from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
+from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
+from gristmill.evaluation.models.load import load_for_evaluation
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.manifest import write_manifest
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.checkpoint import load_model
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokenizer_folder, family):
+    checkpoint = random_checkpoint(family)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
+    before = load_for_evaluation(checkpoint, None, EvaluateConfig())
+    after = load_for_evaluation(imported, None, EvaluateConfig())
+    tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(before.backbone.model(tokens), after.backbone.model(tokens))
+    assert before.codec.fingerprint == after.codec.fingerprint
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_a_checkpoint_of_pool_leaves_and_comes_back(tmp_path, checkpoint_of_layout, tokenizer_folder, family):
+    """Saved on 2 data x 2 tensor x 2 pipeline ranks, the vocabulary cut unevenly; through transformers and in again."""
+    checkpoint = checkpoint_of_layout(family, data=2, tensor=2, pipeline=2)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ours, _ = load_model(checkpoint)
+    tokens = torch.randint(0, 257, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = theirs(tokens).logits
+        assert torch.allclose(ours(tokens), expected, atol=1e-5)
+        theirs.save_pretrained(tmp_path / "theirs")
+        copy_tokenizer(tokenizer_folder, tmp_path / "theirs")
+        imported, _ = load_model(import_checkpoint(tmp_path / "theirs", tmp_path / "in"))
+        assert torch.allclose(imported(tokens), expected, atol=1e-5)
+
+
+def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
+    write_huggingface(tmp_path / "out", load_model(random_checkpoint(vocab_size=320))[0], 256, tokenizer_folder)
+    imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
+    assert load_for_evaluation(imported, None, EvaluateConfig()).backbone.vocab_size == 320
+
+
+def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_folder):
+    checkpoint = random_checkpoint("llama", name="train/checkpoints")
+    for stage, facts in (("curate", {"documents": 12}), ("train", {"loss": 2.5})):
+        (tmp_path / stage).mkdir(exist_ok=True)
+        write_manifest(tmp_path / stage, stage, 1, {}, {"raw:books": "abc"}, facts, {"recipe": {"name": "mill"}})
+    (tmp_path / "evaluate").mkdir()
+    (tmp_path / "evaluate" / "table.md").write_text("| task | score |\n")
+    assert export_checkpoint(checkpoint, tmp_path / "out") == "LlamaForCausalLM"
+    card = (tmp_path / "out" / "README.md").read_text()
+    for told in ("# mill", "raw:books abc", '"documents": 12', '"loss": 2.5', "| task | score |"):
+        assert told in card
+    export_checkpoint(checkpoint, tmp_path / "again")
+    for path in sorted((tmp_path / "out").iterdir()):
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, tokenizer_folder, family):
+    checkpoint = random_checkpoint(family)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompts = ["The mill", "x", "Grain goes in and flour", ""]
+    found = generate_text(checkpoint, prompts, 24, SamplingConfig())
+    codec = load_tokenizer(tokenizer_folder)
+    for prompt, result in zip(prompts, found, strict=True):
+        ids = torch.tensor([[256, *codec.encode(prompt)]])
+        expected = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
+        assert list(result.tokens) == [token for token in expected.tolist() if token != 256]
+
+
+def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
+    with pytest.raises(InputError, match="has 201 tokens, the model takes 127; shorten it"):
+        generate_text(random_checkpoint(), ["y" * 200], 4, SamplingConfig())

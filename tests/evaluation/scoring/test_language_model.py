@@ -1,0 +1,97 @@
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+
+from gristmill.evaluation.scoring.language_model import LanguageModel
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+
+
+@pytest.fixture
+def model(small_backbone, byte_codec) -> LanguageModel:
+    return LanguageModel(small_backbone(context=32), byte_codec, 500, Reporter.silent())
+
+
+def ask(kind: str, *arguments) -> list[Instance]:
+    return [Instance(kind, {}, item, index) for index, item in enumerate(arguments)]
+
+
+def logprob(model: LanguageModel, context: list[int], continuation: list[int]) -> float:
+    whole = (context + continuation)[-(model.max_length + 1) :]
+    logits = model.backbone.head(model.backbone.hidden(torch.tensor([whole[:-1]]))[0])
+    tail = torch.log_softmax(logits, -1)[-len(continuation) :]
+    return tail[range(len(continuation)), continuation].sum().item()
+
+
+def test_answers_are_scored_after_their_question(model):
+    pairs = [("What is it?", " a cat"), ("What is it?", " a dog"), ("", "alone"), ("ends with space ", "word")]
+    found = model.loglikelihood(ask("loglikelihood", *pairs))
+    expected = [
+        logprob(model, list(b"What is it?"), list(b" a cat")),
+        logprob(model, list(b"What is it?"), list(b" a dog")),
+        logprob(model, [256], list(b"alone")),
+        logprob(model, list(b"ends with space"), list(b" word")),
+    ]
+    assert [value for value, _ in found] == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_does_not_fit_the_context_whole_is_not_asked_and_said(model):
+    """32 tokens are read; the last of 33 is scored only."""
+    requests = [
+        Instance("loglikelihood", {}, ("x" * context, "y" * answer), 0, metadata=("quiz", number, 1))
+        for number, (context, answer) in enumerate([(31, 2), (32, 2), (2, 40), (0, 32), (0, 33)])
+    ]
+    found = model.loglikelihood(requests)
+    assert found[0][0] == pytest.approx(logprob(model, list(b"x" * 31), list(b"yy")), abs=1e-9)
+    assert [found[number] for number in (1, 2, 4)] == [(0.0, False)] * 3 and found[3][0] < 0
+    assert model.too_long == {
+        ("quiz", 1): "its 33 tokens are more than the model's context of 32",
+        ("quiz", 2): "its 41 tokens are more than the model's context of 32",
+        ("quiz", 4): "its 33 tokens are more than the model's context of 32",
+    }
+
+
+def test_an_answer_that_the_context_cut_off_is_not_counted(model):
+    """Greedy text of random weights does not stop by itself; a stop string or the task's length ends it in time."""
+    options = {"until": [], "max_gen_toks": 8, "do_sample": False}
+    requests = [
+        Instance("generate_until", {}, ("x" * size, dict(options)), 0, metadata=("quiz", number, 1))
+        for number, size in enumerate([24, 25, 31, 32, 50])
+    ]
+    texts = model.generate_until(requests)
+    assert [bool(text) for text in texts] == [True, True, True, False, False]
+    assert model.too_long == {
+        ("quiz", 1): "its prompt of 25 tokens left 7 for an answer, too few",
+        ("quiz", 2): "its prompt of 31 tokens left 1 for an answer, too few",
+        ("quiz", 3): "its prompt of 32 tokens fills the model's context of 32",
+        ("quiz", 4): "its prompt of 50 tokens fills the model's context of 32",
+    }
+    model.too_long.clear()
+    stopped = [
+        Instance("generate_until", {}, ("x" * 25, {**options, "until": [texts[1][:1]]}), 0, metadata=("quiz", 5, 1))
+    ]
+    assert model.generate_until(stopped) == [""] and not model.too_long
+
+
+def test_a_text_is_read_in_windows(model):
+    text = "a text of seventy-four bytes, which is more than two windows of thirty-two"
+    ids = list(text.encode())
+    windows = [([256], ids[:32]), ([ids[31]], ids[32:64]), (ids[41:64], ids[64:])]
+    expected = sum(logprob(model, *window) for window in windows)
+    assert model.loglikelihood_rolling(ask("loglikelihood_rolling", (text,), ("",))) == [
+        pytest.approx(expected, abs=1e-9),
+        0.0,
+    ]
+
+
+def test_generation_stops_where_the_task_says(model):
+    options = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, "temperature": 0.0}
+    (text,) = model.generate_until(ask("generate_until", ("Q: one\nA:", options)))
+    assert "\n" not in text and len(text) <= 8
+    with pytest.raises(InputError, match="num_beams"):
+        model.generate_until(ask("generate_until", ("Q", {"num_beams": 4})))
+
+
+def test_a_continuation_without_a_token_is_refused(model):
+    with pytest.raises(InputError, match="no token of its own"):
+        model.loglikelihood(ask("loglikelihood", ("context", "")))

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+import torch
+
+from gristmill.evaluation.scoring.loglikelihood import score
+from gristmill.evaluation.scoring.packing import Request
+from gristmill.foundation.errors import InputError
+
+
+def random_requests(count: int, longest: int, seed: int = 0) -> list[Request]:
+    """Few different tokens, so that many requests begin alike."""
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            tuple(rng.integers(0, 3, rng.integers(1, longest)).tolist()),
+            tuple(rng.integers(0, 3, rng.integers(1, 8)).tolist()),
+        )
+        for _ in range(count)
+    ]
+
+
+def one_at_a_time(backbone, request: Request) -> tuple[float, bool]:
+    """The definition: the sum of log softmax at each position, one request a forward pass, the left cut to fit."""
+    whole = list(request.context + request.continuation)[-(backbone.context + 1) :]
+    logprobs = torch.log_softmax(backbone.head(backbone.hidden(torch.tensor([whole[:-1]]))[0]), dim=-1)
+    tail = logprobs[len(logprobs) - len(request.continuation) :]
+    targets = torch.tensor(request.continuation)
+    return tail[range(len(targets)), targets].sum().item(), bool((tail.argmax(-1) == targets).all())
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("batch_tokens", [1, 100, 5000])
+def test_batched_scores_are_those_of_each_request_alone(small_backbone, share, batch_tokens):
+    backbone = small_backbone(vocab_size=5, context=24)
+    requests = random_requests(120, longest=40)
+    found = score(backbone, requests, batch_tokens, share)
+    for request, result in zip(requests, found, strict=True):
+        logprob, greedy = one_at_a_time(backbone, request)
+        assert result.logprob == pytest.approx(logprob, abs=1e-9)
+        assert result.greedy == greedy
+
+
+def test_sharing_reads_less(small_backbone):
+    backbone = small_backbone(vocab_size=5, context=24)
+    question = Request((1, 2, 0, 1, 2, 0, 1, 2, 0, 1), (2, 3))
+    requests = [Request(question.context, (2, answer, 4)) for answer in range(4)]
+    found = score(backbone, requests, 1000)
+    assert (found.asked_tokens, found.read_tokens) == (4 * 12, 11 + 4)
+
+
+def test_logits_that_are_no_numbers_are_refused(small_backbone):
+    backbone = small_backbone(vocab_size=5)
+    backbone.output[0, 0] = float("nan")
+    with pytest.raises(InputError, match="not numbers"):
+        score(backbone, random_requests(3, 5), 100)

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+import torch
+
+from gristmill.evaluation.commands import evaluate_checkpoint
+from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.during_training import check_live, evaluate_live
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.training.checkpoint import SavedModelConfig, load_model, save, step_folder
+from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.precision import PRECISIONS
+from gristmill.training.run import build_forward_backward
+
+SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "context": 128}
+
+
+def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans, random_checkpoint, tokenizer_folder):
+    checkpoint = random_checkpoint()
+    model, _ = load_model(checkpoint)
+    model.train().requires_grad_(True)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    scores = evaluate_live(model, tokenizer_folder, ["gristmill_hans"], 5, data=hans)
+    config = EvaluateConfig(tasks=("gristmill_hans",), data=str(hans), limit=5)
+    rows = evaluate_checkpoint(checkpoint, tmp_path / "out", config, Reporter.silent())
+    assert scores == {"gristmill_hans": {key: value for row in rows for key, value in (
+        (row.metric, row.score), (f"{row.metric}_stderr", row.error))}}  # fmt: skip
+    assert model.training
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad and torch.equal(parameter, before[name])
+
+
+LAYOUTS = [
+    {"data": 2, "tensor": 2, "pipeline": 2},
+    {"data": 2, "replicate": 2, "tensor": 2},
+    {"pipeline": 2, "schedule": "interleaved", "data": 2},
+    {"pipeline": 2, "schedule": "zbv"},
+]
+
+
+@pytest.mark.parametrize("fields", LAYOUTS, ids=str)
+def test_every_layout_scores_as_one_process(fields, tmp_path, hans, tokenizer_folder, pool):
+    layout = LayoutConfig(**fields)
+    scores = pool.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, hans, tmp_path)
+    assert all(each == scores[0] for each in scores)
+    alone, _ = load_model(step_folder(tmp_path / "run", 1))
+    expected = evaluate_live(alone, tokenizer_folder, ["gristmill_hans"], data=hans)
+    assert scores[0]["gristmill_hans"] == pytest.approx(expected["gristmill_hans"], abs=1e-6)
+
+
+def scored_on_mesh(layout, tokenizer_folder, hans, folder):
+    """Draws a model on the layout, asks it between two equal passes, and saves it."""
+    config = ModelConfig(**SHAPE)
+    mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
+    parts = build_local_model(config, 257, layout, mesh, PRECISIONS["fp32"], seed=7)
+    train = TrainConfig(tokens=512, batch_tokens=512, precision="fp32", layout=layout)
+    passes = build_forward_backward(parts, config, train, mesh)
+    x = torch.arange(8 * 64).remainder(257).view(8, 64)[mesh.data.rank :: mesh.data.size]
+    batch = {"x": x, "targets": x, "weights": torch.ones(x.shape)}
+    losses = []
+    for _ in range(2):
+        losses.append(passes.train(batch, 1.0))
+        parts.clear_gradients()
+        scores = evaluate_live(parts.parts, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=hans)
+    assert losses[0] is None or torch.equal(*losses)
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
+    save(folder / "run", 1, tensors, SavedModelConfig.of(config, 257, 256), {}, mesh)
+    return scores
+
+
+def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_checkpoint, tokenizer_folder):
+    (hans / "benchmarks" / "anli_r1_test.jsonl").write_text(
+        json.dumps({"context": "It rains.", "hypothesis": "It is wet.", "label": "e"}) + "\n"
+    )
+    model, _ = load_model(random_checkpoint())
+    heard = Heard()
+    tasks = ["gristmill_hans", "anli_r1"]
+    scores = evaluate_live(model, tokenizer_folder, tasks, data=hans, budget_seconds=0.0, reporter=heard)
+    assert list(scores) == ["gristmill_hans"]
+    assert heard.said == ["evaluation: its 0 s are spent; left out: anli_r1"]
+    assert list(evaluate_live(model, tokenizer_folder, tasks, data=hans)) == tasks
+
+
+class Heard(Reporter):
+    def __init__(self):
+        self.said = []
+
+    def say(self, message):
+        self.said.append(message)
+
+
+def test_what_would_end_a_run_is_found_before_it_begins(hans, tokenizer_folder):
+    check_live(tokenizer_folder, 257, 256, ["gristmill_hans", "bits_per_byte"], hans)
+    with pytest.raises(RecipeError, match="no task 'gristmill_hams'; the nearest is 'gristmill_hans'"):
+        check_live(tokenizer_folder, 257, 256, ["gristmill_hams"], hans)
+    with pytest.raises(InputError, match=r"anli_r2_test\.jsonl: absent"):
+        check_live(tokenizer_folder, 257, 256, ["anli_r2"], hans)
+    with pytest.raises(InputError, match="the tokenizer has 257 tokens and the checkpoint was trained on 300"):
+        check_live(tokenizer_folder, 300, 256, ["gristmill_hans"], hans)

@@ -1,0 +1,170 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+
+
+def square(number):
+    return number * number
+
+
+def refuse_three(number):
+    if number == 3:
+        raise InputError("record 3 is broken")
+    return number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_the_order_of_the_tasks(workers):
+    assert LocalEngine(workers, Reporter.silent()).map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_error_of_a_task_is_raised_here(workers):
+    with pytest.raises(InputError, match="record 3 is broken"):
+        LocalEngine(workers, Reporter.silent()).map(refuse_three, [1, 2, 3, 4], "refusing")
+
+
+def die_at_three(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def large(seconds):
+    """64 MB, a thousand times what a pipe holds: handing it over takes a while."""
+    time.sleep(seconds)
+    return bytes(64_000_000)
+
+
+def spawned(pid):
+    """Worker processes that live, the oldest first."""
+    children = [p for p in psutil.Process(pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return sorted((p for p in children if "spawn_main" in " ".join(p.cmdline())), key=lambda p: p.create_time())
+
+
+def test_a_killed_worker_is_one_sentence_that_names_the_task():
+    with pytest.raises(
+        InputError, match=r"^dying: a worker process was killed; most often .*memory.*, at task 3 of 4, "
+    ):
+        LocalEngine(2, Reporter.silent()).map(die_at_path, [Path(f"{n}.txt") for n in (1, 2, 3, 4)], "dying")
+
+
+def die_at_path(path):
+    return die_at_three(int(path.stem))
+
+
+def test_the_engine_goes_on_after_a_worker_was_killed():
+    engine = LocalEngine(2, Reporter.silent())
+    with pytest.raises(InputError, match="fewer --workers than 2"):
+        engine.map(die_at_three, [3, 4], "dying")
+    assert spawned(os.getpid()) == []
+    assert engine.map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 0.32, 0.34, 0.36, 0.4])
+def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(moment):
+    """All through one pipe, the driver would wait for the rest of that result for ever."""
+    engine = LocalEngine(2, Reporter.silent())
+    engine.map(square, [1, 2], "workers start")
+    victim = spawned(os.getpid())[-1]
+    killer = threading.Timer(moment, victim.kill)
+    killer.start()
+    try:
+        results = engine.map(large, [0.3] * 4, "large results")
+        assert [len(result) for result in results] == [64_000_000] * 4
+    except InputError as error:
+        assert "killed" in str(error)
+    killer.join()
+    engine.close()
+
+
+def test_a_stopped_worker_goes_on():
+    engine = LocalEngine(2, Reporter.silent())
+    engine.map(square, [1, 2], "workers start")
+    stopped = spawned(os.getpid())[-1]
+    stopped.suspend()
+    threading.Timer(0.3, stopped.resume).start()
+    assert engine.map(square, range(20), "squares") == [n * n for n in range(20)]
+    engine.close()
+
+
+def return_a_function(number):
+    return lambda: number
+
+
+def test_a_result_that_cannot_be_handed_over_is_an_error():
+    with pytest.raises(TypeError, match="cannot be handed over"):
+        LocalEngine(2, Reporter.silent()).map(return_a_function, [1, 2], "functions")
+
+
+def full_disk(number):
+    raise OSError(errno.ENOSPC, "No space left on device", f"{number}.parquet")
+
+
+def test_the_number_of_an_operating_system_error_survives():
+    with pytest.raises(OSError) as caught:
+        LocalEngine(2, Reporter.silent()).map(full_disk, [1, 2], "writing")
+    assert (caught.value.errno, caught.value.filename) in {(errno.ENOSPC, f"{n}.parquet") for n in (1, 2)}
+
+
+def test_ctrl_c_leaves_no_worker_behind_and_no_tracebacks_of_theirs(tmp_path):
+    path = tmp_path / "parent.py"
+    path.write_text(SCRIPT)
+    parent = subprocess.Popen(
+        [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, stderr=subprocess.PIPE, start_new_session=True
+    )
+    workers = wait_for(lambda: len(found := spawned(parent.pid)) == 2 and found)
+    time.sleep(1.5)  # they have begun to work, or are about to: either is right
+    os.killpg(parent.pid, signal.SIGINT)
+    said = parent.communicate(timeout=60)[1].decode()
+    assert parent.returncode != 0
+    assert not any(worker.is_running() for worker in workers)
+    assert said.count("Traceback") == 1  # the driver's own KeyboardInterrupt
+
+
+SCRIPT = """
+import sys, time
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
+if __name__ == "__main__":
+    LocalEngine(2, Reporter.silent()).map(time.sleep, [60, 60], "sleeping")
+"""
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    path = tmp_path / "parent.py"
+    path.write_text(SCRIPT)
+    parent = subprocess.Popen([sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""})
+    workers = wait_for(lambda: spawned(parent.pid))
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not any(worker.is_running() for worker in workers))
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+    return found
+
+
+def test_a_log_that_is_no_terminal_gets_plain_lines(tmp_path):
+    path = tmp_path / "log"
+    with path.open("w") as file, Reporter(Console(file=file)).meter("reading", 2, "documents") as meter:
+        meter.advance(2, "note")
+    assert path.read_text().startswith("reading: 2 documents in")
+    assert "\x1b" not in path.read_text()

@@ -1,0 +1,38 @@
+import pytest
+
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import Lock, LockedSource, RawFile, in_canonical_order, lock_differences
+
+
+def raw(name, digest, copy_index=0):
+    return RawFile(name=name, bytes=1, sha256=digest, copy_index=copy_index)
+
+
+def test_canonical_order():
+    """Digest first, then name: where the files lie and how the disk lists them leaves no trace."""
+    assert in_canonical_order([raw("b", "d1"), raw("a", "d1"), raw("c", "d0")]) == (
+        raw("c", "d0", 0),
+        raw("a", "d1", 0),
+        raw("b", "d1", 1),
+    )
+
+
+def test_a_source_that_is_not_pinned_is_named():
+    with pytest.raises(InputError, match="pins no source 'poems'"):
+        Lock(sources=()).source("poems")
+
+
+def test_names_do_not_count_in_the_identity():
+    here = Lock(sources=(LockedSource(name="s", request={}, files=(raw("here/a", "d"),)),))
+    there = Lock(sources=(LockedSource(name="s", request={}, files=(raw("there/a", "d"),)),))
+    assert here.identity() == there.identity()
+
+
+def test_differences_in_words():
+    before = LockedSource(name="s", request={}, files=(raw("a", "1" * 64), raw("b", "2" * 64)))
+    after = LockedSource(name="s", request={}, files=(raw("b", "3" * 64), raw("c", "4" * 64)))
+    assert lock_differences(before, after) == [
+        "a: gone",
+        "c: new",
+        "b: sha256 was 2222222222222222..., is 3333333333333333...",
+    ]

@@ -1,0 +1,35 @@
+import json
+
+from gristmill.data_pipeline.decontamination.matches import KINDS
+from gristmill.pipelines.report.blocks import Paragraph, Table
+from gristmill.pipelines.report.text_edits import contamination_blocks, cut_blocks
+
+
+def test_what_was_cut_by_step_and_source():
+    cut = {"line_dedup": {"documents": 2, "spans": 3000, "bytes": 90000}}
+    blocks = cut_blocks({"web": {"cut": cut, "pieces": 4}, "books": {"cut": {}, "pieces": 0}})
+    assert isinstance(blocks[1], Table) and blocks[1].rows == (("line_dedup", "web", "2", "3,000", "90,000"),)
+    assert "4 documents more" in blocks[1].caption
+    assert cut_blocks({"books": {"cut": {}, "pieces": 0}}) == []
+
+
+def test_matches_stand_side_by_side(tmp_path):
+    assert contamination_blocks(tmp_path) == []
+    shown = {
+        "example": "7",
+        "field": "q",
+        "kind": "part",
+        "matched": 3,
+        "of": 4,
+        "benchmark_text": "a\nb",
+        "excerpt": "x  a b",
+    }
+    numbers = dict.fromkeys(("examples", "searched", "found", *KINDS, "documents", "dropped", "characters"), 1234)
+    (tmp_path / "decontamination").mkdir()
+    path = tmp_path / "decontamination" / "report.json"
+    path.write_text(json.dumps({"rivers": {**numbers, "shown": [shown]}}))
+    tables = [block for block in contamination_blocks(tmp_path) if isinstance(block, Table)]
+    assert tables[0].rows == (("rivers", *["1,234"] * 10),)
+    assert tables[1].rows == (("7 (q)", "part, 3 of 4", "a b", "x a b"),)
+    path.write_text(json.dumps({"rivers": {**numbers, "shown": []}}))
+    assert isinstance(contamination_blocks(tmp_path)[-1], Paragraph)

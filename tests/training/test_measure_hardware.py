@@ -1,0 +1,61 @@
+import pytest
+import torch
+import yaml
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.training import measure_hardware as measure
+from gristmill.training.measure_hardware import CUDA_SHAPES, Measured, Sent, calibrate, fit_device, fit_error, fit_link
+from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.planner.rates import Rates, Sustained
+
+
+def test_a_known_device_is_found_again_from_its_own_times():
+    """Points made by the H100 profile: the fit foretells them within 3 %."""
+    machine = load_hardware("h100")
+    rates = Rates(machine, Sustained())
+    points = [Measured(*shape, rates.matmul(*shape)) for shape in CUDA_SHAPES]
+    fitted = fit_device(points, copy=3.0e12, device=torch.device("cpu"), base=machine)
+    assert fit_error(fitted, points) < 0.03
+    assert fitted.matmul_tflops == machine.device.matmul_tflops
+    assert fitted.memory_efficiency == pytest.approx(3.0 / 3.35)
+
+
+def test_this_machine_is_measured_and_its_profile_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "CPU_SHAPES", ((64, 64, 64), (128, 128, 128), (256, 64, 256)))
+    monkeypatch.setattr(measure, "measure_copy", lambda device, repeats: 10e9)
+    path = tmp_path / "machine.yaml"
+    calibrate(path, None, Reporter.silent(), repeats=1)
+    profile = load_hardware(path)
+    assert profile.device.memory_tb_per_second == pytest.approx(0.01)
+    assert "measured" in yaml.safe_load(path.read_text())["sources"]["matmul"]
+
+
+def test_a_wire_is_found_again_from_its_own_curve():
+    """3 us and 20 GB/s over 8 ranks (3 hops); noise of one message moves it little."""
+    curve = [Sent(size, 1.75 * size, 3 * 3e-6 + 1.75 * size / 20e9) for size in (4096, 32768, 2**20, 2**25)]
+    link = fit_link(curve, "nvlink", hops=3)
+    assert link.gb_per_second == pytest.approx(20)
+    assert link.latency_microseconds == pytest.approx(3)
+    noisy = [curve[0], curve[1]._replace(seconds=curve[1].seconds * 1.1), *curve[2:]]
+    assert fit_link(noisy, "nvlink", hops=3).gb_per_second == pytest.approx(20, rel=0.05)
+    falling = [Sent(4096, 4096.0, 1e-3), Sent(8192, 8192.0, 1e-4)]
+    assert fit_link(falling, "nvlink", 1).gb_per_second > 0
+
+
+def wire_of_two():
+    profile = measure.measure(torch.device("cpu"), None, Reporter.silent(), repeats=1)
+    return profile.node_link.gb_per_second, profile.sources["node_link"]
+
+
+def test_two_processes_measure_the_curve_of_their_wire(pool):
+    first, second = pool.run(2, wire_of_two)
+    assert first[0] > 0 and second[0] > 0
+    assert "measured all-reduce of 2 ranks: 4096 B" in first[1] and "sends: 4096 B" in first[1]
+
+
+def test_a_profile_is_a_yaml_file_in_a_folder_that_exists(tmp_path):
+    with pytest.raises(RecipeError, match="no such folder"):
+        calibrate(tmp_path / "absent" / "machine.yaml", None, Reporter.silent())
+    with pytest.raises(RecipeError, match=r"a hardware profile is a \.yaml file"):
+        calibrate(tmp_path / "machine.json", None, Reporter.silent())

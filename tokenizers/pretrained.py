@@ -1,0 +1,196 @@
+"""Tokenizers that exist are used as they are: a SentencePiece .model, a tokenizer.json, or a file of tiktoken ranks."""
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+from gristmill.tokenizers.byte_level import GPT2_PATTERN, visible
+from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.export import settings_json
+from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, end_symbol
+
+# The symbols by which published tokenizers end a document: GPT-2 and its kin, Llama 3, Llama 1, Qwen, Gemma, BERT.
+KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
+
+HUB_TIMEOUT_SECONDS = 5.0
+
+
+def find(existing: str) -> Path:
+    """The file an `existing` names: itself, or the tokenizer file of a folder, or of a repository of the hub.
+
+    Raises InputError if there is none, or the hub cannot be reached."""
+    path = Path(existing).expanduser()
+    if path.is_dir():
+        for name in (JSON_NAME, MODEL_NAME):
+            if (path / name).is_file():
+                return path / name
+        raise InputError(f"{path}: holds neither {JSON_NAME} nor {MODEL_NAME}; name the tokenizer's file itself")
+    if path.is_file():
+        return path
+    if not is_hub_name(existing):
+        raise InputError(f"tokenizer.existing: {path}: no such file or folder; check the path")
+    return _from_hub(existing)
+
+
+def is_hub_name(existing: str) -> bool:
+    """True for `gpt2` and `org/name`; False for what can only be a path: ./x, a/b/c, ~/x, x.json."""
+    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", existing) is not None
+    return named and Path(existing).suffix not in (".model", ".json", ".tiktoken")
+
+
+def require_existing(existing: str) -> None:
+    """Finds in seconds what would fail later. Raises InputError if there is no such tokenizer on this machine, and its
+    name is unknown to the hub or the hub cannot be reached."""
+    path = find(existing)
+    if path.suffix not in (".model", ".json", ".tiktoken"):
+        raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
+
+
+def existing_digest(existing: str) -> str:
+    """SHA-256 over the file and, where it has one, the settings beside it: what the ids depend on."""
+    path = find(existing)
+    digest = hashlib.sha256(path.read_bytes())
+    settings = path.with_name(SETTINGS_NAME)
+    digest.update(settings.read_bytes() if settings.is_file() else b"")
+    return digest.hexdigest()
+
+
+def adopt(config: TokenizerConfig, folder: Path) -> None:
+    """Puts the tokenizer into `folder` under the names `load_tokenizer` knows."""
+    assert config.existing is not None
+    path = find(config.existing)
+    if path.suffix == ".model":
+        write_atomic(folder / MODEL_NAME, path.read_bytes())
+        return
+    if path.suffix == ".tiktoken":
+        content = from_ranks(path, config.pattern or GPT2_PATTERN, config.end_of_document or KNOWN_ENDS[0])
+        symbol = config.end_of_document or KNOWN_ENDS[0]
+    elif path.suffix == ".json":
+        content = path.read_bytes()
+        symbol = config.end_of_document or _end_of(path, content)
+    else:
+        raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
+    write_atomic(folder / JSON_NAME, content)
+    write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(symbol)) + b"\n")
+
+
+def _end_of(path: Path, content: bytes) -> str:
+    """The symbol the settings beside the file name, else the first known one that is among its added tokens."""
+    settings = path.with_name(SETTINGS_NAME)
+    if settings.is_file():
+        return end_symbol(settings)
+    try:
+        added = {token["content"] for token in json.loads(content).get("added_tokens", [])}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
+        raise InputError(f"{path}: not a tokenizer.json ({error})") from error
+    for symbol in KNOWN_ENDS:
+        if symbol in added:
+            return symbol
+    raise InputError(
+        f"{path}: none of {KNOWN_ENDS} is among its added tokens {sorted(added)[:8]}; set tokenizer.end_of_document"
+    )
+
+
+def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:
+    """tokenizer.json of a tiktoken file: lines of base64(bytes) and rank. The end of document comes after the ranks."""
+    ranks = _read_ranks(path)
+    names = {token: visible(token) for token in ranks}
+    merges = [
+        [visible(left), visible(right)]
+        for token in sorted((token for token in ranks if len(token) > 1), key=lambda token: ranks[token])
+        for left, right in [last_merge(token, ranks)]
+    ]
+    end = {"id": max(ranks.values()) + 1, "content": end_of_document, "single_word": False, "lstrip": False}
+    content: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end | {"rstrip": False, "normalized": False, "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": {names[token]: rank for token, rank in ranks.items()},
+            "merges": merges,
+        },
+    }
+    return canonical_json(content) + b"\n"
+
+
+def last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """The two tokens that join last when `token` is built by merges of lower rank.
+
+    b"abc" with ranks {ab: 0, abc: 1} -> (b"ab", b"c"). Raises InputError if no merges build it."""
+    parts = [token[at : at + 1] for at in range(len(token))]
+    while len(parts) > 2:
+        joined = [(ranks.get(left + right), at) for at, (left, right) in enumerate(itertools.pairwise(parts))]
+        usable = [(rank, at) for rank, at in joined if rank is not None and rank < ranks[token]]
+        if not usable:
+            raise InputError(f"token {token!r} of rank {ranks[token]} is built by no merges; the ranks are not whole")
+        _, at = min(usable)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts[0], parts[1]
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: not a line of base64 and rank ({error})") from error
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise InputError(f"{path}: no rank for {len(missing)} single bytes, the first {missing[0]:#04x}; get it again")
+    return ranks
+
+
+def _from_hub(name: str) -> Path:
+    """tokenizer.json of a hub repository, for example "gpt2": from the local cache, else downloaded.
+
+    The hub is first asked once, for at most HUB_TIMEOUT_SECONDS: huggingface_hub itself tries again for half a minute
+    where there is no network."""
+    from huggingface_hub import constants, hf_hub_download  # only here: it reads the environment, may open the network
+
+    try:
+        try:
+            path = Path(hf_hub_download(name, JSON_NAME, local_files_only=True))
+            hf_hub_download(name, SETTINGS_NAME, local_files_only=True)
+        except OSError:  # not in the cache
+            if constants.HF_HUB_OFFLINE:
+                raise
+            urllib.request.urlopen(f"{constants.ENDPOINT}/{name}/resolve/main/{JSON_NAME}", timeout=HUB_TIMEOUT_SECONDS)
+            path = Path(hf_hub_download(name, JSON_NAME))
+            hf_hub_download(name, SETTINGS_NAME)
+        return path
+    except Exception as error:  # of many kinds: no such name, no network, no rights
+        raise InputError(
+            f"tokenizer.existing={name!r} is no file or folder here, and the hub gave none "
+            f"({type(error).__name__}); give the path of a .model, tokenizer.json or .tiktoken file"
+        ) from error

@@ -1,0 +1,117 @@
+"""The model as this process holds it: one part, or several where a pipeline rank has several stages."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.engine.fsdp import shard_over_data
+from gristmill.training.model.initialization import initialise, stored_name
+from gristmill.training.model.stage_splitting import stage_parts, stages_of_rank
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.optim.local import local
+from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.precision import Precision
+
+
+@dataclass
+class LocalModel:
+    """parts by stage number. parameters: what the optimizer updates and a checkpoint saves, by their one name.
+
+    A tied table on both ends of a pipeline is two parameters with one name. On two ranks, `tie` is the group of both:
+    their gradients are summed and each is updated alike. On one rank (V-shaped schedules) `second_copy` is added to the
+    first and takes its value after the update."""
+
+    parts: dict[int, Transformer]
+    parameters: dict[str, nn.Parameter]
+    second_copy: nn.Parameter | None = None
+    tie: dist.ProcessGroup | None = None
+    uncounted: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def counted(self) -> list[nn.Parameter]:
+        """The parameters whose gradients this process adds to the norm: no tied table is counted twice."""
+        return [parameter for name, parameter in self.parameters.items() if name not in self.uncounted]
+
+    @torch.no_grad()
+    def sum_tied_gradients(self) -> None:
+        table = self.parameters.get("embedding.weight")
+        if self.second_copy is not None:
+            local(table.grad).add_(local(self.second_copy.grad))
+        elif self.tie is not None:
+            dist.all_reduce(local(table.grad), group=self.tie)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After an update or a load: what is a copy equals its original again."""
+        if self.second_copy is not None:
+            local(self.second_copy.detach()).copy_(local(self.parameters["embedding.weight"].detach()))
+
+    def clear_gradients(self) -> None:
+        for part in self.parts.values():
+            part.zero_grad(set_to_none=True)
+
+
+def build_local_model(
+    config: ModelConfig,
+    vocab_size: int,
+    layout: LayoutConfig,
+    mesh: Mesh,
+    precision: Precision,
+    seed: int,
+    z_loss: float = 0.0,
+    compiled: bool = False,
+    float8: bool = False,
+    materialise: bool = True,
+) -> LocalModel:
+    """Built, drawn, compiled by layer and sharded. Without `materialise` the parameters stay on the meta device."""
+    plans = stage_parts(config, vocab_size, layout)
+    parts = {}
+    for stage in stages_of_rank(layout, mesh.pipeline.rank):
+        part = Transformer(config, vocab_size, mesh, layout, plans[stage], precision.compute, z_loss, seed, float8)
+        if materialise:
+            initialise(part, seed, mesh.device, precision.store)
+        if compiled:
+            # One function serves all layers; those that differ (by window, or by number for dropout) need one graph
+            # each.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * config.layers)
+            for layer in part.layers.values():
+                layer.compute = torch.compile(layer.compute)
+        if mesh.distributed:
+            shard_over_data(part, layout, mesh, precision.compute, precision.reduce)
+        parts[stage] = part
+    return _with_one_name_each(parts, config, layout, mesh)
+
+
+def _with_one_name_each(
+    parts: dict[int, Transformer], config: ModelConfig, layout: LayoutConfig, mesh: Mesh
+) -> LocalModel:
+    parameters: dict[str, nn.Parameter] = {}
+    second_copy = None
+    for part in parts.values():
+        for name, parameter in part.named_parameters():
+            name = stored_name(name, config)
+            if name in parameters:
+                second_copy = parameter
+            else:
+                parameters[name] = parameter
+    tied_apart = config.tied_embeddings and layout.pipeline > 1 and second_copy is None
+    if not (tied_apart and stages_of_rank(layout, 0)[-1] != layout.num_stages - 1):
+        return LocalModel(parts, parameters, second_copy)
+    tie = _tie_group(mesh)
+    is_last = layout.num_stages - 1 in parts
+    return LocalModel(parts, parameters, None, tie, frozenset({"embedding.weight"} if is_last else ()))
+
+
+def _tie_group(mesh: Mesh) -> dist.ProcessGroup | None:
+    """The pair (first, last pipeline rank) this process is in, or None. Every process takes part in making every
+    group."""
+    own = None
+    first, last = mesh.ranks[0].flatten(), mesh.ranks[-1].flatten()
+    for pair in zip(first.tolist(), last.tolist(), strict=True):
+        group = dist.new_group(list(pair))
+        if mesh.world.rank in pair:
+            own = group
+    return own

@@ -1,0 +1,141 @@
+"""PipelineSchedule parallelism: stages on ranks, micro-batches down the stages in the order of one of torch's
+schedules."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from gristmill.training.config import LayoutConfig
+from gristmill.training.engine.forward_backward import Batch, no_callback, split
+from gristmill.training.loss import upcast_dtype
+from gristmill.training.model.stage_splitting import stages_of_rank
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import Mesh
+
+SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MULTIPLE = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble, "dualpipev": ScheduleDualPipeV}
+
+
+class _Heard:
+    """Who hears of the passes of the step under way."""
+
+    begin: Callable[[str], None] = staticmethod(no_callback)
+
+
+class _Stage(PipelineStage):
+    """Says when its passes begin, and when they are over."""
+
+    def __init__(self, heard: _Heard, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._heard = heard
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("forward", super().forward_one_chunk, arguments, named)
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("backward", super().backward_one_chunk, arguments, named)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("backward", super().backward_weight_one_chunk, arguments, named)
+
+    def _within(self, phase: str, work: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._heard.begin(phase)
+        result = work(*arguments, **named)
+        self._heard.begin("pipeline")
+        return result
+
+
+class PipelineSchedule:
+    """What crosses a stage boundary is this tensor rank's share of the tokens under sequence parallelism (the saving of
+    arXiv 2104.04473, section 4.1, without its gather), all of them otherwise.
+
+    torch fixes the shapes of a schedule when it is made, so each shape of batch has its own. Evaluation needs no order
+    but first stage to last, and is done here, for any number of samples."""
+
+    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh, micro_batch: int):
+        self.parts, self.layout, self.mesh, self.micro_batch = parts, layout, mesh, micro_batch
+        self._last = layout.num_stages - 1
+        self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
+        self._heard = _Heard()
+        self._schedules: dict[tuple[int, int], PipelineScheduleSingle | PipelineScheduleMulti] = {}
+
+    def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = no_callback) -> Tensor | None:
+        self._heard.begin = begin
+        begin("pipeline")
+        fields = dict(batch)
+        tokens = fields.pop("x")
+        shape = (tokens.shape[0], tokens.shape[1])
+        if shape not in self._schedules:
+            self._schedules[shape] = self._schedule(*shape)
+        first = (tokens,) if 0 in self.parts else ()
+        target = fields["weights"] if self._last in self.parts else None  # torch wants one; the head has its own
+        losses = self._schedules[shape].step(*first, target=target, loss_kwargs={"factor": factor}, **fields)
+        return None if losses is None else losses.detach()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor | None:
+        losses = [self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)]
+        return torch.cat(losses) if self._last in self.parts else None
+
+    def _evaluate_micro(self, micro: Batch) -> Tensor | None:
+        fields = dict(micro)
+        tokens = x = fields.pop("x")
+        for stage in sorted(self.parts):
+            if stage > 0 and stage - 1 not in self.parts:
+                x = self._boundary(*tokens.shape)
+                dist.recv(x, group=self.mesh.pipeline.group, group_src=self._rank_of[stage - 1])
+            x = self.parts[stage](x, **fields)
+            if stage < self._last and stage + 1 not in self.parts:
+                dist.send(x, group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
+        return x if self._last in self.parts else None
+
+    def _schedule(self, samples: int, tokens: int) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        stages = [self._stage(number, tokens) for number in sorted(self.parts)]
+        micro_batches = samples // self.micro_batch
+        if self.layout.schedule in SINGLE:
+            single = SINGLE[self.layout.schedule]
+            return single(stages[0], micro_batches, loss_fn=_scaled_sum, scale_grads=False)
+        multiple = MULTIPLE[self.layout.schedule]
+        return multiple(stages, micro_batches, loss_fn=_scaled_sum, scale_grads=False)
+
+    def _stage(self, number: int, tokens: int) -> PipelineStage:
+        """A stage of known shapes; torch would otherwise find them out with a real extra pass on uninitialised
+        memory."""
+        part = self.parts[number]
+        hidden = self._boundary(self.micro_batch, tokens).requires_grad_()
+        first = torch.empty(self.micro_batch, tokens, dtype=torch.int64, device=self.mesh.device)
+        losses = torch.empty(
+            self.micro_batch, 2, dtype=upcast_dtype(hidden), device=self.mesh.device, requires_grad=True
+        )
+        return _Stage(
+            self._heard,
+            part,
+            number,
+            self.layout.num_stages,
+            self.mesh.device,
+            input_args=first if number == 0 else hidden,
+            output_args=losses if number == self._last else hidden,
+            group=self.mesh.pipeline.group,
+        )
+
+    def _boundary(self, samples: int, tokens: int) -> Tensor:
+        part = next(iter(self.parts.values()))
+        share = tokens // part.tensor.size if part.tensor.cuts_tokens else tokens
+        return torch.empty(samples, share, part.config.width, dtype=part.dtype, device=self.mesh.device)
+
+
+def _scaled_sum(losses_b2: Tensor, _: Tensor, factor: float) -> Tensor:
+    return losses_b2[:, 0].sum() * factor

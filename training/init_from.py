@@ -1,0 +1,65 @@
+"""A run that begins with the weights of another's checkpoint: step 0, a fresh optimizer, the same model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gristmill.foundation.errors import InputError
+from gristmill.training import checkpoint
+from gristmill.training.config import ModelConfig
+from gristmill.training.engine.local_model import LocalModel
+from gristmill.training.parallel.mesh import Mesh
+
+
+def check_initial(folder: Path, card: Mapping[str, Any]) -> None:
+    """Raises InputError unless the checkpoint is whole and holds the model that `card` speaks of."""
+    checkpoint.verified(folder)
+    there = checkpoint.read_card(folder)
+    wrong = differing(architecture(there["model"]), architecture(card["model"]))
+    if wrong:
+        raise InputError(
+            f"train.initial: {folder} holds another model than the recipe's: {'; '.join(wrong)}; set the recipe's "
+            f"model as {folder / checkpoint.MODEL_NAME} has it"
+        )
+    for name in ("vocab_size", "end_of_document"):
+        if there[name] != card[name]:
+            padded = f", {there['padded_rows']} of them padding" if there.get("padded_rows") else ""
+            raise InputError(
+                f"train.initial: {folder} was trained with {name} {there[name]}{padded}, this run's data has "
+                f"{card[name]}; index the data with the checkpoint's tokenizer"
+            )
+
+
+def load_initial(folder: Path, parts: LocalModel, mesh: Mesh) -> None:
+    """Fills the parameters, on any layout. The folder must be checked before."""
+    tensors: dict[str, Tensor] = {f"model.{name}": value.detach() for name, value in parts.parameters.items()}
+    checkpoint.load(folder, tensors, mesh)
+    parts.publish()
+
+
+def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What the weights' meaning depends on, in full: defaults that follow from other fields are written out. Dropout
+    and the first values are left to the recipe, and the context too where no table of positions has its length."""
+    config = ModelConfig.model_validate(model)
+    found = config.model_dump(mode="json", exclude={"dropout", "init_std", "initialisation", "mup_base_width"})
+    if config.positions != "learned":
+        del found["context"]
+    for name in ("mixer", "channel", "window", "norm_order"):
+        found[name] = [getattr(layer, name) for layer in config.layer_list]
+    found |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}
+    found["hidden"] = [config.hidden_width(layer.channel) for layer in config.layer_list]
+    found["mup"] = config.mup_base_width / config.width if config.initialisation == "mup" else None
+    return found
+
+
+def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """["width 256 instead of 512"]."""
+    names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    return [f"{name} {_brief(there.get(name))} instead of {_brief(here.get(name))}" for name in names]
+
+
+def _brief(value: Any) -> str:
+    return json.dumps(value[0] if isinstance(value, list) and len(set(value)) == 1 else value)

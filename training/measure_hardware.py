@@ -1,0 +1,295 @@
+"""Measures a machine and writes its hardware profile: matmuls, copies, and collectives where several processes run.
+
+`gristmill calibrate`, or `torchrun --nproc-per-node 8 -m gristmill.training.measure_hardware PROFILE.yaml` for a
+node's wires.
+The planner itself needs no torch; this is its only instrument.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from math import log2
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.training.planner.calibrate import pattern_search
+from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
+from gristmill.training.planner.rates import Rates, Sustained
+
+# Square, tall and thin: what a transformer multiplies, small enough to be measured in seconds on a CPU.
+CPU_SHAPES = (
+    (256, 256, 256),
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (2048, 512, 2048),
+    (1024, 256, 4096),
+    (512, 4096, 512),
+)
+CUDA_SHAPES = (
+    (1024, 1024, 1024),
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (2048, 8192, 8192),
+    (8192, 1024, 8192),
+    (8192, 8192, 1024),
+    (2048, 12288, 4608),
+    (4096, 4096, 11008),
+    (16384, 4096, 4096),
+)
+
+
+class Measured(NamedTuple):
+    """One product [rows, depth] @ [depth, columns] and the median of its seconds."""
+
+    rows: int
+    depth: int
+    columns: int
+    seconds: float
+
+    @property
+    def tflops(self) -> float:
+        return 2 * self.rows * self.depth * self.columns / self.seconds / 1e12
+
+
+def measure(device: torch.device, base: Hardware | None, reporter: Reporter, repeats: int = 10) -> Hardware:
+    """The profile of this machine. base supplies what one process cannot see: the network, the price, the peak.
+
+    matmul_tflops is the base's where it is given (a datasheet's peak), else the best that was measured."""
+    points = measure_matmuls(device, reporter, repeats)
+    copy = measure_copy(device, repeats)
+    fitted = fit_device(points, copy, device, base)
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    wire, wires = None, "not measured: one process; set it, or run under torchrun"
+    if processes > 1:
+        reduced, sent = measure_all_reduce(device, repeats), measure_sends(device, repeats)
+        wire = fit_link(reduced, "nvlink" if device.type == "cuda" else "memory", log2(processes))
+        wires = f"measured all-reduce of {processes} ranks: {_curve(reduced)}; sends: {_curve(sent)}"
+    name = _device_name(device)
+    sources = {
+        "matmul": f"measured on {name}: " + ", ".join(f"{p.rows}x{p.depth}x{p.columns} {p.tflops:.2f}" for p in points),
+        "memory": f"measured copy of {copy / 1e9:.1f} GB/s (read and write counted)",
+        "node_link": wires,
+        "network": f"from {base.name}" if base else "not measured; set it before you plan several nodes",
+    }
+    memory_link = Link(kind="memory", gb_per_second=copy / 2e9, latency_microseconds=50.0)
+    return Hardware(
+        name="measured",
+        device=fitted,
+        node_gpus=base.node_gpus if base else max(processes, 1),
+        node_link=wire or (base.node_link if base else memory_link),
+        network=base.network if base else Link(kind="ethernet", gb_per_second=1.25, latency_microseconds=100.0),
+        usd_per_gpu_hour=base.usd_per_gpu_hour if base else None,
+        sources=sources,
+    )
+
+
+def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> list[Measured]:
+    """In bf16 on CUDA, in fp32 on CPU."""
+    cuda = device.type == "cuda"
+    points = []
+    with reporter.meter("matmuls", len(CUDA_SHAPES if cuda else CPU_SHAPES), "shapes") as meter:
+        for rows, depth, columns in CUDA_SHAPES if cuda else CPU_SHAPES:
+            dtype = torch.bfloat16 if cuda else torch.float32
+            left = torch.randn(rows, depth, device=device, dtype=dtype)
+            right = torch.randn(depth, columns, device=device, dtype=dtype)
+            seconds = _median(lambda left=left, right=right: left @ right, device, repeats)  # type: ignore[misc]
+            points.append(Measured(rows, depth, columns, seconds))
+            meter.advance(1, f"{points[-1].tflops:.2f} TFLOP/s")
+    return points
+
+
+def measure_copy(device: torch.device, repeats: int) -> float:
+    """Bytes a second, read and written, of a copy too large for any cache."""
+    size = 2**30 if device.type == "cuda" else 2**27
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _median(lambda: target.copy_(source), device, repeats)
+
+
+class Sent(NamedTuple):
+    """A message of so many bytes, the bytes that each rank's wire carried for it, and the median of its seconds."""
+
+    num_bytes: int
+    wire_bytes: float
+    seconds: float
+
+
+def measure_all_reduce(device: torch.device, repeats: int) -> list[Sent]:
+    """The curve of the default process group, from 4 kB to 256 MB (16 MB on a CPU), by powers of eight."""
+    ranks = dist.get_world_size()
+    largest = 2**28 if device.type == "cuda" else 2**24
+    curve, size = [], 2**12
+    while size <= largest:
+        numbers = torch.zeros(size // 4, device=device)
+        seconds = _median(lambda numbers=numbers: dist.all_reduce(numbers), device, repeats, alone=False)  # type: ignore[misc]
+        curve.append(Sent(size, 2 * (ranks - 1) / ranks * size, seconds))
+        size *= 8
+    return curve
+
+
+def measure_sends(device: torch.device, repeats: int) -> list[Sent]:
+    """From rank 0 to rank 1 and back, halved: what a pipeline's stages do. The other ranks wait."""
+    curve = []
+    for size in (2**12, 2**16, 2**20, 2**24):
+        numbers = torch.zeros(size // 4, device=device)
+        seconds = _median(lambda numbers=numbers: _there_and_back(numbers), device, repeats, alone=False)  # type: ignore[misc]
+        curve.append(Sent(size, size, seconds / 2))
+    return curve
+
+
+def _there_and_back(numbers: torch.Tensor) -> None:
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.send(numbers, 1)
+        dist.recv(numbers, 1)
+    elif rank == 1:
+        dist.recv(numbers, 0)
+        dist.send(numbers, 0)
+
+
+def fit_link(curve: Sequence[Sent], kind: Any, hops: float) -> Link:
+    """Latency and bandwidth that come nearest to the curve: least squares of seconds / measured - 1, so that small
+    messages count as much as large ones. hops: latencies that one collective pays."""
+    rows = torch.tensor([[1 / sent.seconds, sent.wire_bytes / sent.seconds] for sent in curve], dtype=torch.float64)
+    fitted = torch.linalg.lstsq(rows, torch.ones(len(curve), 1, dtype=torch.float64)).solution[:, 0]
+    latency, per_byte = max(0.0, float(fitted[0])), float(fitted[1])
+    if per_byte <= 0:  # noise: the largest message alone
+        per_byte = curve[-1].seconds / curve[-1].wire_bytes
+    return Link(kind=kind, gb_per_second=1 / per_byte / 1e9, latency_microseconds=latency * 1e6 / max(1.0, hops))
+
+
+def _curve(curve: Sequence[Sent]) -> str:
+    return ", ".join(f"{sent.num_bytes} B {sent.seconds * 1e6:.0f} us" for sent in curve)
+
+
+def fit_device(points: Sequence[Measured], copy: float, device: torch.device, base: Hardware | None) -> Device:
+    """A device whose matmuls take the measured times: the best rate, and what tiles, short sums and launches cost.
+
+    Fitted by least squares of the logarithms, so that a small matmul counts as much as a large one."""
+    best = max(point.tflops for point in points)
+    start = base.device if base else _plain_device(best, copy, device)
+    peak = base.device.matmul_tflops if base else best * 1.1
+    fields = start.model_dump() | {
+        "matmul_tflops": peak,
+        "memory_tb_per_second": copy / 1e12 if base is None else start.memory_tb_per_second,
+        "memory_efficiency": 1.0 if base is None else min(1.0, copy / 1e12 / start.memory_tb_per_second),
+    }
+
+    def build(point: Sequence[float]) -> Device:
+        efficiency, tile, depth, kernel = point
+        return Device.model_validate(
+            fields
+            | {
+                "matmul_efficiency": efficiency,
+                "tile_penalty": tile * 32,
+                "depth_penalty": depth * 512,
+                "kernel_microseconds": kernel * 50,
+            }
+        )
+
+    def loss(point: Sequence[float]) -> float:
+        rates = Rates(_machine(build(point)), Sustained())
+        times = [rates.matmul(p.rows, p.depth, p.columns) for p in points]
+        return sum(((time / p.seconds) - 1) ** 2 for time, p in zip(times, points, strict=True))
+
+    return build(pattern_search(loss, [0.8, 0.2, 0.2, 0.2], step=0.2, least=0.005, low=0.01, high=1.0))
+
+
+def fit_error(device: Device, points: Sequence[Measured]) -> float:
+    """Mean error of the fitted device on the measured products."""
+    rates = Rates(_machine(device), Sustained())
+    return sum(abs(rates.matmul(p.rows, p.depth, p.columns) / p.seconds - 1) for p in points) / len(points)
+
+
+def calibrate(path: Path, base: str | None, reporter: Reporter, repeats: int = 10) -> Hardware:
+    """Measures this machine and writes the profile. Under torchrun every process takes part and the first writes."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise RecipeError(f"{path}: a hardware profile is a .yaml file")
+    if not path.parent.is_dir():
+        raise RecipeError(f"{path.parent}: no such folder; make it, or write the profile elsewhere")
+    device = _own_device()
+    started = _start_processes(device)
+    try:
+        profile = measure(device, load_hardware(base) if base else None, reporter, repeats)
+        if not started or dist.get_rank() == 0:
+            path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False), "utf-8")
+    finally:
+        if started:
+            dist.destroy_process_group()
+    return profile
+
+
+def _own_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _start_processes(device: torch.device) -> bool:
+    if "RANK" not in os.environ or dist.is_initialized():
+        return False
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return True
+
+
+def _median(work: Callable[[], Any], device: torch.device, repeats: int, alone: bool = True) -> float:
+    """Of `repeats` runs after two to warm up. Work of this process alone is timed on a CPU by its processor time, which
+    the machine's other work does not lengthen."""
+    threads = torch.get_num_threads()
+    clock = time.perf_counter if device.type == "cuda" or not alone else lambda: time.process_time() / threads
+    times = []
+    for index in range(repeats + 2):
+        _finish(device)
+        start = clock()
+        work()
+        _finish(device)
+        if index >= 2:
+            times.append(clock() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _plain_device(best: float, copy: float, device: torch.device) -> Device:
+    """Before the fit. A CPU's cores stand for the multiprocessors."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        memory, units = found.total_memory / GIB, found.multi_processor_count
+    else:
+        memory, units = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, torch.get_num_threads()
+    return Device(
+        memory_gib=memory,
+        memory_tb_per_second=copy / 1e12,
+        memory_efficiency=1.0,
+        matmul_tflops=best,
+        matmul_efficiency=0.9,
+        multiprocessors=units,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def _machine(device: Device) -> Hardware:
+    """As in a short measurement, from which a power limit takes nothing yet."""
+    link = Link(kind="memory", gb_per_second=1.0)
+    rested = device.model_copy(update={"sustained": 1.0})
+    return Hardware(name="measured", device=rested, node_gpus=1, node_link=link, network=link)
+
+
+if __name__ == "__main__":
+    calibrate(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None, Reporter.to_terminal())

@@ -1,0 +1,36 @@
+"""Whether a model can stand in this machine's memory at all: asked before any of it is allocated. No torch here."""
+
+import os
+
+from gristmill.foundation.errors import InputError
+from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.planner.model_shape import shape_of
+from gristmill.training.planner.parameters import parameter_count
+
+# Weights, gradients and one moment of the optimizer, four bytes each (fp32; training/parallel/precision.py). AdamW has
+# a second moment, and activations come on top: what is refused for this could not be trained in any case.
+MIN_BYTES_PER_PARAMETER = 12
+LARGEST_DEVICE_BYTES = 2**40  # no accelerator has a TiB of its own; where the device is not known, this is refused
+
+
+def min_process_bytes(model: ModelConfig, train: TrainConfig, vocab_size: int) -> int:
+    """Bytes that the state of one process takes at least, cut evenly over the layout. 1e9 parameters over 4 -> 3e9."""
+    layout = train.layout
+    shares = layout.tensor * layout.pipeline * layout.shard
+    return parameter_count(shape_of(model, vocab_size)) * MIN_BYTES_PER_PARAMETER // shares
+
+
+def check_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, memory_bytes: int) -> None:
+    """Raises InputError if the model cannot be trained in memory_bytes of a process's device."""
+    needed = min_process_bytes(model, train, vocab_size)
+    if needed > memory_bytes:
+        raise InputError(
+            f"the model has {parameter_count(shape_of(model, vocab_size)):,} parameters: its weights, gradients and "
+            f"optimizer take at least {needed / 2**30:,.1f} GiB on each process, which has {memory_bytes / 2**30:,.1f} "
+            "GiB; lower model.layers or model.width, or spread it over more processes (`gristmill layout` says how)"
+        )
+
+
+def host_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

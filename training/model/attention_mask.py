@@ -1,0 +1,123 @@
+"""Who may look at whom: positions, documents and masks of one forward pass. Blocks are handed a plan and build no
+mask."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from gristmill.training.model.dropout import Dropout
+
+Mask = Tensor | BlockMask | None  # None is plainly causal
+
+# B batch, T tokens (queries), S tokens looked at (the past, then T), K head width
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """masks_BTS: for each window that some layer has, which tokens each token sees; None means plainly causal, which
+    needs no mask. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK: cosine and sine of the
+    rotary angles, or None. keep_state: mixers return their state."""
+
+    positions_BT: Tensor
+    masks_BTS: Mapping[int | None, Mask]
+    rotation_BTK: tuple[Tensor, Tensor] | None = None
+    dropout: Dropout | None = None
+    keep_state: bool = False
+
+    def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
+        return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)
+
+
+def causal_masks(
+    windows: Iterable[int | None], tokens: int, past: int, documents_BT: Tensor | None, device: torch.device
+) -> dict[int | None, Mask]:
+    """A mask for each window. Token t sees itself and the window - 1 before it, in its own document where documents are
+    given (int64[B, T], equal numbers are one document). past counts the tokens already in the state.
+
+    tokens 3, window 2 -> [[1, 0, 0], [1, 1, 0], [0, 1, 1]]."""
+    back_TS = _distances(tokens, past, device)
+    same_BTS = None if documents_BT is None else documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
+    masks: dict[int | None, Mask] = {}
+    for window in set(windows):
+        if same_BTS is None and past == 0 and (window is None or window >= tokens):
+            masks[window] = None
+            continue
+        seen_TS = back_TS >= 0 if window is None else (back_TS >= 0) & (back_TS < window)
+        masks[window] = seen_TS.unsqueeze(0) if same_BTS is None else seen_TS & same_BTS
+    return masks
+
+
+def alibi_masks(
+    masks: Mapping[int | None, Tensor | None], tokens: int, past: int, slopes_H: Tensor
+) -> dict[int | None, Mask]:
+    """The masks as numbers to add: for each head, minus its slope for every token of distance (arXiv 2108.12409)."""
+    back_TS = _distances(tokens, past, slopes_H.device)
+    return {
+        window: alibi_bias(back_TS.unsqueeze(0) >= 0 if mask is None else mask, back_TS.unsqueeze(0), slopes_H)
+        for window, mask in masks.items()
+    }
+
+
+def alibi_bias(seen_BTS: Tensor, back_BTS: Tensor, slopes_H: Tensor) -> Tensor:
+    """[B, H, T, S]: -slope x distance where a token is seen, minus infinity elsewhere."""
+    bias_BHTS = -slopes_H.view(-1, 1, 1) * back_BTS.unsqueeze(1).to(slopes_H.dtype)
+    return bias_BHTS.masked_fill(~seen_BTS.unsqueeze(1), -torch.inf)
+
+
+def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """2**(-8/n), 2**(-16/n), ... for a power of two n; other counts take every second slope of 2n for the rest, as the
+    paper's own code does. 8 heads -> 1/2, 1/4, ... 1/256."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
+    return torch.tensor(slopes, dtype=dtype, device=device)
+
+
+def block_masks(
+    windows: Iterable[int | None], tokens: int, documents_BT: Tensor | None, device: torch.device
+) -> dict[int | None, Mask]:
+    """The same masks for the flex kernels of GPUs, which skip the blocks that nobody sees; for whole samples only."""
+    masks: dict[int | None, Mask] = {}
+    for window in set(windows):
+        if documents_BT is None and (window is None or window >= tokens):
+            masks[window] = None
+            continue
+        rows = None if documents_BT is None else len(documents_BT)
+        masks[window] = create_block_mask(_seen(window, documents_BT), rows, None, tokens, tokens, device=device)
+    return masks
+
+
+def _seen(window: int | None, documents_BT: Tensor | None) -> Callable[..., Tensor]:
+    def sees(row: Tensor, head: Tensor, asking: Tensor, seen: Tensor) -> Tensor:
+        allowed = asking >= seen
+        if window is not None:
+            allowed = allowed & (asking - seen < window)
+        if documents_BT is not None:
+            allowed = allowed & (documents_BT[row, asking] == documents_BT[row, seen])
+        return allowed
+
+    return sees
+
+
+def rotary_angles(positions_BT: Tensor, head_width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [B, T, K] for `rotate` (RoFormer, arXiv 2104.09864). Feature i turns with feature i + K / 2."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    exponent = torch.arange(0, head_width, 2, device=positions_BT.device, dtype=exact) / head_width
+    angles = positions_BT.unsqueeze(-1).to(exact) * base**-exponent
+    angles_BTK = torch.cat([angles, angles], dim=-1)
+    return angles_BTK.cos().to(dtype), angles_BTK.sin().to(dtype)
+
+
+def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
+    cosine, sine = (part.unsqueeze(2) for part in rotation_BTK)
+    first, second = x_BTHK.chunk(2, dim=-1)
+    return torch.addcmul(x_BTHK * cosine, torch.cat([-second, first], dim=-1), sine)
+
+
+def _distances(tokens: int, past: int, device: torch.device) -> Tensor:
+    """How far back each seen token lies: int64[T, past + T]."""
+    return (torch.arange(tokens, device=device) + past).unsqueeze(1) - torch.arange(past + tokens, device=device)

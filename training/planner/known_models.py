@@ -1,0 +1,103 @@
+"""Models of the literature by name, and model files: what can be planned without a recipe."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.config import ModelConfig
+from gristmill.training.planner.model_shape import ModelShape, gpt, shape_of
+
+# (layers, width, heads) of arXiv 2104.04473, table 1; its vocabulary is 51200 and its context 2048.
+_GPT = {
+    "gpt-1.7b": (24, 2304, 24),
+    "gpt-3.6b": (30, 3072, 32),
+    "gpt-7.5b": (36, 4096, 32),
+    "gpt-18b": (40, 6144, 48),
+    "gpt-39b": (48, 8192, 64),
+    "gpt-76b": (60, 10240, 80),
+    "gpt-146b": (80, 12288, 96),
+    "gpt3-175b": (96, 12288, 96),
+    "gpt-310b": (96, 16384, 128),
+    "mt-nlg-530b": (105, 20480, 128),
+    "gpt-1t": (128, 25600, 160),
+}
+# (layers, width, heads, key/value heads, hidden width) of arXiv 2407.21783, table 3; vocabulary 128256, context 8192.
+_LLAMA3 = {
+    "llama3-8b": (32, 4096, 32, 8, 14336),
+    "llama3-70b": (80, 8192, 64, 8, 28672),
+    "llama3-405b": (126, 16384, 128, 8, 53248),
+}
+MODEL_NAMES = (*_GPT, *_LLAMA3)
+
+
+def named_shape(name: str, context: int | None = None) -> ModelShape:
+    """Raises RecipeError with the nearest name."""
+    if name in _GPT:
+        return gpt(*_GPT[name], context=context or 2048)
+    if name in _LLAMA3:
+        layers, width, heads, kv_heads, hidden = _LLAMA3[name]
+        model = ModelConfig(
+            layers=layers, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, context=context or 8192
+        )
+        return shape_of(model, 128256)
+    near = difflib.get_close_matches(name, MODEL_NAMES, 1, 0.3)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RecipeError(f"--model {name}: no such file or name; {hint}names are {', '.join(MODEL_NAMES)}")
+
+
+def load_shape(reference: str, context: int | None = None, vocab: int | None = None) -> ModelShape:
+    """The shape of a name, or of a YAML file: a recipe's (`model`, `tokenizer.vocab_size`) or a model's bare fields.
+
+    Raises RecipeError where the file, a field or the vocabulary is missing or wrong."""
+    path = Path(reference)
+    if path.suffix not in (".yaml", ".yml"):
+        shape = named_shape(reference, context)
+        return shape if vocab is None else shape_of(shape.model, vocab, context)
+    content = _read(path)
+    fields = dict(content.get("model", content))
+    size = vocab or fields.pop("vocab_size", None) or _section(content, "tokenizer").get("vocab_size")
+    if not isinstance(size, int):
+        raise RecipeError(f"{path}: no tokenizer.vocab_size; add it, or give --vocab")
+    fields.pop("vocab_size", None)
+    if context is not None:
+        fields["context"] = context
+    try:
+        return shape_of(ModelConfig(**fields), size)
+    except (ValidationError, TypeError) as error:
+        raise RecipeError(f"{path}: {_sentences(error)}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not a YAML file: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path}: holds no fields; begin with layers, width, heads")
+    return content
+
+
+def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _sentences(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    said = []
+    for one in error.errors():
+        place = ".".join(str(part) for part in one["loc"])
+        if one["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(place, list(ModelConfig.model_fields), 1, 0.3)
+            hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(ModelConfig.model_fields)}"
+            said.append(f"unknown field {place}; {hint}")
+        else:
+            said.append(f"{place}: {one['msg']}" if place else one["msg"])
+    return "; ".join(said)

@@ -1,0 +1,99 @@
+"""A model as a list of blocks and two ends: the view of a ModelConfig from which every count and cost is made."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from gristmill.training.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer. window: positions an attention row looks back, itself included; None is all."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    gated: bool
+    window: int | None
+    biases: bool
+    norm_bias: bool
+    qk_norm: bool
+    rope: bool
+    post_norm: bool
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """blocks in order; vocab: ids the embedding holds; context: tokens of a sample."""
+
+    model: ModelConfig
+    blocks: tuple[Block, ...]
+    vocab: int
+    context: int
+
+    @property
+    def width(self) -> int:
+        return self.model.width
+
+    @property
+    def tied(self) -> bool:
+        return self.model.tied_embeddings
+
+    @cached_property
+    def distinct(self) -> tuple[Block, ...]:
+        """Each kind of block once, in order of first appearance."""
+        return tuple(dict.fromkeys(self.blocks))
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """For each layer, the index of its kind in `distinct`."""
+        order = {block: index for index, block in enumerate(self.distinct)}
+        return tuple(order[block] for block in self.blocks)
+
+
+def shape_of(model: ModelConfig, vocab: int, context: int | None = None) -> ModelShape:
+    """The planner's view of a model with `vocab` ids, at `context` tokens a sample (the model's own when None)."""
+    blocks = tuple(
+        Block(
+            width=model.width,
+            heads=model.heads,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            hidden=model.hidden_width(layer.channel),
+            gated=layer.channel == "swiglu",
+            window=layer.window,
+            biases=model.biases,
+            norm_bias=model.norm == "layernorm",
+            qk_norm=model.qk_norm,
+            rope=model.positions == "rope",
+            post_norm=layer.norm_order == "post",
+        )
+        for layer in model.layer_list
+    )
+    return ModelShape(model, blocks, vocab, context or model.context)
+
+
+def gpt(layers: int, width: int, heads: int, context: int = 2048, vocab: int = 51200) -> ModelShape:
+    """The GPT of the papers of 2021 and 2022: learned positions, LayerNorm, GELU of 4 x width, biases, tied tables."""
+    model = ModelConfig(
+        layers=layers,
+        width=width,
+        heads=heads,
+        context=context,
+        channel="gelu",
+        norm="layernorm",
+        positions="learned",
+        biases=True,
+        tied_embeddings=True,
+    )
+    return shape_of(model, vocab)
