@@ -33,7 +33,7 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.encode import encode_part, tasks_of
+from gristmill.tokenizers.encode import encode_documents, encode_tasks
 from gristmill.tokenizers.pretrained import adopt
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
@@ -152,9 +152,9 @@ def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
     """What the index stage does for one source: encode its slices, then shuffle them into one file."""
     shutil.rmtree(folder, ignore_errors=True)
     encoder = load_bulk_tokenizer(tokenizer).encoder
-    tasks = tasks_of(document_ranges(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
+    tasks = encode_tasks(document_ranges(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
     for task in tasks:
-        encode_part(task)
+        encode_documents(task)
     merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))
 
 

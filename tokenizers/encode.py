@@ -1,4 +1,4 @@
-"""Documents become token ids: a task takes some slices of a corpus and writes them as one small indexed file."""
+"""Encodes documents: a task reads document ranges of a corpus and writes their token ids as one small indexed file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,42 +21,42 @@ BATCH_DOCUMENTS = 256
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """prefix: the part's .bin and .idx; beside them PREFIX.json keeps the bytes of text, written last."""
+    """prefix: of the output .bin and .idx; PREFIX.json, written last, holds the number of text bytes."""
 
     tokenizer: Path
     encoder: str
-    slices: tuple[DocumentRange, ...]
+    ranges: tuple[DocumentRange, ...]
     prefix: Path
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.slices)
+        return sum(documents.bytes for documents in self.ranges)
 
 
-def tasks_of(slices: Sequence[DocumentRange], prefix: Path, tokenizer: Path, encoder: str) -> list[EncodeTask]:
-    """Neighbouring slices put together to about SLICE_BYTES; parts PREFIX-00000, PREFIX-00001 ... in their order."""
-    runs: list[list[DocumentRange]] = []
-    for part in slices:
-        if not runs or sum(held.bytes for held in runs[-1]) + part.bytes > SLICE_BYTES:
-            runs.append([])
-        runs[-1].append(part)
+def encode_tasks(ranges: Sequence[DocumentRange], prefix: Path, tokenizer: Path, encoder: str) -> list[EncodeTask]:
+    """Groups consecutive ranges up to about SLICE_BYTES per task; outputs are PREFIX-00000, PREFIX-00001 ..."""
+    groups: list[list[DocumentRange]] = []
+    for documents in ranges:
+        if not groups or sum(each.bytes for each in groups[-1]) + documents.bytes > SLICE_BYTES:
+            groups.append([])
+        groups[-1].append(documents)
     return [
-        EncodeTask(tokenizer, encoder, tuple(run), prefix.with_name(f"{prefix.name}-{number:05d}"))
-        for number, run in enumerate(runs)
+        EncodeTask(tokenizer, encoder, tuple(group), prefix.with_name(f"{prefix.name}-{number:05d}"))
+        for number, group in enumerate(groups)
     ]
 
 
-def encode_part(task: EncodeTask) -> None:
-    """Writes the task's part, unless it stands there whole. Raises InputError naming a document that has no text."""
+def encode_documents(task: EncodeTask) -> None:
+    """Writes the task's indexed file unless it is complete. Raises InputError naming a document that has no text."""
     note = note_path(task.prefix)
     if note.is_file() and idx_path(task.prefix).is_file():
         return
     tokenizer = _loaded(task.tokenizer, task.encoder)
     text_bytes = 0
     with indexed_writer(task.prefix, dtype_for(tokenizer.vocab_size), tokenizer.vocab_size) as writer:
-        for part in task.slices:
-            texts = read(part, "text")["text"].to_pylist()
-            _check_texts(part, texts)
+        for documents in task.ranges:
+            texts = read(documents, "text")["text"].to_pylist()
+            _check_texts(documents, texts)
             for start in range(0, len(texts), BATCH_DOCUMENTS):
                 text_bytes += _encode_batch(tokenizer, texts[start : start + BATCH_DOCUMENTS], writer)
     write_atomic(note, canonical_json({"bytes": text_bytes}))
@@ -67,21 +67,21 @@ def note_path(prefix: Path) -> Path:
 
 
 def _encode_batch(tokenizer: Tokenizer, texts: list[str], writer: IndexedWriter) -> int:
-    """Adds the texts, each with an end-of-document token, and returns their bytes."""
+    """Appends the texts, each followed by an end-of-document token; returns their size in bytes."""
     ids, lengths = tokenizer.encode_flat(texts)
     writer.add_many(np.insert(ids, np.cumsum(lengths), tokenizer.end_of_document), lengths + 1)
     return sum(len(text.encode()) for text in texts)
 
 
-def _check_texts(part: DocumentRange, texts: list[str | None]) -> None:
+def _check_texts(documents: DocumentRange, texts: list[str | None]) -> None:
     if None in texts:
-        row = part.first + texts.index(None)
+        row = documents.first + texts.index(None)
         raise InputError(
-            f"{part.path}: row group {part.row_group}, row {row} has no text; run `gristmill curate` again"
+            f"{documents.path}: row group {documents.row_group}, row {row} has no text; run `gristmill curate` again"
         )
 
 
 @lru_cache(maxsize=2)
 def _loaded(folder: Path, encoder: str) -> Tokenizer:
-    """A worker process encodes many parts with the one tokenizer it was handed; reading it again would cost as much."""
+    """The tokenizer, loaded once per worker process: loading takes as long as encoding one task."""
     return load_bulk_tokenizer(folder, encoder)

@@ -1,4 +1,4 @@
-"""The stages `tokenizer` and `index` on a corpus of a few hundred documents, killed and shared out."""
+"""The stages `tokenizer` and `index` on a few hundred documents: results, restarts after SIGKILL, workers."""
 
 import hashlib
 import json
@@ -27,6 +27,7 @@ from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import StageContext
 from gristmill.pipelines.stages import index, tokenizer
 from gristmill.pipelines.stages.train import open_data
+from gristmill.tokenizers import index_corpus
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 SPLIT_OF = ("train",) * 8 + ("validation", "test")
@@ -51,7 +52,7 @@ def recipe_of(**changes) -> Recipe:
 
 @pytest.fixture(scope="session")
 def corpus(small_corpus, tmp_path_factory) -> Path:
-    """What `curate` leaves: paragraphs of docstrings, of modules a to m (front) and n to z (back), in three splits."""
+    """A `curate` folder: paragraphs of docstrings, of modules a to m (front) and n to z (back), in three splits."""
     folder = tmp_path_factory.mktemp("curate")
     for source, letters in (("front", "abcdefghijklm"), ("back", "nopqrstuvwxyz")):
         files = [path for path in sorted(small_corpus.glob("*.txt")) if path.name[0] in letters]
@@ -77,36 +78,36 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def whole(corpus, tmp_path_factory) -> dict[str, Path]:
+def stages(corpus, tmp_path_factory) -> dict[str, Path]:
     """Both stages run once, undisturbed, by one worker."""
-    base = tmp_path_factory.mktemp("whole")
+    base = tmp_path_factory.mktemp("stages")
     inputs = {"curate": corpus, "tokenizer": base / "tokenizer"}
     tokenizer.run(context_of(base / "tokenizer", inputs))
     index.run(context_of(base / "index", inputs))
     return {**inputs, "index": base / "index"}
 
 
-def test_the_tokenizer_stage_gives_the_same_bytes_again(corpus, whole, tmp_path):
+def test_the_tokenizer_stage_gives_the_same_bytes_again(corpus, stages, tmp_path):
     facts = tokenizer.run(context_of(tmp_path, {"curate": corpus}, workers=2))
-    assert digests(tmp_path) == digests(whole["tokenizer"])
+    assert digests(tmp_path) == digests(stages["tokenizer"])
     assert facts["vocab_size"] == 800
     assert facts["trained_on_bytes"]["front"] / facts["trained_on_bytes"]["back"] == pytest.approx(7 / 3, rel=0.05)
 
 
-def test_every_document_is_indexed_once_in_the_keyed_order(corpus, whole):
-    encoder = load_tokenizer(whole["tokenizer"])
+def test_every_document_is_indexed_once_in_the_keyed_order(corpus, stages):
+    encoder = load_tokenizer(stages["tokenizer"])
     for split in ("train", "validation", "test"):
         for source in ("front", "back"):
             texts = pq.read_table(corpus / "documents" / split / f"{source}-00000.parquet")["text"].to_pylist()
-            reader = IndexedReader(whole["index"] / split / source)
+            reader = IndexedReader(stages["index"] / split / source)
             reader.check_ids(encoder.vocab_size)
             order = Permutation(len(texts), key_of(7, "documents", source, split)).whole()
             expected = [[*encoder.encode(texts[place]), encoder.end_of_document] for place in order]
             assert [document.tolist() for document in reader.documents()] == expected
 
 
-def test_the_dataset_says_what_it_holds(corpus, whole):
-    described = json.loads((whole["index"] / "dataset.json").read_text())
+def test_the_dataset_says_what_it_holds(corpus, stages):
+    described = json.loads((stages["index"] / "dataset.json").read_text())
     texts = pq.read_table(corpus / "documents" / "train" / "front-00000.parquet")["text"].to_pylist()
     front = described["sources"][0]
     assert (front["name"], front["weight"]) == ("front", 0.7)
@@ -114,29 +115,29 @@ def test_the_dataset_says_what_it_holds(corpus, whole):
     assert front["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in texts)
     assert described["dtype"] == "uint16"
     recipe = recipe_of()
-    samples = open_samples(whole["index"], "train", 32, recipe.seed, recipe.index)
+    samples = open_samples(stages["index"], "train", 32, recipe.seed, recipe.index)
     drawn = {draw.source: draw.samples for draw in samples.drawn(1024 * 10)}
     assert drawn["front"] + drawn["back"] == 10240
     assert abs(drawn["front"] - 7168) < 2
 
 
-def test_without_weights_sources_are_drawn_by_their_tokens_and_repeats_are_said(whole, tmp_path):
+def test_sources_without_weights_are_drawn_by_tokens_and_repeats_are_reported(stages, tmp_path):
     sources = [{"name": name, "format": "text", "paths": ["x"]} for name in ("front", "back")]
     context = context_of(
-        tmp_path, whole, recipe=recipe_of(sources=sources, train={"tokens": 9_000_000, "batch_tokens": 64})
+        tmp_path, stages, recipe=recipe_of(sources=sources, train={"tokens": 9_000_000, "batch_tokens": 64})
     )
     index.run(context)
     described = read_dataset(tmp_path).sources
     tokens = [source.splits["train"].tokens for source in described]
     assert [source.weight for source in described] == [count / sum(tokens) for count in tokens]
-    (front, _) = index.repeats(context.recipe, read_dataset(tmp_path))
+    (front, _) = index.recipe_repeat_warnings(context.recipe, read_dataset(tmp_path))
     assert f"source 'front' has {tokens[0]:,} tokens and is seen {9e6 / sum(tokens):.1f} times" in front
-    assert index.repeats(recipe_of(), read_dataset(tmp_path)) == []
+    assert index.recipe_repeat_warnings(recipe_of(), read_dataset(tmp_path)) == []
 
 
-def test_training_opens_no_index_that_was_altered_with_equal_size(whole, tmp_path):
+def test_training_refuses_an_index_altered_in_place(stages, tmp_path):
     folder = tmp_path / "index"
-    shutil.copytree(whole["index"], folder)
+    shutil.copytree(stages["index"], folder)
     write_manifest(folder, "index", 1, {}, {}, {}, {})
     context = context_of(tmp_path / "train", {"index": folder})
     assert open_data(context).held_out is not None
@@ -150,12 +151,12 @@ def test_training_opens_no_index_that_was_altered_with_equal_size(whole, tmp_pat
         (folder / name).write_bytes(bytes(content))
 
 
-def test_the_number_of_workers_and_of_parts_leaves_no_trace(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "WORTH_SHARING_SECONDS", 0.0)
-    index.run(context_of(tmp_path / "two", whole, workers=2))
+def test_output_does_not_depend_on_workers_or_task_size(stages, tmp_path, monkeypatch):
+    monkeypatch.setattr(index_corpus, "MIN_PARALLEL_SECONDS", 0.0)
+    index.run(context_of(tmp_path / "two", stages, workers=2))
     monkeypatch.setattr(documents, "SLICE_BYTES", 20_000)
-    index.run(context_of(tmp_path / "slices", whole))
-    assert digests(tmp_path / "two") == digests(tmp_path / "slices") == digests(whole["index"])
+    index.run(context_of(tmp_path / "slices", stages))
+    assert digests(tmp_path / "two") == digests(tmp_path / "slices") == digests(stages["index"])
 
 
 KILLED = """
@@ -166,56 +167,57 @@ from gristmill.tokenizers import encode
 documents.SLICE_BYTES = encode.SLICE_BYTES = 20_000
 import test_tokenizer_index as ours
 from gristmill.pipelines.stages import index
-slow = index.encode_part
+from gristmill.tokenizers import index_corpus
+slow = index_corpus.encode_documents
 def slower(task):
     time.sleep(0.02)
     slow(task)
-index.encode_part = slower
+index_corpus.encode_documents = slower
 index.run(ours.context_of(Path(sys.argv[1]), {"curate": Path(sys.argv[2]), "tokenizer": Path(sys.argv[3])}))
 """
 
 
-def test_killed_at_any_moment_and_run_again_the_bytes_are_the_same(whole, tmp_path, monkeypatch):
+def test_a_rerun_after_sigkill_writes_the_same_bytes(stages, tmp_path, monkeypatch):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "index"), str(whole["curate"]), str(whole["tokenizer"])]
-    for parts_before_the_kill in (3, 12):
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "index"), str(stages["curate"]), str(stages["tokenizer"])]
+    for files_before_the_kill in (3, 12):
         process = subprocess.Popen(arguments, env=environment)
-        while len(list((tmp_path / "index").rglob("*.idx"))) < parts_before_the_kill and process.poll() is None:
+        while len(list((tmp_path / "index").rglob("*.idx"))) < files_before_the_kill and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "index" / "dataset.json").exists()
     monkeypatch.setattr(documents, "SLICE_BYTES", 20_000)
     monkeypatch.setattr("gristmill.tokenizers.encode.SLICE_BYTES", 20_000)
-    index.run(context_of(tmp_path / "index", whole))
-    assert digests(tmp_path / "index") == digests(whole["index"])
+    index.run(context_of(tmp_path / "index", stages))
+    assert digests(tmp_path / "index") == digests(stages["index"])
 
 
-def test_a_vocabulary_too_large_for_the_corpus_names_the_mend(corpus, tmp_path):
+def test_the_message_for_a_too_large_vocabulary_names_the_largest_possible_one(corpus, tmp_path):
     recipe = recipe_of(tokenizer={"vocab_size": 500_000, "sample_bytes": 50_000})
     with pytest.raises(InputError, match=r"set tokenizer\.vocab_size to \d+ or less"):
         tokenizer.run(context_of(tmp_path, {"curate": corpus}, recipe=recipe))
 
 
-def test_a_source_without_documents_is_named(whole, tmp_path):
+def test_a_source_without_documents_is_named(stages, tmp_path):
     recipe = recipe_of(sources=[{"name": "gone", "format": "text", "paths": ["x"]}])
     with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
-        tokenizer.run(context_of(tmp_path / "t", whole, recipe=recipe))
+        tokenizer.run(context_of(tmp_path / "t", stages, recipe=recipe))
     with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
-        index.run(context_of(tmp_path / "i", whole, recipe=recipe))
+        index.run(context_of(tmp_path / "i", stages, recipe=recipe))
 
 
-def test_a_damaged_part_is_named(whole, tmp_path):
+def test_a_damaged_document_file_is_named(stages, tmp_path):
     path = tmp_path / "documents" / "train" / "front-00000.parquet"
     path.parent.mkdir(parents=True)
-    path.write_bytes((whole["curate"] / "documents/train/front-00000.parquet").read_bytes()[:-100])
+    path.write_bytes((stages["curate"] / "documents/train/front-00000.parquet").read_bytes()[:-100])
     with pytest.raises(InputError, match=r"front-00000\.parquet: not a readable Parquet file"):
-        index.run(context_of(tmp_path / "i", {**whole, "curate": tmp_path}))
+        index.run(context_of(tmp_path / "i", {**stages, "curate": tmp_path}))
     pq.write_table(pa.table({"words": ["a"]}), path)
     with pytest.raises(InputError, match=r"no column 'text', it has \['words'\]"):
-        index.run(context_of(tmp_path / "i", {**whole, "curate": tmp_path}))
+        index.run(context_of(tmp_path / "i", {**stages, "curate": tmp_path}))
 
 
-def test_settings_of_the_samples_do_not_build_the_index_again():
+def test_sampling_settings_do_not_rebuild_the_index():
     assert index.config(recipe_of()) == index.config(recipe_of(index={"packing": "best_fit", "fim_rate": 0.5}))
     assert index.config(recipe_of()) != index.config(recipe_of(seed=8))

@@ -1,0 +1,155 @@
+"""Indexes a corpus: documents to tokens, one shuffled .bin and .idx per source and split."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.data_pipeline.indexed.dataset import (
+    SPLITS,
+    Dataset,
+    FimIds,
+    IndexedSource,
+    SplitCounts,
+    source_prefix,
+    write_dataset,
+)
+from gristmill.data_pipeline.indexed.documents import document_ranges
+from gristmill.data_pipeline.indexed.epochs import blend_weights
+from gristmill.data_pipeline.indexed.format import bin_path, dtype_for
+from gristmill.data_pipeline.indexed.merge import merge
+from gristmill.data_pipeline.indexed.permutation import key_of
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest, write_atomic
+from gristmill.foundation.progress import Reporter
+from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks, note_path
+from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
+
+CHUNKS = "chunks"  # temporary folder: small indexed files in the corpus's order, removed when all are merged
+# Starting a process costs 1.5 s of imports; below twice that the work runs in this process.
+MIN_PARALLEL_SECONDS = 3.0
+ENCODE_BYTES_PER_SECOND = 12e6  # text per second and core
+MERGE_BYTES_PER_SECOND = 200e6
+
+
+@dataclass(frozen=True)
+class IndexRequest:
+    """corpus, tokenizer: the folders of the stages curate and tokenizer. weights: of the sources, in the recipe's
+    order; None for all of them weighs by tokens. folder: the output folder, which may hold files of an earlier run."""
+
+    corpus: Path
+    tokenizer: Path
+    weights: Mapping[str, float | None]
+    seed: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """chunks: prefixes in their order. prefix: the merged file's. note: JSON with its counts. key: of its shuffle."""
+
+    chunks: tuple[Path, ...]
+    prefix: Path
+    note: Path
+    key: int
+
+
+def index_corpus(request: IndexRequest, workers: int, reporter: Reporter) -> tuple[Dataset, Tokenizer]:
+    """Writes the .bin and .idx files and their description into request.folder; finished files are reused.
+
+    Raises InputError if a source has no documents in the train split, or a document has no text."""
+    tokenizer = load_bulk_tokenizer(request.tokenizer)
+    reporter.say(f"index: encoding with {tokenizer.encoder}")
+    encodes, merges = _plan_tasks(request, tokenizer)
+    text_bytes = sum(task.bytes for tasks in encodes for task in tasks)
+    todo = [
+        task for tasks, merge_task in zip(encodes, merges, strict=True) if not _is_merged(merge_task) for task in tasks
+    ]
+    encode_engine = _engine(workers, reporter, text_bytes / ENCODE_BYTES_PER_SECOND)
+    encode_engine.map(encode_documents, todo, "index: encoding", [task.bytes for task in todo], "B")
+    _engine(workers, reporter, text_bytes / MERGE_BYTES_PER_SECOND).map(
+        _merge, merges, "index: shuffling", unit="files"
+    )
+    dataset = _describe(request, tokenizer)
+    write_dataset(request.folder, dataset)
+    shutil.rmtree(request.folder / CHUNKS, ignore_errors=True)
+    return dataset, tokenizer
+
+
+def _engine(workers: int, reporter: Reporter, seconds: float) -> LocalEngine:
+    """All workers, or this process alone where starting them would take longer than the work."""
+    return LocalEngine(workers if seconds >= MIN_PARALLEL_SECONDS else 1, reporter)
+
+
+def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[EncodeTask]], list[MergeTask]]:
+    """For each source and split: the tasks that encode its chunks, and the task that merges them."""
+    encodes: list[list[EncodeTask]] = []
+    merges: list[MergeTask] = []
+    for split in SPLITS:
+        for source in request.weights:
+            found = document_ranges(request.corpus, split, source)
+            if not found and split == "train":
+                raise InputError(
+                    f"{request.corpus}: source {source!r} has no documents in the train split; "
+                    "look at what curate removed, or drop the source"
+                )
+            if not found:
+                continue
+            chunk_prefix = request.folder / CHUNKS / split / source
+            tasks = encode_tasks(found, chunk_prefix, request.tokenizer, tokenizer.encoder)
+            encodes.append(tasks)
+            merges.append(
+                MergeTask(
+                    chunks=tuple(task.prefix for task in tasks),
+                    prefix=source_prefix(request.folder, split, source),
+                    note=note_path(chunk_prefix),
+                    key=key_of(request.seed, "documents", source, split),
+                )
+            )
+    return encodes, merges
+
+
+def _is_merged(task: MergeTask) -> bool:
+    return task.note.is_file()
+
+
+def _merge(task: MergeTask) -> None:
+    """Writes the source's .bin and .idx in shuffled order, then the note with its counts; skipped if that exists."""
+    if _is_merged(task):
+        return
+    merge(task.chunks, task.prefix, task.key)
+    reader = IndexedReader(task.prefix)
+    counts = SplitCounts(
+        documents=len(reader),
+        tokens=reader.num_tokens,
+        bytes=sum(json.loads(note_path(chunk).read_bytes())["bytes"] for chunk in task.chunks),
+        sha256=file_digest(bin_path(task.prefix)),
+    )
+    write_atomic(task.note, canonical_json(counts.model_dump(mode="json")))
+
+
+def _describe(request: IndexRequest, tokenizer: Tokenizer) -> Dataset:
+    fim = tokenizer.fim_ids()
+    splits = {name: {split: _counts(request.folder, split, name) for split in SPLITS} for name in request.weights}
+    weights = blend_weights(request.weights, {name: counts["train"].tokens for name, counts in splits.items()})
+    return Dataset(
+        vocab_size=tokenizer.vocab_size,
+        end_of_document=tokenizer.end_of_document,
+        dtype=str(dtype_for(tokenizer.vocab_size)),
+        fim=None if fim is None else FimIds(prefix=fim[0], middle=fim[1], suffix=fim[2]),
+        sources=tuple(
+            IndexedSource(name=name, weight=weights[name], tokenizer=tokenizer.fingerprint, splits=counts)
+            for name, counts in splits.items()
+        ),
+    )
+
+
+def _counts(folder: Path, split: str, source: str) -> SplitCounts:
+    note = note_path(folder / CHUNKS / split / source)
+    if not note.is_file():
+        return SplitCounts(documents=0, tokens=0, bytes=0, sha256="")
+    return SplitCounts.model_validate_json(note.read_bytes())
