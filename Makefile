@@ -22,7 +22,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	mkdir -p build/types/gristmill
 	ln -sfn $(addprefix $(CURDIR)/,$(FOLDERS)) build/types/gristmill/
-	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED))
+	ln -sfn $(CURDIR)/benchmarks/published build/types/published
+	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED)) -p published
 
 bench: $(INSTALLED) $(PEERS)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'

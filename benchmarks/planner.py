@@ -12,6 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from measure import Figure, arguments, cpu_seconds, print_figures, wall_seconds
+from published.claims import claims
+from published.fit import errors, leave_one_out, print_fit, refit_spread
+from published.h100 import LLM_C_RUN
+from published.held_out import HELD_OUT
+from published.megatron import CALIBRATION
 from rich.console import Console
 from rich.table import Table
 
@@ -22,20 +27,15 @@ from gristmill.training.measure_hardware import measure
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.precision import PRECISIONS
-from gristmill.training.planner.calibrate import errors, leave_one_out, refit_spread
-from gristmill.training.planner.claims import claims
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.plan_request import PlanRequest
-from gristmill.training.planner.published import CALIBRATION
-from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 from gristmill.training.planner.step_time import StepModel
-from gristmill.training.planner.tables import HELD_OUT
 from gristmill.training.run import build_forward_backward
 from gristmill.training.testing.forked_pool import ForkedPool
 
@@ -57,7 +57,12 @@ FP32 = GRISTMILL.model_dump() | {"kernels": "eager", "loss": "whole", "reduce_by
 
 
 def main() -> None:
-    options = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--fit", action="store_true", help="only fit the planner's three constants and print them")
+    options = parser.parse_args()
+    if options.fit:
+        print_fit()
+        return
     pool = ForkedPool(2)  # before torch computes anything here
     try:
         profile = pool.run(2, measured_profile)[0]
@@ -121,7 +126,7 @@ def published_figures() -> list[Figure]:
     """Mean error of each table, in percent; the rows are printed."""
     table = Table("run", "published TFLOP/s", "forecast", "error", title="forecast beside published")
     figures = []
-    fitted = {"calibration": CALIBRATION, "power of the H100": (LLM_C_ROW,)}
+    fitted = {"calibration": CALIBRATION, "power of the H100": (LLM_C_RUN,)}
     for name, rows in (fitted | HELD_OUT).items():
         found = errors(rows, FITTED)
         table.add_row(f"[bold]{name}")

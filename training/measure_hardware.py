@@ -19,7 +19,7 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.planner.calibrate import pattern_search
+from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
 
@@ -200,7 +200,7 @@ def fit_device(points: Sequence[Measured], copy: float, device: torch.device, ba
         times = [rates.matmul(p.rows, p.depth, p.columns) for p in points]
         return sum(((time / p.seconds) - 1) ** 2 for time, p in zip(times, points, strict=True))
 
-    return build(pattern_search(loss, [0.8, 0.2, 0.2, 0.2], step=0.2, least=0.005, low=0.01, high=1.0))
+    return build(pattern_search(loss, [0.8, 0.2, 0.2, 0.2], step=0.2, min_step=0.005, low=0.01, high=1.0))
 
 
 def fit_error(device: Device, points: Sequence[Measured]) -> float:

@@ -32,7 +32,7 @@ class Sustained(Config):
     network: float = Field(1.0, gt=0, le=1.2)
 
 
-# python -m gristmill.training.planner.calibrate: the five rows of published.CALIBRATION, mean error 0.8 % (2026-11-20).
+# python benchmarks/planner.py --fit: the five runs of benchmarks/published/megatron.py, mean error 0.8 % (2026-11-20).
 FITTED = Sustained(matmul=0.875, memory=0.763, network=1.0)
 
 

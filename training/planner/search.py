@@ -23,7 +23,7 @@ from gristmill.training.planner.step_time import StepModel, StepTime
 # A layout that needs so much more than there is under the strongest recomputation fits under no other.
 HOPELESS = 1.5
 # Of |forecast / published - 1| over the published runs of other programs and machines that nothing was fitted to: four
-# of five are below (benchmarks/planner.py prints all; tests/training/planner/test_calibrate.py holds it).
+# of five are below (benchmarks/planner.py prints all; tests/benchmarks/test_published.py checks it).
 THROUGHPUT_ERROR = 0.12
 # What tests allow between the forecast of activations and what autograd keeps (tests/training/planner).
 MOVING_MEMORY_ERROR = 0.05

@@ -1,33 +1,15 @@
-"""Published runs of Megatron-LM on A100s that the planner is held against. Each row says where it comes from.
+"""Published runs of Megatron-LM on A100s, each with its source, to compare the planner's forecasts with.
 
 The layouts of table 1, its micro-batches and stages included, are those of Megatron-LM's examples/sc21/run_table_1.sh;
 those of table 2 follow run_figure_12.sh (175 billion) and the 530 billion of table 1.
 """
 
-from dataclasses import dataclass
+from published.run import PublishedRun
 
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.model_shape import ModelShape, gpt
 
 TABLE_1 = "arXiv 2104.04473, table 1; layouts from Megatron-LM examples/sc21/run_table_1.sh"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run: shape, layout, samples a step, and the TFLOP/s on each GPU that were reported.
-
-    recompute_counted: whether recomputation counts as work in that figure, as the paper of 2021 has it."""
-
-    name: str
-    shape: ModelShape
-    layout: Layout
-    samples: int
-    tflops: float
-    source: str
-    hardware: str = "a100-80g"
-    software: str = "megatron-2021"
-    recompute_counted: bool = True
-    float8: bool = False
 
 
 def _table_1(
@@ -40,7 +22,7 @@ def _table_1(
     micro_batch: int,
     virtual: int,
     tflops: float,
-) -> Row:
+) -> PublishedRun:
     layout = Layout(
         tensor=tensor,
         pipeline=pipeline,
@@ -50,10 +32,10 @@ def _table_1(
         schedule="interleaved" if virtual > 1 else "1f1b",
         recompute="full",
     )
-    return Row(name, gpt(*size), layout, samples, tflops, TABLE_1)
+    return PublishedRun(name, gpt(*size), layout, samples, tflops, TABLE_1)
 
 
-# The rows the constants are fitted to, and no others.
+# The three constants are fitted to these five runs and to no others.
 CALIBRATION = (
     _table_1("1.7B", (24, 2304, 24), 1, 1, 32, 512, 16, 1, 137.0),
     _table_1("7.5B", (36, 4096, 32), 4, 1, 128, 512, 16, 1, 142.0),
@@ -63,7 +45,7 @@ CALIBRATION = (
 )
 
 
-# Never fitted to: what the forecast is worth where it was not told.
+# Not fitted to: these measure the error on runs that the fit has not seen.
 REST_OF_TABLE_1 = (
     _table_1("3.6B", (30, 3072, 32), 2, 1, 64, 512, 16, 1, 138.0),
     _table_1("18.4B", (40, 6144, 48), 8, 1, 256, 1024, 8, 1, 135.0),
@@ -75,7 +57,7 @@ REST_OF_TABLE_1 = (
 
 def _selective(
     name: str, size: tuple[int, int, int], pipeline: int, virtual: int, samples: int, micro: int, mfu: float
-) -> Row:
+) -> PublishedRun:
     layout = Layout(
         tensor=8,
         pipeline=pipeline,
@@ -86,7 +68,7 @@ def _selective(
         sequence_parallel=True,
     )
     source = "arXiv 2205.05198, tables 3 and 5: MFU of sequence parallelism with selective recomputation, A100 80 GB"
-    return Row(name, gpt(*size), layout, samples, mfu * 312, source, "a100-80g", "megatron-2022", False)
+    return PublishedRun(name, gpt(*size), layout, samples, mfu * 312, source, "a100-80g", "megatron-2022", False)
 
 
 SELECTIVE_2022 = (
@@ -97,7 +79,7 @@ SELECTIVE_2022 = (
 )
 
 
-def _table_2(shape: ModelShape, pipeline: int, virtual: int, gpus: int, samples: int, tflops: float) -> Row:
+def _table_2(shape: ModelShape, pipeline: int, virtual: int, gpus: int, samples: int, tflops: float) -> PublishedRun:
     layout = Layout(
         tensor=8,
         pipeline=pipeline,
@@ -106,7 +88,7 @@ def _table_2(shape: ModelShape, pipeline: int, virtual: int, gpus: int, samples:
         schedule="interleaved",
         recompute="full",
     )
-    return Row(f"{gpus} GPUs, {pipeline} stages", shape, layout, samples, tflops, TABLE_2)
+    return PublishedRun(f"{gpus} GPUs, {pipeline} stages", shape, layout, samples, tflops, TABLE_2)
 
 
 TABLE_2 = "arXiv 2104.04473, table 2, PTD parallelism: the same batch on ever more GPUs"
@@ -121,24 +103,24 @@ STRONG_SCALING = (
 )
 
 
-def _mt_nlg(gpus: int, tflops: float) -> Row:
-    """Its figures count no recomputation: 60.1 s for 1920 x 2048 tokens on 2240 GPUs are 126 TFLOP/s only so."""
+def _mt_nlg(gpus: int, tflops: float) -> PublishedRun:
+    """Its figures do not count recomputation: only then are 60.1 s for 1920 x 2048 tokens on 2240 GPUs 126 TFLOP/s."""
     layout = Layout(tensor=8, pipeline=35, replicate=gpus // 280, recompute="full")
     source = "arXiv 2201.11990, section 2.4 (DeepSpeed with Megatron-LM, plain 1F1B)"
-    return Row(f"530B, {gpus} GPUs", _530B, layout, 1920, tflops, source, recompute_counted=False)
+    return PublishedRun(f"530B, {gpus} GPUs", _530B, layout, 1920, tflops, source, recompute_counted=False)
 
 
 MT_NLG = (_mt_nlg(2240, 126.0), _mt_nlg(2800, 121.0), _mt_nlg(3360, 113.0))
 
-# Whole numbers of the 2020 README's tables, which the planner met only after its constants were fixed. Batch 16 on each
-# data rank in one go; 8 N of work a token (recomputation counted) is what its times and TFLOP/s agree on.
+# The tables of the 2020 README, added after the constants were fitted. Each data rank runs its 16 samples as one
+# micro-batch. The tables' times and TFLOP/s agree at 8 N FLOPs per token, recomputation counted.
 DGX_A100_2020 = "NVIDIA/Megatron-LM, images/tables.tex, DGX-A100: 16 samples, and 2048 over 128 data ranks"
 
 
-def _dgx_a100_2020(size: tuple[int, int, int], tensor: int, data: int, tflops: float) -> Row:
+def _dgx_a100_2020(size: tuple[int, int, int], tensor: int, data: int, tflops: float) -> PublishedRun:
     layout = Layout(tensor=tensor, replicate=data, micro_batch=16, recompute="full")
     name = f"{size[1]} x {size[0]}, {layout.gpus} GPUs"
-    return Row(name, gpt(*size, context=1024), layout, 16 * data, tflops, DGX_A100_2020, "a100-40g")
+    return PublishedRun(name, gpt(*size, context=1024), layout, 16 * data, tflops, DGX_A100_2020, "a100-40g")
 
 
 WEAK_SCALING_2020 = (

@@ -1,7 +1,7 @@
-"""What the paper of 2021 (arXiv 2104.04473) says of its figures 12 to 18, beside the forecast of the same runs.
+"""Statements of the text of arXiv 2104.04473 about its figures 12 to 18, compared with forecasts of the same runs.
 
-Its figures are drawn, not tabled: only what its text states in words or numbers is held against. The runs are those of
-Megatron-LM's examples/sc21/run_figure_N.sh. Nothing here was fitted to.
+The figures are plots without tables, so only what the text states in words or numbers is checked. The runs are those of
+Megatron-LM's examples/sc21/run_figure_N.sh. Nothing was fitted to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from gristmill.training.planner.step_time import StepModel
 
 @dataclass(frozen=True)
 class Claim:
-    """holds: whether the forecast says so too, within the tolerance that `published` allows."""
+    """holds: the forecast agrees, within the tolerance of the published statement."""
 
     name: str
     published: str
@@ -33,9 +33,9 @@ _BATCHES_12 = (12, 24, 36, 48, 60)
 
 
 def claims() -> list[Claim]:
-    """All of them, in the order of the figures."""
-    made = (interleaving, tensor_and_pipeline, pipeline_and_data, tensor_and_data, micro_batch, recomputation)
-    return [claim() for claim in (*made, scatter_gather, gpt3_on_1024)]
+    """All claims, in the order of the figures."""
+    checks = (interleaving, tensor_and_pipeline, pipeline_and_data, tensor_and_data, micro_batch, recomputation)
+    return [check() for check in (*checks, scatter_gather, gpt3_on_1024)]
 
 
 def interleaving() -> Claim:
@@ -61,14 +61,14 @@ def tensor_and_pipeline() -> Claim:
 
 def pipeline_and_data() -> Claim:
     """Figure 14: 5.9 billion on 64 GPUs, pipeline x data = 64."""
-    return _falls(
+    return _throughput_falls(
         "more pipeline, less data", (32, 128, 512), lambda p: Layout(pipeline=p, replicate=64 // p, recompute="full")
     )
 
 
 def tensor_and_data() -> Claim:
     """Figure 15: the same with a tensor axis."""
-    return _falls(
+    return _throughput_falls(
         "more tensor, less data", (32, 128, 512), lambda t: Layout(tensor=t, replicate=64 // t, recompute="full")
     )
 
@@ -119,18 +119,20 @@ def gpt3_on_1024() -> Claim:
     return Claim("175 billion on 1,024 GPUs", "140 TFLOP/s", f"{tflops:.0f} TFLOP/s", abs(tflops / 140 - 1) < 0.05)
 
 
-def _falls(name: str, batches: Sequence[int], layout: Callable[[int], Layout]) -> Claim:
-    """5.9 billion on 64 GPUs: the throughput at sizes 2 to 32 of an axis."""
+def _throughput_falls(name: str, batches: Sequence[int], layout: Callable[[int], Layout]) -> Claim:
+    """Whether the throughput of 5.9 billion on 64 GPUs falls as an axis grows from 2 to 32."""
     drops = []
     for batch in batches:
         sizes = [size for size in (2, 4, 8, 16, 32) if batch % layout(size).data == 0]
         speeds = [_speed(_6B, layout(size), batch) for size in sizes]
         drops.append(1 - speeds[-1] / speeds[0] if speeds == sorted(speeds, reverse=True) else 0.0)
-    said = ", ".join(f"{drop:.0%} at {batch}" for drop, batch in zip(drops, batches, strict=True))
-    return Claim(name, "the throughput falls with the axis, for each batch", f"from 2 to 32: {said}", min(drops) > 0)
+    drops_text = ", ".join(f"{drop:.0%} at {batch}" for drop, batch in zip(drops, batches, strict=True))
+    return Claim(
+        name, "the throughput falls with the axis, for each batch", f"from 2 to 32: {drops_text}", min(drops) > 0
+    )
 
 
 def _speed(shape: ModelShape, layout: Layout, samples: int, software: Framework = MEGATRON_2021) -> float:
-    """Samples a second."""
+    """Samples per second."""
     model = StepModel(shape, Rates(load_hardware("a100-80g"), FITTED), software)
     return samples / model.step(layout, samples).total

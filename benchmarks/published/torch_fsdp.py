@@ -1,15 +1,16 @@
-"""Published runs of torch's FSDP that the planner is held against, on A100 and H100.
+"""Published runs of PyTorch FSDP on A100 and H100, to compare the planner's forecasts with.
 
-Rows whose source names no micro-batch or kernel are left out. Tokens a second are turned into TFLOP/s by our own count
-(attention in full, nothing recomputed), since sources count differently.
+Runs whose source does not give the micro-batch or the kernels are left out. Tokens per second are converted to TFLOP/s
+with our own FLOP count (full attention, no recomputation), since sources count differently.
 """
+
+from published.run import PublishedRun
 
 from gristmill.training.config import ModelConfig, Recompute
 from gristmill.training.planner.flops import flops_per_token
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.model_shape import ModelShape, shape_of
-from gristmill.training.planner.published import Row
 
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, rows at 2,048 tokens, FULL_SHARD"
 # (layers, width, heads) of its scripts/train/yamls; vocabulary 50368, GELU of 4 x width, ALiBi, tied tables.
@@ -26,7 +27,7 @@ _MPT = {
 
 def _foundry(
     name: str, gpus: int, micro: int, accumulation: int, mfu: float, hardware: str, recompute: Recompute = "none"
-) -> Row:
+) -> PublishedRun:
     layers, width, heads = _MPT[name]
     model = ModelConfig(
         layers=layers,
@@ -40,7 +41,7 @@ def _foundry(
     )
     layout = Layout(shard=gpus, micro_batch=micro, recompute=recompute, reshard=True)
     peak = {"a100-80g": 312.0, "h100": 989.0}[hardware]
-    return Row(
+    return PublishedRun(
         name=f"MPT {name}, {gpus} GPUs",
         shape=shape_of(model, 50368),
         layout=layout,
@@ -91,10 +92,10 @@ def by_tokens(
     hardware: str,
     software: str,
     float8: bool = False,
-) -> Row:
-    """A row whose source gives tokens a second on each GPU."""
+) -> PublishedRun:
+    """A run whose source gives tokens per second per GPU."""
     tflops = tokens * flops_per_token(shape) / 1e12
-    return Row(name, shape, layout, samples, tflops, source, hardware, software, False, float8)
+    return PublishedRun(name, shape, layout, samples, tflops, source, hardware, software, False, float8)
 
 
 TITAN = "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100 of 96 GB at 500 W"

@@ -1,27 +1,30 @@
 """Fits the three constants to five published runs, and the H100's power limit to one. Physics does the rest: nothing
 else is fitted anywhere.
 
-python -m gristmill.training.planner.calibrate
+python -m published.fit
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from published.h100 import LLM_C_RUN
+from published.megatron import CALIBRATION
+from published.run import PublishedRun
+
+from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.flops import recomputed_flops, step_flops
 from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import Hardware, load_hardware
-from gristmill.training.planner.published import CALIBRATION, Row
-from gristmill.training.planner.published_h100 import LLM_C_ROW
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.step_time import StepModel
 
-# How firmly a constant is held near 1 (a profile's best rates last): as much as one row that is off by this share when
-# the constant is off by 1. It decides between fits that the rows cannot tell apart, and no more.
+# Weight of the prior that pulls each constant towards 1: the residual added for a constant that differs from 1 by 1.
+# It only decides between fits that the runs cannot tell apart.
 PRIOR = 0.02
 
 
-def forecast_row(row: Row, sustained: Sustained, hardware: Hardware) -> float:
-    """TFLOP/s on each GPU, counted as the row's source counts them."""
+def forecast_row(row: PublishedRun, sustained: Sustained, hardware: Hardware) -> float:
+    """TFLOP/s per GPU, counted as the source counts them."""
     rates = Rates(hardware, sustained, float8=row.float8)
     step = StepModel(row.shape, rates, PROGRAMS[row.software]).step(row.layout, row.samples)
     flops = step_flops(row.shape, row.samples)
@@ -30,18 +33,18 @@ def forecast_row(row: Row, sustained: Sustained, hardware: Hardware) -> float:
     return flops / step.total / row.layout.gpus / 1e12
 
 
-def errors(rows: Sequence[Row], sustained: Sustained) -> list[float]:
-    """Forecast over published, less 1, of each row."""
+def errors(rows: Sequence[PublishedRun], sustained: Sustained) -> list[float]:
+    """Relative error of each forecast: forecast / published - 1."""
     machines = {name: load_hardware(name) for name in {row.hardware for row in rows}}
     return _errors(rows, sustained, machines)
 
 
-def _errors(rows: Sequence[Row], sustained: Sustained, machines: Mapping[str, Hardware]) -> list[float]:
+def _errors(rows: Sequence[PublishedRun], sustained: Sustained, machines: Mapping[str, Hardware]) -> list[float]:
     return [forecast_row(row, sustained, machines[row.hardware]) / row.tflops - 1 for row in rows]
 
 
-def fit(rows: Sequence[Row] = CALIBRATION) -> Sustained:
-    """The constants of least squared error, to three decimals."""
+def fit(rows: Sequence[PublishedRun] = CALIBRATION) -> Sustained:
+    """The constants with the smallest squared error, rounded to three decimals."""
     machines = {name: load_hardware(name) for name in {row.hardware for row in rows}}
 
     def loss(point: Sequence[float]) -> float:
@@ -49,20 +52,20 @@ def fit(rows: Sequence[Row] = CALIBRATION) -> Sustained:
         prior = sum((PRIOR * (value - 1)) ** 2 for value in point)
         return sum(error**2 for error in _errors(rows, constants, machines)) + prior
 
-    best = pattern_search(loss, [0.9, 0.9, 0.9], step=0.1, least=0.0005, low=0.4, high=1.0)
+    best = pattern_search(loss, [0.9, 0.9, 0.9], step=0.1, min_step=0.0005, low=0.4, high=1.0)
     return Sustained(matmul=round(best[0], 3), memory=round(best[1], 3), network=round(best[2], 3))
 
 
 class LeftOut(NamedTuple):
-    """The constants of the other rows, and the error on the row that was left out."""
+    """Constants fitted without one run, and their error on that run."""
 
-    row: Row
+    row: PublishedRun
     constants: Sustained
     error: float
 
 
-def leave_one_out(rows: Sequence[Row] = CALIBRATION) -> list[LeftOut]:
-    """Fits as many times as there are rows, each time without one: what a fit is worth on a row it has not seen."""
+def leave_one_out(rows: Sequence[PublishedRun] = CALIBRATION) -> list[LeftOut]:
+    """Leave-one-out cross-validation: one fit for each run, without that run."""
     found = []
     for row in rows:
         constants = fit([other for other in rows if other is not row])
@@ -71,14 +74,13 @@ def leave_one_out(rows: Sequence[Row] = CALIBRATION) -> list[LeftOut]:
 
 
 def refit_spread(fits: Sequence[LeftOut]) -> dict[str, tuple[float, float]]:
-    """By constant, its least and greatest value over the fits."""
+    """For each constant, its minimum and maximum over the fits."""
     values = {name: [getattr(one.constants, name) for one in fits] for name in Sustained.model_fields}
     return {name: (min(each), max(each)) for name, each in values.items()}
 
 
-def fit_sustained(row: Row) -> float:
-    """What the row says of its GPU's `sustained`, all else as in its profile: where the forecast meets it, by bisection
-    to three decimals."""
+def fit_sustained(row: PublishedRun) -> float:
+    """The `sustained` of the run's GPU at which the forecast equals the published figure: bisection, three decimals."""
     hardware = load_hardware(row.hardware)
     low, high = 0.5, 1.2
     while high - low > 1e-4:
@@ -89,36 +91,15 @@ def fit_sustained(row: Row) -> float:
     return round(low, 3)
 
 
-def pattern_search(
-    loss: Callable[[Sequence[float]], float], start: Sequence[float], step: float, least: float, low: float, high: float
-) -> list[float]:
-    """A minimum of loss within [low, high], by moves along each axis, halved when none helps (Hooke and Jeeves)."""
-    point, value = list(start), loss(start)
-    while step > least:
-        moved = False
-        for axis in range(len(point)):
-            for change in (step, -step):
-                trial = list(point)
-                trial[axis] = min(high, max(low, trial[axis] + change))
-                trial_value = loss(trial)
-                if trial_value < value:
-                    point, value, moved = trial, trial_value, True
-        step = step if moved else step / 2
-    return point
-
-
-def main() -> None:
+def print_fit() -> None:
+    """Print the fitted constants, the error of each run, and how much leaving one out changes them."""
     constants = fit()
     print(constants)
     for row, error in zip(CALIBRATION, errors(CALIBRATION, constants), strict=True):
         print(f"{row.name:8s} published {row.tflops:5.0f}  forecast {row.tflops * (1 + error):6.1f}  {error:+.1%}")
-    print(f"H100, sustained: {fit_sustained(LLM_C_ROW)}")
+    print(f"H100, sustained: {fit_sustained(LLM_C_RUN)}")
     print(f"mean error {sum(abs(e) for e in errors(CALIBRATION, constants)) / len(CALIBRATION):.2%}")
     fits = leave_one_out()
-    print(f"mean error of a row left out {sum(abs(one.error) for one in fits) / len(fits):.2%}")
+    print(f"mean leave-one-out error {sum(abs(one.error) for one in fits) / len(fits):.2%}")
     for name, (low, high) in refit_spread(fits).items():
-        print(f"{name}: {low:.3f} to {high:.3f} over the fits with one row left out")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{name}: {low:.3f} to {high:.3f} over the leave-one-out fits")

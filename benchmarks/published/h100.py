@@ -1,14 +1,15 @@
-"""Published runs on H100s by programs written for them: llm.c, Megatron-Core, NeMo in 8 bits, Llama 3."""
+"""Published runs on H100: llm.c, Megatron-Core, NeMo in float8, Llama 3."""
+
+from published.run import PublishedRun
+from published.torch_fsdp import LLAMA2, by_tokens
 
 from gristmill.training.config import ModelConfig
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.model_shape import ModelShape, gpt, shape_of
-from gristmill.training.planner.published import Row
-from gristmill.training.planner.published_torch import LLAMA2, by_tokens
 
-# 2.80 s for 1,048,576 tokens: 482 TFLOP/s by 6 N and full attention. The one row the H100's profile is fitted to.
-LLM_C_ROW = Row(
+# 2.80 s for 1,048,576 tokens: 482 TFLOP/s by 6 N and full attention. The H100's `sustained` is fitted to this run.
+LLM_C_RUN = PublishedRun(
     "llm.c 1558M, 8 GPUs",
     gpt(48, 1600, 25, context=1024, vocab=50304),
     Layout(replicate=8, micro_batch=16),
@@ -40,7 +41,9 @@ def _parallel(tensor: int, pipeline: int, virtual: int, gpus: int, micro: int = 
     )
 
 
-def _nemo(name: str, shape: ModelShape, layout: Layout, samples: int, tokens: float, source: str = NEMO) -> Row:
+def _nemo(
+    name: str, shape: ModelShape, layout: Layout, samples: int, tokens: float, source: str = NEMO
+) -> PublishedRun:
     name = f"{name}, {layout.gpus} GPUs"
     return by_tokens(name, shape, layout, samples, tokens, source, "h100", "megatron-core", True)
 
@@ -59,8 +62,10 @@ FLOAT8 = (
 )
 
 
-def _bf16(name: str, shape: ModelShape, layout: Layout, samples: int, tflops: float, source: str) -> Row:
-    return Row(f"{name}, {layout.gpus} GPUs", shape, layout, samples, tflops, source, "h100", "megatron-core", False)
+def _bf16(name: str, shape: ModelShape, layout: Layout, samples: int, tflops: float, source: str) -> PublishedRun:
+    return PublishedRun(
+        f"{name}, {layout.gpus} GPUs", shape, layout, samples, tflops, source, "h100", "megatron-core", False
+    )
 
 
 LARGE = (
@@ -69,7 +74,7 @@ LARGE = (
     _bf16("Llama 3 405B", named_shape("llama3-405b"), _parallel(8, 16, 4, 8192), 2048, 430, LLAMA_3),
     _bf16("Llama 3 405B", named_shape("llama3-405b"), _parallel(8, 16, 4, 16384), 2048, 400, LLAMA_3),
 )
-# Second-hand and without their micro-batches: shown, and no more.
+# Reported second-hand, without micro-batch sizes: those given here are ours.
 SMALL = (
     by_tokens(
         "nanotron Llama 1B, 8 GPUs",
@@ -84,7 +89,7 @@ SMALL = (
         "h100",
         "torch-fsdp",
     ),
-    Row(
+    PublishedRun(
         "picotron SmolLM 1.7B, 8 GPUs",
         shape_of(ModelConfig(layers=24, width=2048, heads=32, hidden=8192, context=2048, tied_embeddings=True), 49152),
         Layout(replicate=8, micro_batch=4),
