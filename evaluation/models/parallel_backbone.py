@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.evaluation.models.transformer_backbone import TransformerBackbone, embedded, through_layers
+from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
 from gristmill.training.checkpoint import load, read_card, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.model.attention_mask import AttentionMetadata
@@ -35,27 +35,23 @@ class ParallelBackbone(TransformerBackbone):
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
 
-    def _run(
-        self, tokens_BT: Tensor, plan: AttentionMetadata, states: tuple[Any, ...] | None
+    def _hidden_states(
+        self, tokens_BT: Tensor, metadata: AttentionMetadata, caches: tuple[Any, ...] | None
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        x_BTD = torch.empty(0)
-        grown: tuple[Any, ...] = ()
+        x = tokens_BT
+        new_caches: tuple[Any, ...] = ()
         for stage, part in self.parts.items():
-            if stage == 0:
-                x_BTD = embedded(part, tokens_BT, plan)
-            elif stage - 1 not in self.parts:
-                x_BTD = self._received(tokens_BT, self._rank_of[stage - 1])
-            own = None if states is None else states[len(grown) : len(grown) + len(part.layers)]
-            x_BTD, added = through_layers(part, x_BTD, plan, own)
-            grown += added
+            if stage and stage - 1 not in self.parts:
+                x = self._received(tokens_BT, self._rank_of[stage - 1])
+            own = None if caches is None else caches[len(new_caches) : len(new_caches) + len(part.layers)]
+            x, added = part.hidden_states(x, metadata, own)
+            new_caches += added
             if stage < self._last and stage + 1 not in self.parts:
-                dist.send(x_BTD.contiguous(), group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
-        return self._last_to_all(x_BTD), grown
+                dist.send(x.contiguous(), group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
+        return self._last_to_all(x), new_caches
 
     def _last_to_all(self, x_BTD: Tensor) -> Tensor:
-        hidden_BTD = torch.empty_like(x_BTD)
-        if self._last in self.parts:
-            hidden_BTD = self.parts[self._last].final_norm(x_BTD).contiguous()
+        hidden_BTD = x_BTD.contiguous() if self._last in self.parts else torch.empty_like(x_BTD)
         if self.mesh.pipeline.size > 1:
             dist.broadcast(hidden_BTD, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
         return hidden_BTD

@@ -33,17 +33,17 @@ class AttentionMetadata:
 
 
 def causal_masks(
-    windows: Iterable[int | None], tokens: int, past: int, documents_BT: Tensor | None, device: torch.device
+    windows: Iterable[int | None], tokens: int, documents_BT: Tensor | None, device: torch.device
 ) -> dict[int | None, Mask]:
     """A mask for each window. Token t sees itself and the window - 1 before it, in its own document where documents are
-    given (int64[B, T], equal numbers are one document). past counts the tokens already in the state.
+    given (int64[B, T], equal numbers are one document).
 
     tokens 3, window 2 -> [[1, 0, 0], [1, 1, 0], [0, 1, 1]]."""
-    back_TS = _distances(tokens, past, device)
+    back_TS = _distances(tokens, device)
     same_BTS = None if documents_BT is None else documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
     masks: dict[int | None, Mask] = {}
     for window in set(windows):
-        if same_BTS is None and past == 0 and (window is None or window >= tokens):
+        if same_BTS is None and (window is None or window >= tokens):
             masks[window] = None
             continue
         seen_TS = back_TS >= 0 if window is None else (back_TS >= 0) & (back_TS < window)
@@ -51,15 +51,31 @@ def causal_masks(
     return masks
 
 
-def alibi_masks(
-    masks: Mapping[int | None, Tensor | None], tokens: int, past: int, slopes_H: Tensor
-) -> dict[int | None, Mask]:
+def alibi_masks(masks: Mapping[int | None, Tensor | None], tokens: int, slopes_H: Tensor) -> dict[int | None, Mask]:
     """The masks as numbers to add: for each head, minus its slope for every token of distance (arXiv 2108.12409)."""
-    back_TS = _distances(tokens, past, slopes_H.device)
+    back_TS = _distances(tokens, slopes_H.device)
     return {
         window: alibi_bias(back_TS.unsqueeze(0) >= 0 if mask is None else mask, back_TS.unsqueeze(0), slopes_H)
         for window, mask in masks.items()
     }
+
+
+def explicit_masks(
+    windows: Iterable[int | None],
+    positions_BT: Tensor,
+    key_positions_BS: Tensor,
+    visible_BTS: Tensor,
+    slopes_H: Tensor | None,
+) -> dict[int | None, Mask]:
+    """A mask for each window from an arbitrary mask, with ALiBi's bias where slopes are given.
+
+    Windows and ALiBi count distance in positions, not in columns: in a tree, neighbouring columns may differ in depth
+    by more than one."""
+    back_BTS = positions_BT.unsqueeze(2) - key_positions_BS.unsqueeze(1)
+    masks = {window: visible_BTS if window is None else visible_BTS & (back_BTS < window) for window in windows}
+    if slopes_H is None:
+        return dict(masks)
+    return {window: alibi_bias(mask_BTS, back_BTS, slopes_H) for window, mask_BTS in masks.items()}
 
 
 def alibi_bias(seen_BTS: Tensor, back_BTS: Tensor, slopes_H: Tensor) -> Tensor:
@@ -118,6 +134,6 @@ def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
     return torch.addcmul(x_BTHK * cosine, torch.cat([-second, first], dim=-1), sine)
 
 
-def _distances(tokens: int, past: int, device: torch.device) -> Tensor:
-    """How far back each seen token lies: int64[T, past + T]."""
-    return (torch.arange(tokens, device=device) + past).unsqueeze(1) - torch.arange(past + tokens, device=device)
+def _distances(tokens: int, device: torch.device) -> Tensor:
+    """How many tokens each key lies before each query: int64[T, T]."""
+    return torch.arange(tokens, device=device).unsqueeze(1) - torch.arange(tokens, device=device)

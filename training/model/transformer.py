@@ -16,6 +16,7 @@ from gristmill.training.model.attention_mask import (
     alibi_slopes,
     block_masks,
     causal_masks,
+    explicit_masks,
     rotary_angles,
 )
 from gristmill.training.model.dropout import Dropout
@@ -106,55 +107,69 @@ class Transformer(nn.Module):
         """tokens int64[B, T] (or, after the first part, hidden states) -> hidden states, or at the end logits float[B,
         T, Vt], or losses [B, 2] where targets are given. positions restart where documents do; both are int64[B, T].
         samples int64[B], the samples' numbers, turn dropout on."""
-        plan = self.plan(x, positions, documents, samples)
-        x_BTD = self._embed(x, plan)
-        for layer in self.layers.values():
-            x_BTD, _ = layer(x_BTD, plan)
-        return x_BTD if self.head is None else self.head(self.final_norm(x_BTD), targets, weights)
+        metadata = self.attention_metadata(x, positions, documents, samples)
+        hidden_BTD, _ = self.hidden_states(x, metadata)
+        return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights)
 
-    def extend(
-        self, tokens_BT: Tensor, states: Sequence[Any] | None = None, past: int = 0
+    def hidden_states(
+        self, x: Tensor, metadata: AttentionMetadata, caches: Sequence[Any] | None = None
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        """Logits [B, T, V] of new tokens after `past` earlier ones, and the states to hand in with the next: one a
-        layer, values that may be kept or dropped. For one process and a whole model."""
-        positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
-        plan = self.plan(tokens_BT, positions_BT, None, None, past, keep_state=True)
-        x_BTD = self._embed(tokens_BT, plan)
-        grown = []
-        for layer, state in zip(self.layers.values(), states or [None] * len(self.layers), strict=True):
-            x_BTD, state = layer(x_BTD, plan, state)
-            grown.append(state)
-        return self.head(self.final_norm(x_BTD), None, None), tuple(grown)
+        """Hidden states [B, T, D] after the layers, and after the final norm at the end of the model.
 
-    def plan(
+        x: tokens int64[B, T], or, after the first stage, hidden states. caches: one a layer, as the call before
+        returned them; the second value holds them with the new tokens added if the metadata asks for it."""
+        x_BTD = self._embed(x, metadata)
+        new_caches = []
+        for layer, cache in zip(self.layers.values(), caches or [None] * len(self.layers), strict=True):
+            x_BTD, cache = layer(x_BTD, metadata, cache)
+            new_caches.append(cache)
+        return x_BTD if self.final_norm is None else self.final_norm(x_BTD), tuple(new_caches)
+
+    def attention_metadata(
         self,
         x: Tensor,
-        positions: Tensor | None,
-        documents: Tensor | None,
-        samples: Tensor | None,
-        past: int = 0,
-        keep_state: bool = False,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        samples: Tensor | None = None,
+        flex: bool = True,
     ) -> AttentionMetadata:
-        """What every layer needs to know of the whole sequence, also where x holds this rank's tokens only."""
+        """Causal attention over whole sequences, also where x holds this rank's tokens only.
+
+        flex: use the flex kernels on GPUs, which are compiled for each sequence length."""
         tokens = x.shape[1] * (1 if self.part.embeds or not self.tensor.cuts_tokens else self.tensor.size)
-        place_T = torch.arange(tokens, device=x.device)
-        positions_BT = place_T.unsqueeze(0) if positions is None else positions
-        rotation = None
-        if self.config.positions == "rope":
-            rotation = rotary_angles(positions_BT, self.config.head_dim, self.config.rope_base, self.dtype)
+        token_index_T = torch.arange(tokens, device=x.device)
+        positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
         dropout = None
         if samples is not None and self.config.dropout:
-            own_T = self.tensor.own_tokens(place_T, dim=0)
+            own_T = self.tensor.own_tokens(token_index_T, dim=0)
             features_D = torch.arange(self.config.width, device=x.device)
             dropout = Dropout(self.config.dropout, self.seed, samples, own_T, features_D)
-        windows = [layer.window for layer in self.config.layer_list]
-        if x.device.type == "cuda" and not keep_state and self.config.positions != "alibi":
-            masks = block_masks(windows, tokens, documents, x.device)
+        if flex and x.device.type == "cuda" and self.config.positions != "alibi":
+            masks = block_masks(self._windows(), tokens, documents, x.device)
         else:
-            masks = causal_masks(windows, tokens, past, documents, x.device)
+            masks = causal_masks(self._windows(), tokens, documents, x.device)
         if self.config.positions == "alibi":
-            masks = alibi_masks(masks, tokens, past, self.slopes(x.device))
-        return AttentionMetadata(positions_BT, masks, rotation, dropout, keep_state)
+            masks = alibi_masks(masks, tokens, self.slopes(x.device))
+        return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), dropout)
+
+    def masked_attention_metadata(
+        self, positions_BT: Tensor, key_positions_BS: Tensor, visible_BTS: Tensor, keep_state: bool = False
+    ) -> AttentionMetadata:
+        """Attention under an explicit mask: trees of continuations, or new tokens after those in a KV cache.
+
+        key_positions_BS: positions of the cached tokens, then of the new ones. visible_BTS: bool, which of them each
+        new token attends to."""
+        slopes_H = self.slopes(positions_BT.device) if self.config.positions == "alibi" else None
+        masks = explicit_masks(self._windows(), positions_BT, key_positions_BS, visible_BTS, slopes_H)
+        return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), keep_state=keep_state)
+
+    def _windows(self) -> set[int | None]:
+        return {layer.window for layer in self.config.layer_list}
+
+    def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+        if self.config.positions != "rope":
+            return None
+        return rotary_angles(positions_BT, self.config.head_dim, self.config.rope_base, self.dtype)
 
     def slopes(self, device: torch.device) -> Tensor:
         """ALiBi's slopes of this tensor rank's heads."""
@@ -162,15 +177,15 @@ class Transformer(nn.Module):
         every_H = alibi_slopes(self.config.heads, self.dtype, device)
         return every_H[self.tensor.rank * own : (self.tensor.rank + 1) * own]
 
-    def _embed(self, x: Tensor, plan: AttentionMetadata) -> Tensor:
+    def _embed(self, x: Tensor, metadata: AttentionMetadata) -> Tensor:
         if self.embedding is None:
             return x
         x_BTD = self.embedding(x)
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions(plan.positions_BT, x_BTD.dtype)
-        return plan.drop(x_BTD, layer=self.config.layers, site=0)
+            x_BTD = x_BTD + self.positions(metadata.positions_BT, x_BTD.dtype)
+        return metadata.drop(x_BTD, layer=self.config.layers, site=0)
 
 
 class PositionEmbedding(nn.Module):

@@ -105,11 +105,15 @@ def test_gpt2_is_the_gpt2_of_transformers() -> None:
 @pytest.mark.parametrize("settings", [LLAMA, GPT2, LLAMA | {"window": (5, None, None), "qk_norm": True}])
 def test_new_tokens_on_a_state_score_as_in_one_go(settings: dict) -> None:
     model = model_of(settings)
-    whole = model(tokens())
-    first, states = model.extend(tokens()[:, :10])
-    second, states = model.extend(tokens()[:, 10:11], states, past=10)
-    third, _ = model.extend(tokens()[:, 11:], states, past=11)
-    torch.testing.assert_close(torch.cat([first, second, third], dim=1), whole)
+    positions = torch.arange(CONTEXT).expand(len(tokens()), CONTEXT)
+    causal = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril().expand(len(tokens()), CONTEXT, CONTEXT)
+    logits, caches = [], None
+    for first, end in ((0, 10), (10, 11), (11, CONTEXT)):
+        new = slice(first, end)
+        metadata = model.masked_attention_metadata(positions[:, new], positions[:, :end], causal[:, new, :end], True)
+        hidden, caches = model.hidden_states(tokens()[:, new], metadata, caches)
+        logits.append(model.head(hidden, None, None))
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens()))
 
 
 @pytest.mark.parametrize("settings", [LLAMA, GPT2])
@@ -137,7 +141,7 @@ def test_block_masks_of_gpus_are_the_masks_of_cpus() -> None:
     documents = (torch.arange(16) >= torch.tensor([[5], [11]])).long()
     for window in (None, 3):
         for given in (None, documents):
-            here = causal_masks([window], 16, 0, given, torch.device("cpu"))[window]
+            here = causal_masks([window], 16, given, torch.device("cpu"))[window]
             there = block_masks([window], 16, given, torch.device("cpu"))[window]
             assert (here is None) == (there is None)
             expected = attend(query, key, value, here, 0.3)
