@@ -1,0 +1,73 @@
+"""README, CONTRIBUTING and docs/ name files, folders, links, commands and options that exist."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from gristmill.pipelines.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation", "pipelines", "tests", "benchmarks")
+FILES = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+# Files that the pages mention and we do not have: Megatron-LM's, article-extraction-benchmark's, and __init__.py.
+NOT_OURS = {"filter_ngrams.py", "preprocess_data.py", "evaluate.py", "__init__.py"}
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def words_after_gristmill(text: str) -> list[list[str]]:
+    """The words after `gristmill ` in code: inline code, and lines of code blocks."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    code = [line.split("#")[0] for block in blocks for line in block.splitlines()]
+    outside = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    code += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", outside)]
+    return [match.split() for line in code for match in re.findall(r"^(?:\.venv/bin/)?gristmill (.*)", line)]
+
+
+def resolve(words: list[str]) -> tuple[set[str], list[str]]:
+    """Options of the command that the words begin with, and the other words. Raises KeyError for an unknown command."""
+    command: Any = COMMANDS.commands[words[0]]
+    rest = words[1:]
+    options = {option for parameter in command.params for option in parameter.opts}
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+        options |= {option for parameter in command.params for option in parameter.opts}
+    return options, rest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if not target.startswith(("http:", "https:", "#")):
+            assert (page.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_files_exist(page):
+    """A path may begin at any folder: `model/causal.py` is training/model/causal.py."""
+    for name in set(re.findall(r"(?<![\w/*.:-])[\w/.-]*\w\.py\b(?!\w)", page.read_text("utf-8"))) - NOT_OURS:
+        if "NAME" not in name:
+            assert any(path == name or path.endswith("/" + name) for path in FILES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_folders_and_modules_exist(page):
+    text = page.read_text("utf-8")
+    for name in re.findall(r"`((?:" + "|".join(FOLDERS) + r")/(?:[\w./-]*/|[\w./-]+\.(?:md|yaml))?)`", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"-m (gristmill(?:\.\w+)+)", text):
+        assert name.removeprefix("gristmill.").replace(".", "/") + ".py" in FILES, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_options_exist(page):
+    for words in words_after_gristmill(page.read_text("utf-8")):
+        if not re.match(r"[a-z]", words[0]):
+            continue
+        options, rest = resolve(words)
+        for word in rest:
+            if match := re.match(r"\[?(--[a-z][a-z-]*)", word):
+                assert match[1] in options, f"gristmill {' '.join(words)}: no option {match[1]}"

@@ -1,0 +1,164 @@
+"""The structure of the code in docs/architecture.md: layers, no cycles, packages, torch-free folders, retired names."""
+
+import ast
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = {"foundation": 0, "data_pipeline": 1, "training": 2, "tokenizers": 2, "evaluation": 3, "pipelines": 4}
+FILES = sorted(path for folder in LAYERS for path in (ROOT / folder).rglob("*.py"))
+TORCH_FREE = (
+    "foundation/",
+    "data_pipeline/",
+    "tokenizers/",
+    "training/planner/",
+    "training/config.py",
+    "evaluation/config.py",
+)
+
+
+def module_name(path: Path) -> str:
+    return "gristmill." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imports(path: Path, inside_functions: bool = False) -> set[str]:
+    """Names that `import` and `from` statements import when the file is imported.
+
+    `inside_functions` adds those inside functions. Does not count the code under `if __name__ == "__main__"`."""
+    found = set()
+    waiting: list[ast.AST] = list(ast.parse(path.read_text("utf-8")).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+            continue
+        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += list(ast.iter_child_nodes(node))
+    return found
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def modules_of(names: set[str]) -> set[str]:
+    """Our modules among the imported names; `gristmill.a.b.Name` counts as `gristmill.a.b`."""
+    return {name if name in MODULES else name.rpartition(".")[0] for name in names if name.startswith("gristmill.")}
+
+
+def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """A cycle as [a, b, ..., a], found depth first; [] if there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, trail: tuple[str, ...]) -> list[str]:
+        if node in trail:
+            return [*trail[trail.index(node) :], node]
+        if node in done:
+            return []
+        done.add(node)
+        for target in sorted(graph.get(node, ())):
+            if cycle := visit(target, (*trail, node)):
+                return cycle
+        return []
+
+    for node in sorted(graph):
+        if cycle := visit(node, ()):
+            return cycle
+    return []
+
+
+def folder_graph(top: str) -> dict[str, set[str]]:
+    """Imports between the nodes of a top-level folder: its subfolders and the files at its top."""
+
+    def node(path: Path) -> str:
+        return path.relative_to(ROOT / top).parts[0]
+
+    own = {name: path for name, path in MODULES.items() if path.is_relative_to(ROOT / top)}
+    graph: dict[str, set[str]] = {node(path): set() for path in own.values()}
+    for path in own.values():
+        targets = {node(own[name]) for name in modules_of(imports(path, inside_functions=True)) if name in own}
+        graph[node(path)] |= targets - {node(path)}
+    return graph
+
+
+def test_no_init_files():
+    """One in tokenizers/ would make `import tokenizers` load our folder instead of Hugging Face's package."""
+    assert [str(path) for folder in LAYERS for path in (ROOT / folder).rglob("__init__.py")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_import_points_up(path):
+    own = path.relative_to(ROOT).parts[0]
+    for name in imports(path, inside_functions=True):
+        parts = name.split(".")
+        if parts[0] != "gristmill":
+            assert parts[0] not in LAYERS or parts[0] == "tokenizers", f"{name}: write gristmill.{name}"
+            continue
+        other = parts[1]
+        assert other == own or LAYERS[other] < LAYERS[own], (
+            f"{path.relative_to(ROOT)} imports {name}, which is in a higher layer"
+        )
+
+
+def test_find_cycle_on_small_graphs():
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_no_cycle_between_files():
+    assert find_cycle({name: modules_of(imports(path)) for name, path in MODULES.items()}) == []
+
+
+@pytest.mark.parametrize("top", LAYERS)
+def test_no_cycle_between_folders(top):
+    """Subfolders and top-level files of each top-level folder form an order."""
+    assert find_cycle(folder_graph(top)) == []
+
+
+def test_every_import_of_ours_names_a_file():
+    for module, path in MODULES.items():
+        missing = modules_of(imports(path, inside_functions=True)) - set(MODULES)
+        assert missing == set(), f"{module} imports {sorted(missing)}: no such file"
+
+
+def test_packages_listed_are_the_tree():
+    """A package that is not listed imports from an editable install and is missing from the wheel."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    listed = set(project["tool"]["setuptools"]["packages"])
+    tree = {name.rpartition(".")[0] for name in MODULES}
+    tree |= {
+        f"gristmill.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}"
+        for folder in LAYERS
+        for path in (ROOT / folder).rglob("*.yaml")
+    }
+    assert listed == tree
+
+
+def test_torch_free_files_import_no_torch():
+    for path in FILES:
+        relative = path.relative_to(ROOT).as_posix()
+        if relative.startswith(TORCH_FREE):
+            roots = {name.split(".")[0] for name in imports(path)}
+            assert "torch" not in roots, f"{relative} imports torch"
+
+
+def test_all_dependencies_are_pinned():
+    """A dependency without a pin would install the newest version of the day."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pinned = {
+        line.split("==")[0].strip().lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    required = project["dependencies"] + project["optional-dependencies"]["test"]
+    names = {
+        requirement.split(">")[0].split("<")[0].split("=")[0].split("[")[0].lower().replace("_", "-")
+        for requirement in required
+    }
+    assert names - pinned == set()
