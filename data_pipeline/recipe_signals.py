@@ -1,6 +1,5 @@
 """What a recipe has measured beside the signals that every text has, and what its filters may therefore ask."""
 
-import difflib
 from collections.abc import Sequence
 
 from gristmill.data_pipeline.annotate.list_file import pinned_list
@@ -11,6 +10,7 @@ from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_prof
 from gristmill.data_pipeline.signals.language_codes import language_code
 from gristmill.data_pipeline.signals.language_model import BUNDLED, model_languages
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import nearest_names
 
 # Filter that is nothing without a signal the recipe has to ask for -> the mend.
 _MENDS = {
@@ -56,10 +56,8 @@ def check_languages(config: CurateConfig) -> None:
     known = model_languages(BUNDLED)
     for name in config.languages:
         if name not in known:
-            near = [code for code in (language_code(name),) if code in known] or difflib.get_close_matches(
-                name, known, 3
-            )
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "its codes are of two or three letters"
+            near = [language_code(name)] if language_code(name) in known else nearest_names(name, known)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "its codes have two or three letters"
             raise RecipeError(
                 f"curate.languages names {name!r}, which {BUNDLED} does not know; {hint} Another model may: "
                 f"curate.language_id.model"

@@ -1,6 +1,5 @@
 """pydantic's errors in our words: file, line, field, what is wrong and how to fix it."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -8,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from gristmill.foundation.nearest_name import nearest_name
 from gristmill.foundation.strict_yaml import SURROGATE, YamlDocument
 
 LONGEST_SHOWN = 80  # characters of a value that a message repeats
@@ -114,8 +114,8 @@ def _visible(text: str) -> str:
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(wrong[:200], known, n=1, cutoff=0.5)
-    return f", did you mean {near[0]!r}?" if near else ""
+    near = nearest_name(wrong, known, cutoff=0.5)
+    return f", did you mean {near!r}?" if near else ""
 
 
 def fields_at(model: type[BaseModel], location: Location) -> list[str]:

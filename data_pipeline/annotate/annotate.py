@@ -32,7 +32,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.lock import LockedSource, RawFile
 
-ANNOTATE_VERSION = 7  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 8  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
 LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512

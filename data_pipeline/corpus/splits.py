@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from gristmill.foundation.config import Config
+from gristmill.foundation.splitmix64 import INCREMENT, mix_array
 
 SPLITS = ("train", "validation", "test")
 
@@ -27,11 +28,8 @@ class SplitConfig(Config):
 def split_indices(hashes_N: np.ndarray, config: SplitConfig, seed: int) -> np.ndarray:
     """int8[N]: the index into SPLITS of each document, from the uint64 hash of its text.
 
-    The hash is mixed with the seed (SplitMix64, Steele et al. 2014), so another seed holds out other documents."""
+    The hash is mixed with the seed (SplitMix64), so another seed holds out other documents."""
     with np.errstate(over="ignore"):
-        mixed = hashes_N.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed = mixed ^ (mixed >> np.uint64(31))
+        mixed = mix_array(hashes_N.astype(np.uint64) + np.uint64(seed % 2**64) * np.uint64(INCREMENT))
     at = mixed.astype(np.float64) / 2.0**64
     return np.where(at < config.validation, 1, np.where(at < config.validation + config.test, 2, 0)).astype(np.int8)

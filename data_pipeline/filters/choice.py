@@ -1,7 +1,6 @@
 """A filter as the recipe chooses it: a preset, and the thresholds the user sets otherwise."""
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +8,7 @@ from pydantic import Field, model_validator
 from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS, PROFILE_RULES
 from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.foundation.config import Config
+from gristmill.foundation.nearest_name import did_you_mean
 
 
 class FilterChoice(Config):
@@ -20,12 +20,12 @@ class FilterChoice(Config):
     @model_validator(mode="after")
     def is_known(self) -> Self:
         if self.preset not in PRESETS:
-            raise ValueError(f"no filter {self.preset!r}; {_nearest(self.preset, PRESETS)}")
+            raise ValueError(f"no filter {self.preset!r}; {_hint(self.preset, PRESETS)}")
         asked = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
         names = [rule.name for rule in asked] + list(LINE_OPTIONS.get(self.preset, ()))
         for name in self.thresholds:
             if name not in names:
-                raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_nearest(name, names)}")
+                raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_hint(name, names)}")
         return self
 
     def rules(self) -> tuple[Rule, ...]:
@@ -76,9 +76,8 @@ def _parse(item: object) -> Any:
     return item
 
 
-def _nearest(word: str, known: Sequence[str] | dict) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+def _hint(word: str, known: Iterable[str]) -> str:
+    return did_you_mean(word, known, otherwise=f"known names are {', '.join(sorted(known))}")
 
 
 def check_choices(choices: Sequence[FilterChoice]) -> None:

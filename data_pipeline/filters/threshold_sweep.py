@@ -1,6 +1,5 @@
 """What other thresholds would keep: counted on annotated files, without writing a corpus."""
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.filters.apply import PROFILE, FilterTask, failures, signal_values
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import did_you_mean
 
 MAX_THRESHOLDS = 1000
 _SWEEP = re.compile(r"(?P<rule>[\w.]+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<count>\d+)")
@@ -67,8 +67,8 @@ def sweep(
     Raises RecipeError if no source has it."""
     labels = {rule.label for _, tasks in sources for task in tasks for rule in task.rules.rules}
     if wanted.rule not in labels:
-        near = difflib.get_close_matches(wanted.rule, sorted(labels), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the recipe's rules are {', '.join(sorted(labels))}"
+        known = sorted(labels)
+        hint = did_you_mean(wanted.rule, known, otherwise=f"the recipe's rules are {', '.join(known)}")
         raise RecipeError(f"no rule {wanted.rule!r}; {hint}")
     rows = []
     for name, tasks in sources:

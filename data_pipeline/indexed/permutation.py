@@ -10,13 +10,12 @@ import math
 
 import numpy as np
 
+from gristmill.foundation.splitmix64 import INCREMENT, mix, mix_array
+
 # Luby and Rackoff need 4 rounds for large domains; small ones (a few documents) mix well from 6 on.
 ROUNDS = 6
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014): increment and the two multipliers
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
 
 
 def key_of(*purpose: int | str) -> int:
@@ -35,7 +34,7 @@ class Permutation:
             raise ValueError(f"a permutation of {size} things; the size is 1 or more")
         self.size = size
         self._side = math.isqrt(size - 1) + 1  # ceil(sqrt(size)), exact for any integer
-        self._keys = [_mix((key + (round_index + 1) * _GOLDEN) & _MASK) for round_index in range(ROUNDS)]
+        self._keys = [mix((key + (round_index + 1) * INCREMENT) & _MASK) for round_index in range(ROUNDS)]
 
     def __call__(self, index: int) -> int:
         if not 0 <= index < self.size:
@@ -45,7 +44,7 @@ class Permutation:
         while True:
             left, right = divmod(value, side)
             for key in self._keys:
-                left, right = right, (left + _mix(right ^ key)) % side
+                left, right = right, (left + mix(right ^ key)) % side
             value = left * side + right
             if value < self.size:
                 return value
@@ -68,18 +67,5 @@ class Permutation:
         left: np.ndarray = values // side
         right: np.ndarray = values % side
         for key in self._keys:
-            left, right = right, (left + _mix_array(right ^ np.uint64(key)) % side) % side
+            left, right = right, (left + mix_array(right ^ np.uint64(key)) % side) % side
         return left * side + right
-
-
-def _mix(word: int) -> int:
-    """splitmix64's finaliser: every bit of the result depends on every bit of the word."""
-    word = ((word ^ (word >> 30)) * _FIRST) & _MASK
-    word = ((word ^ (word >> 27)) * _SECOND) & _MASK
-    return word ^ (word >> 31)
-
-
-def _mix_array(words: np.ndarray) -> np.ndarray:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_SECOND)
-    return words ^ (words >> np.uint64(31))

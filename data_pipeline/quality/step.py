@@ -1,6 +1,5 @@
 """The quality step of curation: a classifier trained on the recipe's own sources, scores for the judged ones."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, seal, sealed_path
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import did_you_mean
 
 
 class ScoredSource(Protocol):
@@ -150,6 +150,5 @@ def _identity(sources: Sequence[ScoredSource], config: QualityConfig) -> list:
 
 def _check_name(name: str, known: list[str]) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"sources are {', '.join(known)}"
-        raise RecipeError(f"curate.quality names {name!r}, and no source is called so; {hint}")
+        hint = did_you_mean(name, known, otherwise=f"sources are {', '.join(known)}")
+        raise RecipeError(f"curate.quality names {name!r}, but there is no source of this name; {hint}")

@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """A record, or the rest of a file, that could not be read. kind: what counts are kept by (no_json, truncated ...).
+    """A record, or the rest of a file, that could not be read. kind: the name it is counted under (invalid_json ...).
 
     reason: for people, with the mend where there is one. offset: bytes from the file's start, uncompressed; -1 where
     the format has none. excerpt: the first characters of what stood there."""

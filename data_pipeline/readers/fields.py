@@ -102,8 +102,8 @@ class FieldMap:
         value = fields[self.wanted]
         kind = "null" if value is None else type(value).__name__
         shown = _dumped(value) if isinstance(value, list | dict) else str(value)
-        reason = f"field {self.wanted!r} is {kind}, no string"
-        return Unreadable(number, "text_no_string", reason, offset, excerpt(shown))
+        reason = f"field {self.wanted!r} is {kind}, not a string"
+        return Unreadable(number, "text_not_string", reason, offset, excerpt(shown))
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:

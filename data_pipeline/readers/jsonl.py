@@ -87,7 +87,7 @@ def _repaired(
         reason = f"invalid UTF-8 at byte {bad.start} of the line"
         return Unreadable(number, "invalid_encoding", reason, offset, excerpt(line))
     except ValueError:
-        return Unreadable(number, "no_json", f"no JSON: {error.msg}", offset, excerpt(line))
+        return Unreadable(number, "invalid_json", f"invalid JSON: {error.msg}", offset, excerpt(line))
     made = fields.maker()(found, number)
     return _refused(found, fields, number, offset, line) if made is None else made.repaired(*repairs)
 
@@ -95,7 +95,7 @@ def _repaired(
 def _refused(found: Any, fields: FieldMap, number: int, offset: int, line: bytes) -> Unreadable:
     if type(found) is dict:
         return fields.refused(found, number, offset)
-    return Unreadable(number, "no_object", f"a JSON {_kind(found)}, no object", offset, excerpt(line))
+    return Unreadable(number, "no_object", f"the line is a JSON {_kind(found)}, not an object", offset, excerpt(line))
 
 
 def line_starts(file: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:

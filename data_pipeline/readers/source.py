@@ -1,12 +1,12 @@
 """A source of raw text as the recipe names it."""
 
-import difflib
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.foundation.config import Config
+from gristmill.foundation.nearest_name import did_you_mean
 
 # A document's text is rarely over 5 MB (a long book; Common Crawl cuts pages at 5 MiB), and what is far longer is a
 # dump or a trap; escapes and other fields make a line of JSON a few times its text. docs/curation.md has the cost.
@@ -66,9 +66,9 @@ class SourceConfig(Config):
         try:
             "".encode(value)
         except (LookupError, ValueError):
-            near = difflib.get_close_matches(value.lower().replace("_", "-"), ENCODINGS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"such as {', '.join(ENCODINGS[:4])}"
-            raise ValueError(f"no encoding is called {value!r}; {hint}") from None
+            examples = f"encodings are, for example, {', '.join(ENCODINGS[:4])}"
+            hint = did_you_mean(value.lower().replace("_", "-"), ENCODINGS, otherwise=examples)
+            raise ValueError(f"unknown encoding {value!r}; {hint}") from None
         return value
 
     @field_validator("filters", mode="before")

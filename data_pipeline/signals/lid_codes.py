@@ -1,7 +1,8 @@
 """The languages that lid.176 names (fasttext.cc, "Language identification": its list of 176 ISO codes)."""
 
-import difflib
 import re
+
+from gristmill.foundation.nearest_name import nearest_name
 
 _CODES = """
 af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da
@@ -20,6 +21,6 @@ def require_language_code(code: str) -> None:
     """Raises ValueError, with the nearest, for what no model gives: `english`, `xx`, `EN`."""
     if code in LID_176 or OTHER_MODELS_LABEL.fullmatch(code):
         return
-    near = difflib.get_close_matches(code.lower()[:2], sorted(LID_176), n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest_name(code.lower()[:2], sorted(LID_176))
+    hint = f"did you mean {near!r}? " if near else ""
     raise ValueError(f"no language has the code {code!r}; {hint}codes are those of ISO 639, such as en, de, zh or deu")

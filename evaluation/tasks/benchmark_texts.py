@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from gristmill.evaluation.tasks.offline import offline
 from gristmill.evaluation.tasks.suites import SUITES
 from gristmill.evaluation.tasks.task_index import task_manager
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.nearest_name import nearest_name
 
 OURS = "gristmill_"
 
@@ -61,7 +61,7 @@ def _known(name: str, manager: TaskManager) -> str:
         if candidate in manager.task_index:
             return candidate
     known = [*(task.removeprefix(OURS) for task in manager.task_index), *SUITES]
-    near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    near = nearest_name(name, known, cutoff=0.0)
     raise RecipeError(
         f"curate.decontaminate: no task {name!r}; the nearest is {near!r}; name local files in `benchmarks`"
     )

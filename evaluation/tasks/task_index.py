@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
 from gristmill.evaluation.tasks.suites import SUITES, absent_file
 from gristmill.evaluation.tasks.task_files import TASK_FOLDER, is_task_file, read_task_file, task_files_below
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import nearest_name
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class KnownTasks:
         known = [*self.manager.task_index, *SUITES, *HELD_OUT_TASKS]
         for name in self.asked:
             if name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                near = nearest_name(name, known, cutoff=0.0)
                 hint = "" if download else "; lm-eval's own tasks are known where downloading is allowed (--download)"
                 raise RecipeError("; ".join([f"no task {name!r}; the nearest is {near!r}{hint}", *self.wrong]))
 

@@ -97,7 +97,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=8,
+    code_version=9,
     inputs=(),
     config=config,
     run=run,

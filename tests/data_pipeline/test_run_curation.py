@@ -50,7 +50,8 @@ def test_every_document_has_a_fate_and_the_counts_add_up(books, tmp_path):
         "near_dedup": 1,
     }
     assert counts["quarantined"] == {
-        kind: {"documents": 1, "bytes": 0} for kind in ("no_json", "no_object", "no_text_field", "invalid_encoding")
+        kind: {"documents": 1, "bytes": 0}
+        for kind in ("invalid_json", "no_object", "no_text_field", "invalid_encoding")
     }
     rows = ledger_of(tmp_path)
     assert len({row["doc_id"] for row in rows}) == 47
@@ -79,8 +80,8 @@ def test_quarantine_names_the_place_and_the_reason(books, tmp_path):
     lines = [orjson.loads(line) for line in (tmp_path / "curate" / QUARANTINE_NAME).read_bytes().splitlines()]
     assert [line["record"] for line in lines] == [43, 44, 45, 46]
     reasons = [line["reason"] for line in lines]
-    assert reasons[0].startswith("no JSON")
-    assert reasons[1] == "a JSON list, no object"
+    assert reasons[0].startswith("invalid JSON")
+    assert reasons[1] == "the line is a JSON list, not an object"
     assert reasons[2] == "no field 'text'; fields are body; set text_field of source books"
     assert reasons[3] == "invalid UTF-8 at byte 14 of the line"
     raw = (tmp_path / "books.jsonl").read_bytes()

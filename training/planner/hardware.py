@@ -4,7 +4,6 @@ Units: GB and TB are powers of ten, as vendors count bandwidth; GiB is 2**30 byt
 field says which. Bandwidths are for one direction and one GPU (NVIDIA's NVLink figures count both: halve them).
 """
 
-import difflib
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import nearest_name
 
 GIB = 2**30
 PROFILES = Path(__file__).parent / "profiles"
@@ -120,8 +120,8 @@ def load_hardware(reference: str | Path) -> Hardware:
         path = PROFILES / f"{reference}.yaml"
     if not path.is_file():
         names = profile_names()
-        near = difflib.get_close_matches(str(reference), names, 1, 0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = nearest_name(str(reference), names, cutoff=0.4)
+        hint = f"did you mean {near}? " if near else ""
         raise RecipeError(
             f"hardware {reference}: no such profile or file; {hint}profiles: {', '.join(names)}, or a .yaml file"
         )
@@ -153,8 +153,8 @@ def _explain(error: Any, content: dict[str, Any]) -> str:
     if error["type"] != "extra_forbidden":
         return f"{place or 'profile'}: {error['msg']} (got {error.get('input')!r})" if place else error["msg"]
     known = _fields_at(error["loc"][:-1])
-    near = difflib.get_close_matches(str(error["loc"][-1]), known, 1, 0.3)
-    hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(known)}"
+    near = nearest_name(str(error["loc"][-1]), known, cutoff=0.3)
+    hint = f"did you mean {near}?" if near else f"fields are {', '.join(known)}"
     return f"unknown field {place}; {hint}"
 
 

@@ -1,6 +1,5 @@
 """Models of the literature by name, and model files: what can be planned without a recipe."""
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import nearest_name
 from gristmill.training.config import ModelConfig
 from gristmill.training.planner.model_shape import ModelShape, gpt, shape_of
 
@@ -44,8 +44,8 @@ def named_shape(name: str, context: int | None = None) -> ModelShape:
             layers=layers, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, context=context or 8192
         )
         return shape_of(model, 128256)
-    near = difflib.get_close_matches(name, MODEL_NAMES, 1, 0.3)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest_name(name, MODEL_NAMES, cutoff=0.3)
+    hint = f"did you mean {near}? " if near else ""
     raise RecipeError(f"--model {name}: no such file or name; {hint}names are {', '.join(MODEL_NAMES)}")
 
 
@@ -95,8 +95,8 @@ def _sentences(error: Exception) -> str:
     for one in error.errors():
         place = ".".join(str(part) for part in one["loc"])
         if one["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(place, list(ModelConfig.model_fields), 1, 0.3)
-            hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(ModelConfig.model_fields)}"
+            near = nearest_name(place, ModelConfig.model_fields, cutoff=0.3)
+            hint = f"did you mean {near}?" if near else f"fields are {', '.join(ModelConfig.model_fields)}"
             said.append(f"unknown field {place}; {hint}")
         else:
             said.append(f"{place}: {one['msg']}" if place else one["msg"])

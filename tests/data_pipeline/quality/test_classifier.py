@@ -79,6 +79,6 @@ def test_the_score_is_a_signal_and_the_rule_stands_in_the_ledger(tmp_path):
 
 def test_a_source_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(
-        RecipeError, match=r"curate.quality names 'wob', and no source is called so; did you mean 'web'"
+        RecipeError, match=r"curate.quality names 'wob', but there is no source of this name; did you mean 'web'"
     ):
         run_curate(sources(tmp_path), tmp_path, quality={"positive": ("books",), "negative": ("wob",)})

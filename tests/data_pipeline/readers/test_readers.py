@@ -148,7 +148,7 @@ def test_fields_are_mapped_and_the_rest_is_metadata(tmp_path):
     fields = {"text_field": "body", "url_field": "link", "language_field": "lang"}
     good, bad = read(jsonl(path, **fields))
     assert good == Record(0, "b", url="u", language="de", metadata={"id": 7})
-    assert (bad.kind, bad.reason) == ("text_no_string", "field 'body' is int, no string")
+    assert (bad.kind, bad.reason) == ("text_not_string", "field 'body' is int, not a string")
     assert read(jsonl(path, **fields, metadata_fields=("id",)))[0].metadata == {"id": 7}
     assert read(jsonl(path, **fields, metadata_fields="none"))[0].metadata == {}
 

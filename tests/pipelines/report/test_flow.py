@@ -19,7 +19,7 @@ COUNTS = {
                 "c4.min_sentences": {"documents": 1, "bytes": 9},
                 "gopher_quality.min_words": {"documents": 2, "bytes": 9},
             },
-            "quarantined": {"no_json": {"documents": 1, "bytes": 0}},
+            "quarantined": {"invalid_json": {"documents": 1, "bytes": 0}},
         }
     },
 }
@@ -66,8 +66,15 @@ def test_repairs_by_source_stand_beneath_the_flow():
 
 
 def test_quarantine_is_counted_by_kind(tmp_path):
-    line = {"source": "a", "raw_digest": "d", "record": 3, "reason": "no JSON", "excerpt": "{", "unreadable": "no_json"}
+    line = {
+        "source": "a",
+        "raw_digest": "d",
+        "record": 3,
+        "reason": "no JSON",
+        "excerpt": "{",
+        "unreadable": "invalid_json",
+    }
     (tmp_path / "quarantine.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "record": 9}) + "\n")
     _, kinds, records = quarantine_blocks(tmp_path, {"d": "a.jsonl"})
-    assert kinds.rows == (("a", "no_json", "2"),)
+    assert kinds.rows == (("a", "invalid_json", "2"),)
     assert records.rows[1] == ("a", "a.jsonl", "9", "no JSON", "{")
