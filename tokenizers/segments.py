@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 
+from gristmill.foundation.cached_njit import cached_njit
 from gristmill.tokenizers.encoders import Encoder
 
 BPE = 2  # TrainerSpec.ModelType
@@ -125,19 +125,19 @@ def neighbours(pieces: Sequence[str]) -> np.ndarray:
     return joined.reshape(-1)
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _is_space_sign(buffer, at, end):
     return at + 2 < end and buffer[at] == 0xE2 and buffer[at + 1] == 0x96 and buffer[at + 2] == 0x81
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _mixed(word):
     """Every bit of the result depends on every bit of the word (the multiplier is splitmix64's)."""
     word = (word ^ (word >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
     return word ^ (word >> np.uint64(32))
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _goes_on(buffer, start, at, end, joined):
     """True if the segment that began at `start` holds the byte at `at` too. Beside a literal "▁" nothing is cut."""
     before, here = buffer[at - 1], buffer[at]
@@ -148,7 +148,7 @@ def _goes_on(buffer, start, at, end, joined):
     return before == 0x81 and at - 3 >= start and _is_space_sign(buffer, at - 3, end)
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _window_bytes(buffer, ends, position, window, joined):
     """From `position` to the first cut after a window of bytes. Cuts depend on their neighbours alone, so this looks at
     none of the bytes before."""
@@ -162,7 +162,7 @@ def _window_bytes(buffer, ends, position, window, joined):
     return at - position
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _cut(buffer, ends, position, document, window, tables, segments, owners):
     """Writes the entry of every segment of about a window of bytes, and makes entries for those not seen before.
 
@@ -219,7 +219,7 @@ def _cut(buffer, ends, position, document, window, tables, segments, owners):
     return count, position, document
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _same(buffer, position, length, keys, start):
     at = 8
     while at < length and buffer[position + at] == keys[start + at]:
@@ -227,7 +227,7 @@ def _same(buffer, position, length, keys, start):
     return at == length
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _gather(segments, owners, entries, ids, lengths):
     """The ids of all segments in a row; adds their numbers to the lengths of their texts."""
     total = 0

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.decontamination.words import Words
 from gristmill.data_pipeline.dedup.kernels import EMPTY_SLOT, all_ngrams, search_ngrams
+from gristmill.foundation.cached_njit import cached_njit
 
 # Bits of the filter for each distinct key: at 16, one foreign key in 16 passes on to the table.
 FILTER_BITS = 16
@@ -95,7 +95,7 @@ def slot_table(keys: np.ndarray) -> np.ndarray:
     return table
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _fill(table, keys):
     mask = np.uint64(len(table) - 1)
     for number in range(len(keys)):

@@ -6,8 +6,9 @@ They call one another and therefore stand in one file (see dedup/kernels.py)."""
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from gristmill.foundation.cached_njit import cached_njit
 
 # Second and third word of a seed, counted from its first: `abc`, `ab.d`, `a.cd`. One word may so have been
 # substituted between them; and since all three are looked up in all three, one inserted or deleted.
@@ -51,14 +52,14 @@ class SearchedTexts(NamedTuple):
     answer_first: np.ndarray
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def seed_hash(first, second, third):
     value = (first * MULTIPLY + second) * MULTIPLY + third
     value = (value ^ (value >> U32)) * MULTIPLY
     return value ^ (value >> U29)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def edit_seeds(hashes, ends, told, wanted, min_told, keys, texts, places, tells):
     """All seeds of the wanted texts whose words tell `min_told`; returns how many. places: words from the beginning."""
     count = 0
@@ -78,7 +79,7 @@ def edit_seeds(hashes, ends, told, wanted, min_told, keys, texts, places, tells)
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def align(text, told, document, start, stop, gap, scores, starts, counts, places):
     """(score, first word, last word + 1, words found, hash of which) of the best local alignment of the text with
     document[start:stop]: what the words found tell, less `gap` for each word substituted, inserted or deleted between
@@ -110,7 +111,7 @@ def align(text, told, document, start, stop, gap, scores, starts, counts, places
     return best, start + best_start, start + best_stop, best_count, best_places
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def search_seeds(document, bounds, seeds, found):
     """Fills found[3, :] as far as there is room (number of the document, its word, which place of the seeds), in this
     order; returns how many there are. Document d is document[bounds[d]:bounds[d + 1]]."""
@@ -138,7 +139,7 @@ def search_seeds(document, bounds, seeds, found):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def judge_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
     """Fills found[:, :len]: document, benchmark text, first word and last + 1 there, words found, hash of which, for
     each copy of a text around the seeds that were met (`search_seeds`); returns how many there are.
@@ -183,7 +184,7 @@ def judge_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _end_of_answer(question, document, begin, start, stop, texts, text, window):
     """Where an answer to the question ends that begins in the `window` words behind it; -1 if the question does not
     stand at `begin`, or no answer there."""
@@ -199,7 +200,7 @@ def _end_of_answer(question, document, begin, start, stop, texts, text, window):
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _stands(words, document, at, stop):
     """Whether the words stand in document[:stop] from `at` on."""
     if at + len(words) > stop:

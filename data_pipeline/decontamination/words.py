@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
 from gristmill.data_pipeline.dedup.kernels import hash_words
 from gristmill.data_pipeline.signals.stop_words import stop_words
+from gristmill.foundation.cached_njit import cached_njit
 
 # How often a word stands in text: counted in the benchmarks, and where those are few, a stop word once in 100 words and
 # any other once in 20,000 (the 32 most frequent words of English make up a third of a text, and a word of rank 2,000
@@ -67,7 +67,7 @@ def information(words: Words) -> np.ndarray:
     return told[slots]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count(hashes, keys, counts, slots):
     """Counts every hash by open addressing. slots: where each was put."""
     mask = np.uint64(len(keys) - 1)

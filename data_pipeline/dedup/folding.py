@@ -11,8 +11,9 @@ import unicodedata
 from functools import cache
 from typing import Literal
 
-import numba
 import numpy as np
+
+from gristmill.foundation.cached_njit import cached_njit
 
 Fold = Literal["word", "character", "space"]
 
@@ -70,7 +71,7 @@ def _folded(character: str) -> int:
     return ord(character.lower()[0])
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def fold_one(raw, start, stop, table, ascii_table, folded, at):
     """Writes the folded form of raw[start:stop] (UTF-8) at folded[at:]; returns where it ends.
 
@@ -119,7 +120,7 @@ def fold_one(raw, start, stop, table, ascii_table, folded, at):
     return at + (last != SPACE)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _write_utf8(out: np.ndarray, at: int, point: int) -> int:
     if point < 0x80:
         out[at] = point
@@ -153,7 +154,7 @@ def fold_texts(data: np.ndarray, offsets: np.ndarray, fold: Fold = "word") -> tu
     return folded, ends
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _fold_all(data, offsets, table, ascii_table, folded, ends):
     at = 0
     for index in range(len(offsets) - 1):
@@ -179,7 +180,7 @@ def word_spans(text: str) -> np.ndarray:
     return spans[:, :count]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _word_spans(points, table, spans):
     count = 0
     inside = False

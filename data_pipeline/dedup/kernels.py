@@ -1,12 +1,9 @@
-"""The compiled loops over UTF-8 bytes: words, shingles, signatures, n-grams.
+"""The compiled loops over UTF-8 bytes: words, shingles, signatures, n-grams."""
 
-They call one another and therefore stand in one file: numba's cache on disk watches only the file of the function
-that is called from Python, and would go on with an old copy of a kernel that it calls in another file."""
-
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.intrinsics import load64, trailing_zeros
+from gristmill.foundation.cached_njit import cached_njit
 
 START = np.uint64(0x243F6A8885A308D3)  # pi
 MULTIPLY_GROUP = np.uint64(0xB7E151628AED2A6B)  # e
@@ -25,7 +22,7 @@ LARGEST_HASH = np.uint32(0xFFFFFFFF)
 EMPTY_SLOT = np.int32(-1)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def word_hashes(folded, start, stop, out):
     """The hashes of the words in folded[start:stop], each of which ends with a space, into out; returns how many.
 
@@ -55,7 +52,7 @@ def word_hashes(folded, start, stop, out):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def character_hashes(folded, start, stop, out):
     """The hashes of the characters in folded[start:stop] but for the last space, into out; returns how many."""
     count = 0
@@ -72,7 +69,7 @@ def character_hashes(folded, start, stop, out):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def shingle_hashes(units, count, ngram, out):
     """The 64-bit hashes of the shingles of units[:count], in order, into out; returns how many."""
     if count == 0:
@@ -90,20 +87,20 @@ def shingle_hashes(units, count, ngram, out):
     return count - width + 1
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def mixed(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> U32)) * MULTIPLY_SHINGLE
     return value ^ (value >> U29)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def text_shingles(folded, start, stop, ngram, words, units, keys):
     """The shingle hashes of folded[start:stop] into keys; returns how many. words: units are words, not characters."""
     count = word_hashes(folded, start, stop, units) if words else character_hashes(folded, start, stop, units)
     return shingle_hashes(units, count, ngram, keys)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def sign_all(folded, ends, ngram, words, factors, summands, units, keys, signatures, shingles) -> None:
     mixed = np.empty(len(keys), np.uint32)
     for text in range(len(ends) - 1):
@@ -114,7 +111,7 @@ def sign_all(folded, ends, ngram, words, factors, summands, units, keys, signatu
         _minima(mixed, count, factors, summands, signatures[text])
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _fmix32(value):
     # numba widens uint32 * uint32 to uint64: cast after every step, or the values differ in silence.
     value = np.uint32(value ^ (value >> np.uint32(16)))
@@ -124,7 +121,7 @@ def _fmix32(value):
     return np.uint32(value ^ (value >> np.uint32(16)))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _minima(mixed, count, factors, summands, signature) -> None:
     for k in range(len(signature)):
         factor, summand = factors[k], summands[k]
@@ -134,7 +131,7 @@ def _minima(mixed, count, factors, summands, signature) -> None:
         signature[k] = lowest
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def hash_words(folded, ends, hashes, word_ends) -> None:
     """The hashes of all texts' words, one text after the other; word_ends[t + 1]: where text t's end."""
     for text in range(len(ends) - 1):
@@ -142,7 +139,7 @@ def hash_words(folded, ends, hashes, word_ends) -> None:
         word_ends[text + 1] = start + word_hashes(folded, ends[text], ends[text + 1], hashes[start:])
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def all_ngrams(hashes, word_ends, longest, shortest, keys, prefixes, lengths, texts):
     """Every n-gram of every text of at least `shortest` words; returns how many there are."""
     total = 0
@@ -159,7 +156,7 @@ def all_ngrams(hashes, word_ends, longest, shortest, keys, prefixes, lengths, te
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits, table, prefixes, found):
     """Fills found as far as there is room; returns how many there are."""
     bit_mask = np.uint64(64 * len(bits) - 1)
@@ -189,7 +186,7 @@ def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits
     return matches
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _hash_at(units, word, length):
     value = np.uint64(0)
     for i in range(word, word + length):

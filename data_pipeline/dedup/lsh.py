@@ -1,9 +1,9 @@
 """Locality-sensitive hashing: documents that agree in a whole band of their signatures share a bucket."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, U29, U32
+from gristmill.foundation.cached_njit import cached_njit
 
 
 def candidate_probability(similarity: float, bands: int, rows: int) -> float:
@@ -13,7 +13,7 @@ def candidate_probability(similarity: float, bands: int, rows: int) -> float:
     return 1.0 - (1.0 - similarity**rows) ** bands
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def band_keys(signatures, bands, rows, salt):
     """uint64[bands, documents] of signatures uint32[documents, >= bands * rows]: a 64-bit hash of each band.
 
@@ -50,7 +50,7 @@ def buckets(keys: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return bucket, owners[by_member]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def join(parents, bucket, member):
     """Unites all members of each bucket in the forest `parents` int64[documents]; the root is the lowest of a tree."""
     for i in range(1, len(bucket)):
@@ -62,7 +62,7 @@ def join(parents, bucket, member):
                 parents[left] = right
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def root(parents, node):
     """The root of a node's tree; halves the path to it."""
     while parents[node] != node:
@@ -71,7 +71,7 @@ def root(parents, node):
     return node
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def roots(parents):
     """The root of every node."""
     found = np.empty_like(parents)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +20,7 @@ from pydivsufsort import divsufsort
 
 from gristmill.data_pipeline.dedup.arrays import claim, part_identity
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.foundation.cached_njit import cached_njit
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
@@ -89,7 +89,7 @@ def repeats_of(group: Group, least_bytes: int) -> list[tuple[int, int, int, int]
     return _spans(covered, group, least_bytes)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _mark(data, suffixes, least, covered):
     """covered[i]: the first place (a position) of the repeated span that begins at position i, -1 for none.
 
@@ -108,7 +108,7 @@ def _mark(data, suffixes, least, covered):
         start = at
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _shared(data, left, right, least):
     """Whether `least` equal bytes, none of them BETWEEN, begin at both positions."""
     if max(left, right) + least > len(data):

@@ -2,12 +2,12 @@
 
 from itertools import pairwise
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
 from gristmill.data_pipeline.dedup.kernels import text_shingles
 from gristmill.data_pipeline.dedup.shingles import Unit
+from gristmill.foundation.cached_njit import cached_njit
 
 
 def shingle_sets(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit) -> list[np.ndarray]:
@@ -28,7 +28,7 @@ def _distinct(ascending: np.ndarray) -> np.ndarray:
     return ascending[first]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def overlap(left, right, needed):
     """How many values two ascending sets share, or -1 once fewer than `needed` are certain."""
     spare_left, spare_right = len(left) - needed, len(right) - needed
@@ -56,7 +56,7 @@ def jaccard(left: np.ndarray, right: np.ndarray) -> float:
     return both / either if either else 0.0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def keep_first(bucket_of, num_buckets, protected, sets, bounds, threshold, keepers, boths):
     """Decides documents in keep-order: one is removed if it is similar to a kept one in any of its buckets.
 

@@ -1,12 +1,7 @@
 """C4's line rules on many texts in one compiled pass; filters/lines.py says in plain Python what they are.
 
 Texts in which characters beyond ASCII could matter (line ends other than newlines, the Kelvin sign, which is a k in
-lower case, a citation with other digits) are few; they are named, and the plain rules take them.
-
-As in signals/kernel.py, the number in the next line is raised with every change to code that is called from here.
-Called code: 1."""
-
-import numba
+lower case, a citation with other digits) are few; they are named, and the plain rules take them."""
 
 from gristmill.data_pipeline.filters.kept_lines import (
     close_text,
@@ -30,6 +25,7 @@ from gristmill.data_pipeline.signals.bits import (
 )
 from gristmill.data_pipeline.signals.characters import DIGIT, SPACE
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, pointer
+from gristmill.foundation.cached_njit import cached_njit
 
 # Places in the counts, as in filters/lines.py's C4_COUNTS.
 LINES, LONG_WORD, NO_TERMINAL, FEW_WORDS, REMOVED_JAVASCRIPT, REMOVED_POLICY, LOREM_IPSUM, CURLY = range(8)
@@ -49,7 +45,7 @@ USE, USES, USE_OF = phrase("use "), phrase("uses "), phrase("use of ")
 EDIT, NEEDED = phrase("edit]"), phrase("citation needed]")
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def edit_texts(
     text_array,
     offsets,
@@ -85,7 +81,7 @@ def edit_texts(
         ends[k + 1] = close_text(kept, ends[k], at_out, flags)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _edit(text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, out, at_out, counts):
     """Where the kept lines end in out, or NOT_JUDGED."""
     at = start
@@ -128,7 +124,7 @@ def _edit(text, start, end, flags, max_word, citations, terminal, min_words, jav
     return at_out
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is_terminated(text, first, last, citations):
     """. ? ! " ' but not ...; with citations also what may be one of these once citations are gone."""
     if first == last:
@@ -139,7 +135,7 @@ def _is_terminated(text, first, last, citations):
     return byte == 0x3F or byte == 0x21 or byte == 0x22 or byte == 0x27 or (citations and byte == 0x5D)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _without_citations(text, first, last, flags, out, at_out):
     """Copies the line but for its citations ([12], [], [edit], [citation needed]); NOT_JUDGED for other digits."""
     at = first
@@ -168,7 +164,7 @@ def _without_citations(text, first, last, flags, out, at_out):
     return at_out
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is(text, end, first, wanted):
     if first + len(wanted) > end:
         return False
@@ -178,7 +174,7 @@ def _is(text, end, first, wanted):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _has_longer_word(text, first, last, flags, most):
     length, at = 0, first
     while at < last:
@@ -190,7 +186,7 @@ def _has_longer_word(text, first, last, flags, most):
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _phrases(text, first, last):
     """Which phrases the line holds (HAS_...). Each is looked for at three letters that seldom stand together: jav,
     ook (cookie), vac (privacy), "f u" (of use), ips (ipsum)."""
@@ -212,12 +208,12 @@ def _phrases(text, first, last):
     return found
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _letter(text, base, small):
     return letters_within(text, base, small, 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _phrase_at(text, first, last, place):
     """Which phrase's three letters stand at `place`, if it is one."""
     small = text[place] | 0x20
@@ -238,7 +234,7 @@ def _phrase_at(text, first, last, place):
     return HAS_POLICY if used or stands(text, first, last, cookie - 7, USE_OF) else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _needs_plain(text, start, end):
     """Whether the text holds a line end other than a newline, or a Kelvin sign."""
     for base in range(start, end, BLOCK):

@@ -1,18 +1,18 @@
 """What the compiled line rules share: lines that stay, written one behind the other, and phrases looked for in them."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, below, decode, load64, skip_space, strip_end
 from gristmill.data_pipeline.signals.characters import SPACE
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, store64
+from gristmill.foundation.cached_njit import cached_njit
 
 
 def phrase(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def copy_bytes(text, first, last, out, at_out):
     """Copies text[first:last] to at_out and returns where it ends there. Up to seven bytes more are overwritten."""
     for at in range(0, last - first, 8):
@@ -20,7 +20,7 @@ def copy_bytes(text, first, last, out, at_out):
     return at_out + last - first
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def close_text(out, start, end, flags):
     """Strips the text that was written at out[start:end], ends it with a newline and returns where the next begins."""
     first = skip_space(out, start, end, flags, SPACE)
@@ -32,7 +32,7 @@ def close_text(out, start, end, flags):
     return start + last - first + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def has_words(text, first, last, flags, wanted):
     """Whether text[first:last] has that many words between white space."""
     words, inside, at = 0, False, first
@@ -52,7 +52,7 @@ def has_words(text, first, last, flags, wanted):
     return words >= wanted
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def holds_bytes(text, first, last, low, count):
     """Whether text[first:last] holds a byte from `low` to low + count - 1."""
     found = ZERO
@@ -61,7 +61,7 @@ def holds_bytes(text, first, last, low, count):
     return found != ZERO
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def stands(text, start, end, first, wanted):
     """Whether the phrase (in lower case) stands at `first`, in upper case or lower, within text[start:end]."""
     if first < start or first + len(wanted) > end:

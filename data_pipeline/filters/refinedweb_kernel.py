@@ -1,12 +1,8 @@
 """RefinedWeb's line rules on many texts in one compiled pass; filters/lines.py says in plain Python what they are.
 
 Texts with boilerplate to cut out of lines, and those in which characters beyond ASCII could matter to a phrase, are
-few; they are named, and the plain rules take them.
+few; they are named, and the plain rules take them."""
 
-As in signals/kernel.py, the number in the next line is raised with every change to code that is called from here.
-Called code: 1."""
-
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, stands
@@ -24,6 +20,7 @@ from gristmill.data_pipeline.signals.bits import (
 )
 from gristmill.data_pipeline.signals.characters import ALPHA, DIGIT, SPACE, UPPER, WORD
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones, pointer
+from gristmill.foundation.cached_njit import cached_njit
 
 # Places in the counts, as in filters/lines.py's REFINEDWEB_COUNTS.
 LINES, UPPERCASE, DIGITS, COUNTER, FEW_WORDS, BOILERPLATE = range(6)
@@ -36,7 +33,7 @@ _WORDS = np.frombuffer(COUNTED + b"|", np.uint8)
 CART, MORE, SIGN = phrase("n cart"), phrase("read more"), phrase("gn-")
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def edit_texts(
     text_array, offsets, flag_array, upper, digits, counters, min_words, boilerplate, out, ends, counts, left
 ):
@@ -56,7 +53,7 @@ def edit_texts(
         ends[k + 1] = close_text(kept, ends[k], ends[k] if left[k] else stop, flags)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, out, at_out, counts):
     """Where the kept lines end in out, or NOT_JUDGED."""
     at = start
@@ -78,7 +75,7 @@ def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerpla
     return at_out
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _refused(text, start, end, flags, upper, digits, counters, min_words):
     """The count under which the line goes; KEPT if it stays."""
     if upper >= 0 and _share(text, start, end, flags, 0x41, 26, UPPER) > upper:
@@ -98,7 +95,7 @@ def _refused(text, start, end, flags, upper, digits, counters, min_words):
     return KEPT
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _share(text, start, end, flags, low, count, flag):
     """Share of the characters that have the flag; low, count: the bytes that have it in ASCII."""
     found = ZERO
@@ -113,7 +110,7 @@ def _share(text, start, end, flags, low, count, flag):
     return np.int64(found) / count_chars(text, start, end)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _counted_word(text, start, end, flags):
     """Where the counted word (likes, shares ...) begins that the line ends in, what is no word character put aside;
     `start` if there is none, NOT_JUDGED if characters beyond ASCII could decide."""
@@ -138,7 +135,7 @@ def _counted_word(text, start, end, flags):
     return start
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _is_word(text, first, word, stop):
     for i in range(stop - word):  # noqa: SIM110 - numba has no all()
         if text[first + i] | 0x20 != _WORDS[word + i]:
@@ -146,7 +143,7 @@ def _is_word(text, first, word, stop):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _counts_before(text, start, stop, flags):
     """Whether text[start:stop], ASCII, is a number and white space: 12, 3,141 or 12k."""
     at = stop
@@ -167,12 +164,12 @@ def _counts_before(text, start, stop, flags):
     return True
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is_word_byte(byte):
     return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _holds_kelvin(text, start, end):
     """Whether a Kelvin sign stands there, which is a k in lower case."""
     for base in range(start, end, BLOCK):
@@ -182,7 +179,7 @@ def _holds_kelvin(text, start, end):
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _holds_boilerplate(text, start, end):
     """Whether the line may hold a phrase that the rules cut out: it is looked for by the letters that no character
     beyond ASCII stands for."""
@@ -204,6 +201,6 @@ def _holds_boilerplate(text, start, end):
     return False
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _letter(text, base, small):
     return letters_within(text, base, small, 1)

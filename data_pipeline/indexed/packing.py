@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.foundation.cached_njit import cached_njit
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return bins
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _into_bins(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """Bins with equal room form a queue (first, last, following); every bin stands in one."""
     bins = np.empty(len(lengths), dtype=np.int64)

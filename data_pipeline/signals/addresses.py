@@ -1,12 +1,11 @@
 """URLs, e-mail and IPv4 addresses in UTF-8 bytes, counted by their plainest marks."""
 
-import numba
-
 from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, first_bit, without_first
 from gristmill.data_pipeline.signals.intrinsics import bytes_within
+from gristmill.foundation.cached_njit import cached_njit
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def count_addresses(text, start, end):
     """(URLs, e-mail addresses, IPv4 addresses) of text[start:end]. Reads up to a block behind it."""
     urls, emails, addresses = 0, 0, 0
@@ -35,7 +34,7 @@ def count_addresses(text, start, end):
     return urls, emails, addresses
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _is_email(text, free, at_sign, end):
     """Whether a character of an e-mail name stands before the @, at `free` or later, and a letter or digit behind."""
     if at_sign - 1 < free or at_sign + 1 >= end:
@@ -43,7 +42,7 @@ def _is_email(text, free, at_sign, end):
     return _is_mail(text[at_sign - 1]) and _is_alnum(text[at_sign + 1])
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _is_url(text, free, colon, end):
     """Whether http or https stands before the colon, at `free` or later, and // and a character behind it."""
     if colon + 3 >= end or text[colon + 1] != 0x2F or text[colon + 2] != 0x2F:
@@ -58,7 +57,7 @@ def _is_url(text, free, colon, end):
     return text[letter] == 0x70 and text[letter - 1] == 0x74 and text[letter - 2] == 0x74 and text[letter - 3] == 0x68
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _ip_end(text, start, dot, end):
     """Where the address ends whose first dot this is; 0 if there is none."""
     first = dot
@@ -80,17 +79,17 @@ def _ip_end(text, start, dot, end):
     return 0 if at < end and text[at] == 0x2E else at
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is_digit(byte):
     return 0x30 <= byte <= 0x39
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is_alnum(byte):
     return _is_digit(byte) or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is_mail(byte):
     """Letters, digits and . _ % + -"""
     return _is_alnum(byte) or byte == 0x2E or byte == 0x5F or byte == 0x25 or byte == 0x2B or byte == 0x2D

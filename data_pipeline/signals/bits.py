@@ -2,10 +2,10 @@
 
 Blocks may reach behind a text, so buffer.PADDING bytes must follow the last one."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, folded_product, load64, ones, trailing_zeros
+from gristmill.foundation.cached_njit import cached_njit
 
 BLOCK = 64
 ZERO, ONE = np.uint64(0), np.uint64(1)
@@ -18,7 +18,7 @@ LENGTH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 GROUP_MIX = np.uint64(0x243F6A8885A308FF)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def below(count):
     """The mask of the first `count` bytes: 0 and less give none, 64 and more all."""
     if count >= BLOCK:
@@ -26,24 +26,24 @@ def below(count):
     return (ONE << np.uint64(count)) - ONE if count > 0 else ZERO
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def first_bit(mask):
     """The place of the lowest bit; 64 for none."""
     return np.int64(trailing_zeros(mask))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def without_first(mask):
     return mask & (mask - ONE)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def bytes_below(count):
     """A group of eight bytes in which the first `count` are ones: 0 to 8."""
     return ALL >> np.uint64(64 - 8 * count) if count else ZERO
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def find_newline(text, start, end):
     """The place of the first newline in text[start:end]; end if there is none."""
     at = start
@@ -55,7 +55,7 @@ def find_newline(text, start, end):
     return end
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def count_chars(text, start, end):
     """Characters in text[start:end]: bytes that do not continue one."""
     chars = ZERO
@@ -64,7 +64,7 @@ def count_chars(text, start, end):
     return np.int64(chars)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def hash_bytes(text, start, end):
     """A 64-bit hash of text[start:end], whichever way its ends were found. Reads up to sixteen bytes past `end`."""
     left = end - start
@@ -79,7 +79,7 @@ def hash_bytes(text, start, end):
     return value
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def decode(text, at):
     """(code point, bytes) of the character at `at`; the text is valid UTF-8."""
     first = np.int64(text[at])
@@ -94,7 +94,7 @@ def decode(text, at):
     return (first & 0x07) << 18 | second << 12 | third << 6 | np.int64(text[at + 3]) & 0x3F, 4
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def character_start(text, at):
     """Where the character begins that holds the byte at `at`."""
     while text[at] & 0xC0 == 0x80:
@@ -102,7 +102,7 @@ def character_start(text, at):
     return at
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def skip_space(text, start, end, flags, space):
     """Where the first character without the flag `space` begins; end if there is none."""
     while start < end:
@@ -116,7 +116,7 @@ def skip_space(text, start, end, flags, space):
     return end
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def strip_end(text, start, end, flags, space):
     """Behind the last character without the flag `space`; start if there is none."""
     while end > start:

@@ -1,12 +1,7 @@
-"""All signals of many texts in one compiled pass; signals/reference.py says in plain Python what each means.
-
-numba (0.68) keeps a compiled kernel as long as the text of its outermost function's file is the same: after a change
-to a file that is called from here, raise the number in the next line, or the old code runs on.
-Called code: 4."""
+"""All signals of many texts in one compiled pass; signals/reference.py says in plain Python what each means."""
 
 import threading
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.addresses import count_addresses
@@ -50,6 +45,7 @@ from gristmill.data_pipeline.signals.words import (
     scan_words,
 )
 from gristmill.data_pipeline.signals.words import NUM_COUNTS as NUM_WORD_COUNTS
+from gristmill.foundation.cached_njit import cached_njit
 
 NUM_COUNTS, NUM_RATIOS = len(COUNTS), len(RATIOS)
 STAMPS = 16  # a text uses fewer
@@ -112,7 +108,7 @@ def measure_texts(
     return counts, ratios
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _measure_all(
     text_array,
     offsets,
@@ -169,7 +165,7 @@ def _measure_all(
     state[0], state[1] = stamp, most
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _put_counts(num_bytes, words, lines, row):
     """The columns of names.COUNTS in their order, but for the last three."""
     row[0] = num_bytes
@@ -186,7 +182,7 @@ def _put_counts(num_bytes, words, lines, row):
         stops >>= 1
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _put_ratios(words, lines, chars, row):
     """The columns of names.RATIOS in their order."""
     num_chars, num_words = words[CHARS], words[WORDS]
@@ -211,6 +207,6 @@ def _put_ratios(words, lines, chars, row):
     row[24] = _ratio(words[NEWLINES], num_words)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _ratio(part, whole):
     return part / whole if whole else np.nan

@@ -1,6 +1,5 @@
 """Lines and paragraphs of a text in UTF-8 bytes: how they begin, end and repeat."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import (
@@ -22,6 +21,7 @@ from gristmill.data_pipeline.signals.characters import LINE_END, SPACE, TERMINAL
 from gristmill.data_pipeline.signals.intrinsics import bytes_within
 from gristmill.data_pipeline.signals.reference import SHORT_LINE_CHARS
 from gristmill.data_pipeline.signals.tables import first_place, table_bits
+from gristmill.foundation.cached_njit import cached_njit
 
 # Places in the counts that scan_lines fills.
 LINES, BULLETS, ELLIPSES = 0, 1, 2  # of str.splitlines
@@ -31,7 +31,7 @@ PARAGRAPHS, DUP_PARAGRAPHS, DUP_PARAGRAPH_CHARS = 10, 11, 12
 NUM_LINE_COUNTS = 13
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def scan_lines(text, start, end, flags, ascii_only, odd_ends, num_newlines, keys, entries, stamp, counts):
     """Fills counts (see LINES ...). odd_ends: the text holds line ends other than newlines. Uses stamp + 1, + 2.
 
@@ -61,7 +61,7 @@ def scan_lines(text, start, end, flags, ascii_only, odd_ends, num_newlines, keys
     _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp + 2, counts)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _line(text, start, end, flags, ascii_only, keys, entries, bits, stamp, counts):
     """One line that is not empty, between newlines."""
     num_chars = end - start if ascii_only else count_chars(text, start, end)
@@ -85,7 +85,7 @@ def _line(text, start, end, flags, ascii_only, keys, entries, bits, stamp, count
     counts[ELLIPSES] += ends_with_ellipsis(text, first, end, flags)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _odd_lines(text, start, end, flags, counts):
     """Lines, bullets and ellipses by str.splitlines."""
     counts[LINES] = counts[BULLETS] = counts[ELLIPSES] = 0
@@ -107,7 +107,7 @@ def _odd_lines(text, start, end, flags, counts):
         at = stop + size if stop < end else end
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp, counts):
     """Between runs of two and more newlines, in the text without white space at its ends."""
     start = skip_space(text, start, end, flags, SPACE)
@@ -132,7 +132,7 @@ def _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp, counts
         counts[PARAGRAPHS] = 1
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _paragraph(text, start, end, keys, entries, bits, stamp, counts):
     paragraph = counts[PARAGRAPHS]
     keys[paragraph] = hash_bytes(text, start, end)
@@ -142,13 +142,13 @@ def _paragraph(text, start, end, keys, entries, bits, stamp, counts):
         counts[DUP_PARAGRAPH_CHARS] += count_chars(text, start, end)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def starts_with_bullet(text, at):
     """- or U+2022."""
     return text[at] == 0x2D or (text[at] == 0xE2 and text[at + 1] == 0x80 and text[at + 2] == 0xA2)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def ends_with_ellipsis(text, start, end, flags):
     """... or U+2026, white space behind it put aside."""
     end = strip_end(text, start, end, flags, SPACE)

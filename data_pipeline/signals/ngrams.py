@@ -4,17 +4,17 @@ An n-gram can stand twice only if the (n-1)-grams at its first and second word b
 survivors of n-1 alone. The first place of an n-gram is its name; the pair of names of its two (n-1)-grams is its key,
 so no n-gram is ever hashed from its words."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.tables import first_place, table_bits
+from gristmill.foundation.cached_njit import cached_njit
 
 TOP_SIZES = (2, 3, 4)
 DUP_SIZES = (5, 6, 7, 8, 9, 10)
 _HALF = np.uint64(32)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def ngram_chars(keys, lengths, num_words, names, counts, survivors, marks, entries, stamp, chars):
     """Fills chars: int64[9], the characters of the top 2- to 4-grams and the duplicate 5- to 10-grams.
 
@@ -41,7 +41,7 @@ def ngram_chars(keys, lengths, num_words, names, counts, survivors, marks, entri
         alive = _survive(survivors, alive, names, counts)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _name(survivors, alive, keys, names, counts, entries, stamp):
     """names and counts of the n-grams at the survivors, from those of the (n-1)-grams at each and the next word.
 
@@ -56,7 +56,7 @@ def _name(survivors, alive, keys, names, counts, entries, stamp):
         counts[first] += first != i
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _survive(survivors, alive, names, counts):
     """Keeps the places where this n-gram stands twice and the next one does; returns how many there are."""
     left, last = 0, np.int64(-2)  # last: the latest place whose n-gram stands twice
@@ -70,7 +70,7 @@ def _survive(survivors, alive, names, counts):
     return left
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _top(survivors, alive, names, counts, lengths, num_words, size):
     if num_words < size:
         return 0
@@ -85,7 +85,7 @@ def _top(survivors, alive, names, counts, lengths, num_words, size):
     return chars * best
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _duplicate(survivors, alive, names, counts, lengths, marks, stamp, size):
     chars, behind = 0, np.int64(0)
     for k in range(alive):

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numba
 import numpy as np
 import pyarrow as pa
 from fontTools.unicodedata import Scripts, script
@@ -12,6 +11,7 @@ from fontTools.unicodedata import Scripts, script
 from gristmill.data_pipeline.signals.bits import decode
 from gristmill.data_pipeline.signals.buffer import joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
+from gristmill.foundation.cached_njit import cached_njit
 
 SCRIPT_FIELD = pa.field("script", pa.string())
 HEAD_CHARS = 2000  # looked at, from the text's start
@@ -65,7 +65,7 @@ def text_script(text: str) -> str:
     return JAPANESE if best == HAN and kana and kana >= KANA_SHARE * found[HAN] else best
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count(text, offsets, scripts, counts):
     """Fills counts int64[N, scripts]."""
     for k in range(len(offsets) - 1):

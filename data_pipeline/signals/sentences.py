@@ -1,6 +1,5 @@
 """Where sentences end, in blocks of 64 bytes; signals/reference.py says what ends one."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import (
@@ -16,12 +15,13 @@ from gristmill.data_pipeline.signals.bits import (
 from gristmill.data_pipeline.signals.characters import TERMINAL
 from gristmill.data_pipeline.signals.intrinsics import load64
 from gristmill.data_pipeline.signals.reference import TITLES
+from gristmill.foundation.cached_njit import cached_njit
 
 TITLE_GROUPS = np.array([int.from_bytes(title.encode(), "little") for title in TITLES], np.uint64)
 TITLE_CHARS = max(map(len, TITLES))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def end_sentences(text, start, base, events, line_end, worded, has_word, flags):
     """(whether a word stands behind the last sentence that ended, how many end in the block). They end with a line, at
     a stop (。), or at white space behind a terminal.
@@ -41,7 +41,7 @@ def end_sentences(text, start, base, events, line_end, worded, has_word, flags):
     return has_word or (worded & rest) != ZERO, ended
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _ends_sentence(text, start, end, flags):
     """Whether text[start:end] ends in a terminal, closing quotes and brackets put aside."""
     at = end
@@ -55,7 +55,7 @@ def _ends_sentence(text, start, end, flags):
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _abbreviates(text, start, dot):
     """Whether the dot behind text[start:dot] is one of an initial (J.), of e.g. and its like, or of a title."""
     first = dot
@@ -74,13 +74,13 @@ def _abbreviates(text, start, dot):
     return False
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _is_word_byte(byte):
     """ASCII's letters, digits and _, and all bytes of what lies beyond."""
     return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F or byte >= 0x80
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _closes(code):
     """ " ' ) ] } ’ ” »"""
     return (

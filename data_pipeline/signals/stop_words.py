@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import pyarrow as pa
 
@@ -16,6 +15,7 @@ from gristmill.data_pipeline.signals.bits import decode, hash_bytes
 from gristmill.data_pipeline.signals.buffer import joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, SPACE, WORD, character_table
 from gristmill.data_pipeline.signals.reference import split_words
+from gristmill.foundation.cached_njit import cached_njit
 
 STOP_WORDS_PATH = Path(__file__).with_name("stop_words.txt")
 STOP_WORD_FIELDS = [
@@ -90,7 +90,7 @@ def matched_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in words if split_words(word, "unicode") == [word]))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _fill(text, offsets, hashes, bits):
     for k in range(len(offsets) - 1):
         key = hash_bytes(text, offsets[k], offsets[k + 1] - 1)
@@ -100,7 +100,7 @@ def _fill(text, offsets, hashes, bits):
         hashes[slot], bits[slot] = key, k
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count(text, offsets, flags, lists, hashes, bits, counts):
     """Fills counts int64[N, 3]: different stop words, stop words, words."""
     for k in range(len(offsets) - 1):
@@ -108,7 +108,7 @@ def _count(text, offsets, flags, lists, hashes, bits, counts):
             _count_text(text, offsets[k], offsets[k + 1] - 1, flags, hashes[lists[k]], bits[lists[k]], counts[k])
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count_text(text, start, end, flags, hashes, bits, counts):
     seen = np.uint64(0)
     at = start
@@ -134,7 +134,7 @@ def _count_text(text, start, end, flags, hashes, bits, counts):
             slot = (slot + 1) & (SLOTS - 1)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _word_end(text, at, end, flags):
     """Behind the last word character of a run; one joiner between two of them does not end it."""
     while at < end:

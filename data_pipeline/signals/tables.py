@@ -1,9 +1,9 @@
 """A hash table of places, emptied by a stamp: which of many equal things stood first."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.intrinsics import folded_product
+from gristmill.foundation.cached_njit import cached_njit
 
 # Folded, because a plain product would send pairs of neighbours to neighbouring slots: the low half of this factor is
 # 0.497 of 2**32, and sequences of words have keys that are such pairs.
@@ -14,7 +14,7 @@ _TAG_SHIFT, _STAMP_SHIFT, _LABEL_SHIFT = np.uint64(16), np.uint64(48), np.uint64
 _PLACE = np.uint64(0xFFFFFFFF)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def table_bits(items):
     """Bits of a table in which `items` fill at most half."""
     bits = 4
@@ -23,7 +23,7 @@ def table_bits(items):
     return bits
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def first_place(entries, bits, stamp, keys, place):
     """The first place of this key under this stamp; `place` itself if its key, keys[place], was not there before.
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numba
 import numpy as np
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, decode, has
 from gristmill.data_pipeline.signals.buffer import joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, LINE_END, SPACE, TERMINAL, WORD, character_table
 from gristmill.data_pipeline.signals.intrinsics import folded_product
+from gristmill.foundation.cached_njit import cached_njit
 
 WORD_ORDER_FIELDS = [
     pa.field("word_order", pa.float64()),  # see order_score; null below MIN_TOKENS tokens
@@ -89,7 +89,7 @@ def _stripped(held: str, flags: np.ndarray) -> str:
     return held[inside[0] : inside[-1] + 1] if inside else ""
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def order_score(num_tokens, same, near, twice):
     """Standard deviations away from a random order. same: ordered pairs of places with the same word, near: those at
     most NEAR places apart (each counted once), twice: ordered pairs of places with the same pair of words.
@@ -104,7 +104,7 @@ def order_score(num_tokens, same, near, twice):
     return (near_score + min(pair_score, MAX_PAIR_SCORE)) / min(1.0, num_tokens / FULL_TOKENS)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _score_texts(text, offsets, flags, keys, values):
     """Fills values float64[N, 2] of texts that are not empty. keys: work space for the most tokens of a text."""
     for k in range(len(offsets) - 1):
@@ -124,7 +124,7 @@ def _score_texts(text, offsets, flags, keys, values):
         values[k, 0] = order_score(num_tokens, _equal_pairs(keys[:num_tokens].copy()), near, _equal_pairs(pairs))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _equal_pairs(keys):
     """Ordered pairs of places with equal keys; sorts in place."""
     keys.sort()
@@ -138,7 +138,7 @@ def _equal_pairs(keys):
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _tokens(text, start, end, flags, keys):
     """(tokens in long lines, tokens, breaks) as word_order takes them; fills keys with the first's hashes."""
     held, count, line_start, breaks, open_sentence = 0, 0, 0, 0, False

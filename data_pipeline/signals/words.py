@@ -3,7 +3,6 @@
 A block of 64 bytes becomes a few masks: which bytes are space, letters, digits and so on. ASCII's come from vector
 instructions; what lies beyond is decoded and put into the same masks, so that all that follows knows no scripts."""
 
-import numba
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import (
@@ -35,6 +34,7 @@ from gristmill.data_pipeline.signals.characters import (
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones
 from gristmill.data_pipeline.signals.reference import STOP_WORDS
 from gristmill.data_pipeline.signals.sentences import end_sentences
+from gristmill.foundation.cached_njit import cached_njit
 
 # Gopher's stop words as groups of bytes, each in the slot its product with the factor points to: no two share one.
 STOP_SHIFT = np.uint64(60)
@@ -65,7 +65,7 @@ SPILLED_SPACE, SPILLED_WORD = 7, 8
 NUM_FOUND = 9
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, counts):
     """Fills counts (see CHARS ...) and hashes, lengths of every word in text[start:end].
 
@@ -161,7 +161,7 @@ def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, c
             plain = plain or (plains & within) != ZERO
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@cached_njit(nogil=True, inline="always")
 def _note(text, first, stop, chars, alpha, plain, hashes, lengths, counts):
     """One word; a stop word's bit is set without a branch."""
     place = counts[WORDS]
@@ -177,7 +177,7 @@ def _note(text, first, stop, chars, alpha, plain, hashes, lengths, counts):
     counts[STOPS] |= np.int64((STOP_SLOTS[slot] == group) & (STOP_SIZES[slot] == size)) << slot
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
     """Decodes the characters that begin at `beyond`, fills found and adds what they count.
 
@@ -218,7 +218,7 @@ def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
         counts[ELLIPSIS] += code == 0x2026
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _count_ellipses(text, base, dots, behind):
     """(where the last run of dots ends, how many threes of dots the runs hold) of those at `behind` or later.
 
