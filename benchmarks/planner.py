@@ -22,6 +22,7 @@ from rich.table import Table
 
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.measure_hardware import measure
 from gristmill.training.model.transformer import Transformer
@@ -31,7 +32,6 @@ from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search

@@ -15,9 +15,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gristmill.training.config import LayoutConfig, ModelConfig, OptimizerConfig
+from gristmill.training.costs.flops import flops_per_token
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.device_peak import device_peak
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.flops import device_peak, flops_per_token
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.parallel.mesh import single_process
@@ -147,7 +149,7 @@ def compare(setting: Setting, rounds: int) -> Figure:
         raise SystemExit(f"losses differ: {own} and {other}")
     clock = cpu_seconds if setting.device.type == "cpu" else wall_seconds
     seconds, peer_seconds, ratio = in_turn(partial(ours.step, x, y), partial(theirs.step, x, y), rounds, clock)
-    flops = flops_per_token(setting.model, setting.vocab) * setting.tokens
+    flops = flops_per_token(shape_of(setting.model, setting.vocab)) * setting.tokens
     peak = device_peak(setting.device) or matmul_peak(setting.precision)
     Console().print(
         f"{setting.name}: loss {own:.5f} and {other:.5f}; MFU {flops / seconds / peak:.1%} and "

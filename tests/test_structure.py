@@ -14,6 +14,7 @@ TORCH_FREE = (
     "foundation/",
     "data_pipeline/",
     "tokenizers/",
+    "training/costs/",
     "training/planner/",
     "training/config.py",
     "evaluation/config.py",

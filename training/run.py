@@ -18,10 +18,13 @@ from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training import checkpoint
 from gristmill.training.batches import Batches, Samples
 from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.costs.flops import flops_per_token
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.device_peak import device_peak
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
-from gristmill.training.flops import count_parameters, device_peak, flops_per_token
 from gristmill.training.guard import Guard
 from gristmill.training.init_from import check_initial, load_initial
 from gristmill.training.metrics import (
@@ -105,8 +108,9 @@ class Run:
         self.card = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
         self.saver = Saver(self.root, train.checkpoint, self.card, mesh)
         self.data_fingerprint = data.samples.fingerprint
-        self.flops_per_token, self.peak_flops = flops_per_token(model, vocab_size), device_peak(mesh.device)
-        self.num_parameters = count_parameters(model, vocab_size)
+        shape = shape_of(model, vocab_size)
+        self.flops_per_token, self.peak_flops = flops_per_token(shape), device_peak(mesh.device)
+        self.num_parameters = parameter_count(shape)
 
     def to_the_end(self) -> dict[str, Any]:
         """Trains from the last whole checkpoint, or from the start; returns the facts of the run. When it is asked to

@@ -11,8 +11,8 @@ from published.h100 import LLM_C_RUN
 from published.megatron import CALIBRATION
 from published.run import PublishedRun
 
+from gristmill.training.costs.flops import recomputed_flops, step_flops
 from gristmill.training.pattern_search import pattern_search
-from gristmill.training.planner.flops import recomputed_flops, step_flops
 from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.rates import FITTED, Rates, Sustained

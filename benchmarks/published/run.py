@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ with our own FLOP count (full attention, no recomputation), since sources count 
 from published.run import PublishedRun
 
 from gristmill.training.config import ModelConfig, Recompute
-from gristmill.training.planner.flops import flops_per_token
+from gristmill.training.costs.flops import flops_per_token
+from gristmill.training.costs.model_shape import ModelShape, shape_of
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import ModelShape, shape_of
 
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, rows at 2,048 tokens, FULL_SHARD"
 # (layers, width, heads) of its scripts/train/yamls; vocabulary 50368, GELU of 4 x width, ALiBi, tied tables.

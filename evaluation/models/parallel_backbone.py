@@ -14,9 +14,9 @@ from torch import Tensor
 from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
 from gristmill.training.checkpoint import load, read_card, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.model.attention_mask import AttentionMetadata
 from gristmill.training.model.initialization import fill, stored_name
-from gristmill.training.model.stage_splitting import stage_parts, stages_of_rank
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
 
@@ -89,7 +89,7 @@ def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: tor
     verified(checkpoint)
     card = read_card(checkpoint)
     config = ModelConfig.model_validate(card["model"])
-    part = stage_parts(config, card["vocab_size"], layout)[mesh.pipeline.rank]
+    part = split_model(config, card["vocab_size"], layout)[mesh.pipeline.rank]
     model = Transformer(config, card["vocab_size"], mesh, layout, part, dtype)
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.engine.fsdp import shard_over_data
 from gristmill.training.model.initialization import initialise, stored_name
-from gristmill.training.model.stage_splitting import stage_parts, stages_of_rank
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.optim.local import local
 from gristmill.training.parallel.mesh import Mesh
@@ -67,10 +67,12 @@ def build_local_model(
     materialise: bool = True,
 ) -> LocalModel:
     """Built, drawn, compiled by layer and sharded. Without `materialise` the parameters stay on the meta device."""
-    plans = stage_parts(config, vocab_size, layout)
+    stage_specs = split_model(config, vocab_size, layout)
     parts = {}
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
-        part = Transformer(config, vocab_size, mesh, layout, plans[stage], precision.compute, z_loss, seed, float8)
+        part = Transformer(
+            config, vocab_size, mesh, layout, stage_specs[stage], precision.compute, z_loss, seed, float8
+        )
         if materialise:
             initialise(part, seed, mesh.device, precision.store)
         if compiled:

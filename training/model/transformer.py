@@ -2,13 +2,13 @@
 of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.costs.stage_splitting import StageSpec
 from gristmill.training.loss import Scoring, losses
 from gristmill.training.model.attention_mask import (
     AttentionMetadata,
@@ -27,16 +27,6 @@ from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyEmbedding
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """The layers first to last - 1, with the embedding before them and the head after them where they are at an end."""
-
-    first: int
-    last: int
-    embeds: bool
-    scores: bool
 
 
 class Head(nn.Module):

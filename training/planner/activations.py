@@ -7,10 +7,10 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 
 from typing import NamedTuple
 
+from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.planner.block_time import widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import Block, ModelShape
 
 
 def korthikanti_layer(

@@ -8,10 +8,10 @@ element-wise work are counted pass by pass over 16-bit numbers: read 2, write 2,
 from math import gcd
 from typing import NamedTuple
 
-from gristmill.training.planner.flops import attention_flops
+from gristmill.training.costs.flops import attention_flops
+from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import Block, ModelShape
 from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds
 from gristmill.training.planner.rates import Rates
 

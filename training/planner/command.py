@@ -9,13 +9,13 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.costs.model_shape import ModelShape, shape_of
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.framework import PROGRAMS
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import context_objection, objection
-from gristmill.training.planner.model_shape import ModelShape, shape_of
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
 from gristmill.training.planner.plot import plot_throughput, throughput_curve, usual_counts
 from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search

@@ -5,8 +5,8 @@ from math import ceil
 from pydantic import ValidationError
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.schedule import least_microbatches, microbatches_fit
 
 NOT_BUILT = "the engine does not run the context axis yet"

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.costs.parameters import Weight, block_weights, first_weights, last_weights, run, sharded_count
 from gristmill.training.planner.activations import (
     Numbers,
     boundary_bytes,
@@ -12,10 +14,8 @@ from gristmill.training.planner.activations import (
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import ModelShape
-from gristmill.training.planner.parameters import Weight, block_weights, first_weights, last_weights, run, sharded_count
+from gristmill.training.planner.rank_layers import RankLayers
 from gristmill.training.planner.schedule import live_chunks
-from gristmill.training.planner.stages import StageHoldings
 
 BF16_CUDA = Numbers()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
@@ -54,10 +54,10 @@ class MemoryModel:
         self, shape: ModelShape, software: Framework, numbers: Numbers = BF16_CUDA, offload: bool = False
     ) -> None:
         self.shape, self.software, self.numbers, self.offload = shape, software, numbers, offload
-        self._counts: dict[tuple[int, StageHoldings, int], int] = {}
+        self._counts: dict[tuple[int, RankLayers, int], int] = {}
         self._layers: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
-    def weights(self, held: StageHoldings) -> list[Weight]:
+    def weights(self, held: RankLayers) -> list[Weight]:
         """Every parameter that a pipeline rank holds; a tied table on both ends of one rank once."""
         shape = self.shape
         found = [
@@ -69,7 +69,7 @@ class MemoryModel:
         found += first_weights(shape) if held.embeds else []
         return found + (last_weights(shape, not (shape.tied and held.embeds)) if held.scores else [])
 
-    def count(self, layout: Layout, held: StageHoldings, shard: int) -> int:
+    def count(self, layout: Layout, held: RankLayers, shard: int) -> int:
         """Numbers on the fullest rank of the group, each parameter's rows dealt over `shard` ranks."""
         key = (layout.tensor, held, shard)
         if key not in self._counts:
@@ -84,7 +84,7 @@ class MemoryModel:
             )
         return self._counts[key]
 
-    def rank(self, layout: Layout, held: StageHoldings, place: int, microbatches: int) -> Memory:
+    def rank(self, layout: Layout, held: RankLayers, place: int, microbatches: int) -> Memory:
         """Of the pipeline rank `place`, which holds `held`."""
         static = self._static(layout, held, microbatches)
         activations = self._activations(layout, held, place, microbatches)
@@ -98,18 +98,18 @@ class MemoryModel:
             fragmentation=FRAGMENTATION * moving if self.numbers.cuda else 0.0,
         )
 
-    def ranks(self, layout: Layout, held: list[StageHoldings], microbatches: int) -> list[Memory]:
+    def ranks(self, layout: Layout, held: list[RankLayers], microbatches: int) -> list[Memory]:
         """Of every pipeline rank (of its fullest tensor and data rank)."""
         return [self.rank(layout, one, place, microbatches) for place, one in enumerate(held)]
 
-    def fullest(self, layout: Layout, held: list[StageHoldings], microbatches: int) -> Memory:
+    def fullest(self, layout: Layout, held: list[RankLayers], microbatches: int) -> Memory:
         """Of the rank that needs most. Ranks between the ends need less the later they are, so few are weighed."""
-        seen: dict[StageHoldings, int] = {}
+        seen: dict[RankLayers, int] = {}
         for place, one in enumerate(held):
             seen.setdefault(one, place)
         return max((self.rank(layout, one, place, microbatches) for one, place in seen.items()), key=lambda m: m.total)
 
-    def _static(self, layout: Layout, held: StageHoldings, microbatches: int) -> dict[str, float]:
+    def _static(self, layout: Layout, held: RankLayers, microbatches: int) -> dict[str, float]:
         software, whole = self.software, self.count(layout, held, 1)
         if software.data_parallel == "fsdp":
             return self._fsdp(layout, held, microbatches, whole)
@@ -121,7 +121,7 @@ class MemoryModel:
             "buffers": 0.0,
         }
 
-    def _fsdp(self, layout: Layout, held: StageHoldings, microbatches: int, whole: int) -> dict[str, float]:
+    def _fsdp(self, layout: Layout, held: RankLayers, microbatches: int, whole: int) -> dict[str, float]:
         """FSDP2: fp32 weights, gradients and moments are cut; the computation's copies stand whole.
 
         Copies of a rank's weights stand from the first forward to the last backward pass, or, resharded, of the ends
@@ -146,13 +146,13 @@ class MemoryModel:
             "buffers": compute * (copies + twin + one_layer) + exact * (sums + twin + one_layer),
         }
 
-    def _second_table(self, layout: Layout, held: StageHoldings, shard: int) -> int:
+    def _second_table(self, layout: Layout, held: RankLayers, shard: int) -> int:
         """A tied table at both ends of a V stands twice on its rank, in two stages; only one is updated."""
         if not (self.shape.tied and held.embeds and held.scores and layout.pipeline > 1):
             return 0
         return run(run(self.shape.vocab, layout.tensor, 0), shard, 0) * self.shape.width
 
-    def _activations(self, layout: Layout, held: StageHoldings, place: int, microbatches: int) -> float:
+    def _activations(self, layout: Layout, held: RankLayers, place: int, microbatches: int) -> float:
         layers = self._layer_bytes(layout)
         one = sum(count * kept for count, (kept, _) in zip(held.kinds, layers, strict=True))
         extra = max((again for count, (_, again) in zip(held.kinds, layers, strict=True) if count), default=0.0)
@@ -177,6 +177,6 @@ class MemoryModel:
         return self._layers[key]
 
 
-def _only(held: StageHoldings, kind: int) -> StageHoldings:
+def _only(held: RankLayers, kind: int) -> RankLayers:
     """One layer of one kind."""
-    return StageHoldings(tuple(int(k == kind) for k in range(len(held.kinds))), False, False)
+    return RankLayers(tuple(int(k == kind) for k in range(len(held.kinds))), False, False)

@@ -6,10 +6,10 @@ from math import prod
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import Recompute, Schedule, divisors
+from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import GIB, Hardware
 from gristmill.training.planner.legality import tensor_objection
-from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.rates import FITTED, Sustained
 
 

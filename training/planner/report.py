@@ -7,9 +7,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB
-from gristmill.training.planner.parameters import parameter_count
 from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast, Planner, SearchResult
 from gristmill.training.planner.volumes import volumes

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.training.costs.flops import step_flops
+from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.costs.stage_splitting import balance_by_speed, rank_of_stage
 from gristmill.training.planner.activations import Numbers
 from gristmill.training.planner.candidates import open_layouts
-from gristmill.training.planner.flops import step_flops
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.legality import NOT_BUILT, SPLIT_BACKWARD, objection
 from gristmill.training.planner.memory import Memory, MemoryModel
-from gristmill.training.planner.model_shape import ModelShape
-from gristmill.training.planner.parameters import parameter_count
 from gristmill.training.planner.placement import Placement, naive_wires, place
 from gristmill.training.planner.plan_request import PlanRequest, check
 from gristmill.training.planner.rates import Rates
-from gristmill.training.planner.stages import balanced_cuts, rank_of_stage
 from gristmill.training.planner.step_time import StepModel, StepTime
 
 # A layout that needs so much more than there is under the strongest recomputation fits under no other.
@@ -119,7 +119,7 @@ class Planner:
         ends = last.forward.seconds + last.backward.seconds
         ranks = [rank_of_stage(stage, layout.pipeline, layout.schedule) for stage in range(layout.stages)]
         speeds = [placement.speeds[rank] for rank in ranks]
-        return balanced_cuts([costs[kind] for kind in self.job.shape.kinds], 0.0, ends, layout.stages, speeds)
+        return balance_by_speed([costs[kind] for kind in self.job.shape.kinds], ends, speeds)
 
     def forecast(self, layout: Layout, memory: Memory | None = None, naive: bool = False) -> Forecast:
         """Of one layout, fitting or not. naive: with an order of ranks that knows nothing of clusters."""

@@ -5,22 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
+from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.costs.parameters import block_weights, first_weights, last_weights, rank_count
+from gristmill.training.costs.stage_splitting import split_by_cost, split_evenly, stages_at
 from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_passes, embedding_passes, head_passes
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds, group_wire, send_seconds
-from gristmill.training.planner.parameters import block_weights, first_weights, last_weights, rank_count
+from gristmill.training.planner.rank_layers import RankLayers, layers_by_rank
 from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.schedule import bubble_seconds
-from gristmill.training.planner.stages import (
-    StageHoldings,
-    cost_cuts,
-    even_cuts,
-    holdings,
-    stages_from_cuts,
-    stages_of_rank,
-)
 
 # Share of a GPU that a collective takes from the compute it hides behind: 20 of 132 multiprocessors (DeepSeek-V3, arXiv
 # 2412.19437, section 3.2.2).
@@ -93,22 +87,21 @@ class StepModel:
     def __init__(self, shape: ModelShape, rates: Rates, software: Framework, offload: bool = False) -> None:
         self.shape, self.rates, self.software, self.offload = shape, rates, software, offload
         self._passes: dict[tuple[object, ...], tuple[list[BlockTimes], BlockTimes, BlockTimes]] = {}
-        self._counts: dict[tuple[int, StageHoldings], int] = {}
-        self._held: dict[tuple[object, ...], list[StageHoldings]] = {}
+        self._counts: dict[tuple[int, RankLayers], int] = {}
+        self._held: dict[tuple[object, ...], list[RankLayers]] = {}
 
     def cuts(self, layout: Layout) -> tuple[int, ...]:
         """Where the program cuts the layers when it is not told."""
         if self.software.layers == "even" or layout.pipeline == 1:
-            return even_cuts(len(self.shape.blocks), layout.stages)
-        return cost_cuts(self.shape, layout.stages)
+            return split_evenly(len(self.shape.blocks), layout.stages)
+        return split_by_cost(self.shape, layout.stages)
 
-    def held(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[StageHoldings]:
+    def held(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[RankLayers]:
         """What each pipeline rank holds; the program's own cuts where none are given."""
         key = (layout.pipeline, layout.virtual, layout.schedule, tuple(cuts) if cuts is not None else None)
         if key not in self._held:
-            stages = stages_from_cuts(len(self.shape.blocks), self.cuts(layout) if cuts is None else cuts)
-            ranks = stages_of_rank(stages, layout.pipeline, layout.schedule)
-            self._held[key] = holdings(self.shape.kinds, len(self.shape.distinct), ranks)
+            stages = stages_at(self.cuts(layout) if cuts is None else cuts, len(self.shape.blocks))
+            self._held[key] = layers_by_rank(self.shape.kinds, stages, layout)
         return self._held[key]
 
     def passes(self, layout: Layout, wires: Wires) -> tuple[list[BlockTimes], BlockTimes, BlockTimes]:
@@ -125,7 +118,7 @@ class StepModel:
             self._passes[key] = (blocks, first, last)
         return self._passes[key]
 
-    def local_parameters(self, tensor: int, held: StageHoldings) -> int:
+    def local_parameters(self, tensor: int, held: RankLayers) -> int:
         """Numbers on tensor rank 0 of a pipeline rank, before the data axis cuts them."""
         key = (tensor, held)
         if key not in self._counts:
@@ -189,7 +182,7 @@ class StepModel:
 
     def _work(
         self,
-        held: StageHoldings,
+        held: RankLayers,
         layout: Layout,
         passes: tuple[list[BlockTimes], BlockTimes, BlockTimes],
         speed: float,
@@ -240,7 +233,7 @@ class StepModel:
         return send_seconds(whole, wires.pipeline)
 
     def _data(
-        self, layout: Layout, held: StageHoldings, wires: Wires, backward: float, one: float, microbatches: int
+        self, layout: Layout, held: RankLayers, wires: Wires, backward: float, one: float, microbatches: int
     ) -> tuple[float, float]:
         """(exposed, hidden) seconds of a step's gradient and weight traffic, tied tables over the pipeline included.
 
@@ -251,7 +244,7 @@ class StepModel:
         software, count = self.software, self.local_parameters(layout.tensor, held)
         ranks = layout.data * layout.context
         reduced, weights = count * software.reduce_bytes, count * software.weight_bytes
-        layers = self.local_parameters(layout.tensor, StageHoldings(held.kinds, False, False))
+        layers = self.local_parameters(layout.tensor, RankLayers(held.kinds, False, False))
         gather = 0.0
         if software.data_parallel == "replicate":
             reduce = all_reduce_seconds(reduced, ranks, wires.data)
@@ -276,7 +269,7 @@ class StepModel:
             tied = all_reduce_seconds(table, 2, wires.pipeline)
         return reduce + gather - hidden + tied, hidden
 
-    def _optimizer(self, layout: Layout, held: StageHoldings) -> float:
+    def _optimizer(self, layout: Layout, held: RankLayers) -> float:
         """Clipping, the update and the cast, over what this rank updates.
 
         Offloaded: fp32 gradients go to the host and fp32 weights come back (ZeRO-Offload, arXiv 2101.06840, section

@@ -4,9 +4,9 @@ Ring volumes: with n ranks a gather or a scatter of S bytes sends S (n-1)/n, an 
 
 from dataclasses import dataclass
 
+from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import ModelShape
 from gristmill.training.planner.network import gather_volume
 
 

@@ -5,7 +5,6 @@ from pydantic import ValidationError
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
-from gristmill.training.model.stage_splitting import balanced_cuts, stage_parts, stages_of_rank
 from gristmill.training.parallel.layout import check_layout, micro_batch_size
 
 MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "context": 48}
@@ -88,19 +87,3 @@ def test_the_engine_chooses_a_micro_batch() -> None:
     assert choose() == 16  # the whole batch: 768 tokens
     assert choose(pipeline=4) == 4  # four in flight
     assert choose(data=2, micro_batch=2) == 2
-
-
-def test_stages_on_ranks() -> None:
-    loop = LayoutConfig(pipeline=2, schedule="interleaved")
-    vee = LayoutConfig(pipeline=2, schedule="zbv")
-    assert [stages_of_rank(loop, rank) for rank in range(2)] == [[0, 2], [1, 3]]
-    assert [stages_of_rank(vee, rank) for rank in range(2)] == [[0, 3], [1, 2]]
-
-
-def test_cuts_balance_the_cost() -> None:
-    assert balanced_cuts([1, 1, 1, 1], 0, 0, 2) == [2]
-    assert balanced_cuts([1, 1, 1, 1], 0, 2, 2) == [3]  # the head weighs two layers
-    assert balanced_cuts([4, 1, 1, 1, 1], 0, 0, 2) == [1]
-    parts = stage_parts(ModelConfig(**MODEL), 300, LayoutConfig(pipeline=2))
-    assert [(part.embeds, part.scores) for part in parts] == [(True, False), (False, True)]
-    assert parts[0].last == parts[1].first and parts[1].last == 4

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from model_counts import count_parameters
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.flops import count_parameters
 from gristmill.training.optim.local import local
 from gristmill.training.optim.norm import copies
 from gristmill.training.parallel.layout import check_layout

@@ -8,12 +8,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.planner.activations import Numbers, ends_bytes, korthikanti_ends, korthikanti_layer, layer_bytes
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
-from gristmill.training.planner.model_shape import shape_of
 
 GPT2 = {"channel": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
 SIZE = {"layers": 4, "width": 128, "heads": 8, "context": 64}

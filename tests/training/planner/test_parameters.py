@@ -1,20 +1,20 @@
 from math import prod
 
 import pytest
+from model_counts import count_parameters
 
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.flops import count_parameters
-from gristmill.training.planner.framework import GRISTMILL
-from gristmill.training.planner.layout import from_config
-from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.model_shape import gpt, shape_of
-from gristmill.training.planner.parameters import (
+from gristmill.training.costs.model_shape import gpt, shape_of
+from gristmill.training.costs.parameters import (
     Weight,
     paper_parameters,
     parameter_count,
     run,
     sharded_count,
 )
+from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.precision import PRECISIONS
@@ -21,7 +22,6 @@ from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import PROFILES, Hardware, parse_hardware
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.network import fewest_in_a_node
 from gristmill.training.planner.placement import axis_groups, data_groups, naive_wires, place, stays_in_nodes
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest

@@ -3,16 +3,16 @@
 from math import prod
 
 import pytest
+from model_counts import count_parameters, matmul_flops_per_token
 
 from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.training.flops import count_parameters, flops_per_token
+from gristmill.training.costs import flops
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.costs.parameters import parameter_count, sharded_count
 from gristmill.training.parallel.layout import micro_batch_size
-from gristmill.training.planner import flops
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.model_shape import shape_of
-from gristmill.training.planner.parameters import parameter_count, sharded_count
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 
@@ -25,7 +25,8 @@ def test_parameters_and_flops_are_the_engines(name):
     model, vocab = recipe.model, recipe.tokenizer.vocab_size
     shape = shape_of(model, vocab)
     assert parameter_count(shape) == count_parameters(model, vocab)
-    assert flops.flops_per_token(shape) == flops_per_token(model, vocab)
+    attention = 3 * sum(flops.attention_flops(block, model.context) for block in shape.blocks) / model.context
+    assert flops.flops_per_token(shape) == matmul_flops_per_token(model, vocab) + attention
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from gristmill.training.costs.stage_splitting import rank_of_stage
 from gristmill.training.planner.schedule import bubble_share, live_chunks
-from gristmill.training.planner.stages import rank_of_stage
 
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "OVERLAP_F_B": 3.0}
 

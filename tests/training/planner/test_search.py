@@ -5,6 +5,7 @@ import pytest
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
+from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, resolve_layout
 from gristmill.training.planner.explain import explain
@@ -13,7 +14,6 @@ from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.known_models import load_shape, named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import context_objection, objection
-from gristmill.training.planner.model_shape import shape_of
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.report import to_json
 from gristmill.training.planner.search import Planner, nothing_fits, search, smallest_count

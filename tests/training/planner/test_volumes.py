@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 
 from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
@@ -15,8 +17,6 @@ from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.model_shape import shape_of
-from gristmill.training.planner.parameters import parameter_count
 from gristmill.training.planner.volumes import data_volumes, pipeline_volume, tensor_volume
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, context=32)

@@ -1,12 +1,12 @@
-"""Floating-point operations of a training step: the paper's formula, and the exact count layer by layer.
+"""Floating-point operations of a training step: the formula of arXiv 2104.04473, and the exact count layer by layer.
 
-A multiply and an add are two. A matmul [a, b] @ [b, c] is 2 a b c forward and twice that backward. Attention is
-counted in full (every row against every column, PaLM's and Megatron's rule for MFU) or causally (pairs not masked).
+A multiply-add is two operations. A matmul [a, b] @ [b, c] is 2 a b c forward and twice that backward. Attention is
+counted in full (every query against every key, as PaLM and Megatron-LM do for MFU) or causally (unmasked pairs only).
 """
 
 from collections.abc import Iterable
 
-from gristmill.training.planner.model_shape import Block, ModelShape
+from gristmill.training.costs.model_shape import Block, ModelShape
 
 
 def paper_flops(layers: int, width: int, vocab: int, samples: int, context: int, recompute: bool = True) -> float:
@@ -28,19 +28,24 @@ def attended_pairs(context: int, window: int | None, causal: bool) -> float:
 
 
 def block_matmul_flops(block: Block) -> int:
-    """Forward, one token, of the matrices with weights: 2 for each weight."""
+    """Forward FLOPs of one token in the weight matrices: 2 for each weight."""
     attention = block.width * (2 * block.query_width + 2 * block.kv_width)
     channel = block.width * block.hidden * (3 if block.gated else 2)
     return 2 * (attention + channel)
 
 
+def block_macs_per_token(block: Block, context: int) -> int:
+    """Multiply-adds of one token's forward pass, where stages are split: weights, and the scores of one query."""
+    return block_matmul_flops(block) // 2 + block.query_width * min(block.window or context, context)
+
+
 def attention_flops(block: Block, context: int, causal: bool = False) -> float:
-    """Forward, one sample: scores and their product with the values, 4 x pairs x width of the heads."""
+    """Forward FLOPs of one sample: scores and their product with the values, 4 x pairs x width of the heads."""
     return 4 * attended_pairs(context, block.window, causal) * block.query_width
 
 
 def step_flops(shape: ModelShape, samples: int, causal: bool = False, context: int | None = None) -> float:
-    """Forward and backward of `samples` samples, nothing recomputed: the numerator of MFU."""
+    """Forward and backward FLOPs of `samples` samples without recomputation: the numerator of MFU."""
     tokens = context or shape.context
     blocks = sum(_forward(block, tokens, causal) for block in shape.blocks)
     head = 2 * tokens * shape.width * shape.vocab
@@ -48,7 +53,7 @@ def step_flops(shape: ModelShape, samples: int, causal: bool = False, context: i
 
 
 def recomputed_flops(blocks: Iterable[Block], samples: int, context: int, recompute: str) -> float:
-    """What recomputation adds to a step: full runs a layer's forward again, attention its core."""
+    """FLOPs that recomputation adds to a step: full repeats a layer's forward pass, attention its core."""
     if recompute == "full":
         return samples * sum(_forward(block, context, False) for block in blocks)
     if recompute == "attention":
@@ -57,7 +62,7 @@ def recomputed_flops(blocks: Iterable[Block], samples: int, context: int, recomp
 
 
 def flops_per_token(shape: ModelShape, causal: bool = False) -> float:
-    """Training, one token."""
+    """Forward and backward FLOPs of one token: the model FLOPs of PaLM, arXiv 2204.02311, appendix B."""
     return step_flops(shape, 1, causal) / shape.context
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, gcd, prod
 from typing import Literal
 
-from gristmill.training.planner.model_shape import Block, ModelShape
+from gristmill.training.costs.model_shape import Block, ModelShape
 
 Cut = Literal["rows", "columns", "key_value", "whole"]
 
