@@ -31,7 +31,7 @@ def load(
     What a task's YAML gives under dataset_kwargs. fields: those every record must have. sha256: of the unpacked bytes;
     without it any version of the file is taken. fewshot_file: where few-shot examples come from; "train" is empty if it
     is not there. Raises InputError that says what is expected where."""
-    shown = None if fewshot_file is None else _find(fewshot_file, data)
+    shown = None if fewshot_file is None else find_packed(fewshot_file, data)
     asked = find(file, data, fields)
     return {
         "train": Dataset.from_list([]) if shown is None else _documents(shown, _records(shown, fields, form, None)),
@@ -81,13 +81,14 @@ def find(file: str, data: str | None, fields: Sequence[str] = ()) -> Path:
     expected = f"{file} (as it is or as {', '.join(PACKINGS[1:])}): one record a line, with {', '.join(fields)}"
     if data is None:
         raise InputError(f"this task reads {expected}; {NO_FOLDER}")
-    path = _find(file, data)
+    path = find_packed(file, data)
     if path is None:
         raise InputError(f"{Path(data) / file}: absent; this task reads {expected}")
     return path
 
 
-def _find(file: str, data: str | None) -> Path | None:
+def find_packed(file: str, data: str | None) -> Path | None:
+    """The file below the data folder, compressed or not; None if it is absent."""
     if Path(file).is_absolute() or ".." in Path(file).parts:
         raise InputError(f"dataset_kwargs names {file}: give a path below the data folder, without '..'")
     paths = [] if data is None else [Path(data) / f"{file}{packing}" for packing in PACKINGS]

@@ -5,6 +5,7 @@ refused here; templates run in jinja2's sandbox (see `sandboxed`)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from jinja2 import BaseLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval.api.registry import aggregation_registry, get_metric, metric_registry
 
-from gristmill.evaluation.tasks.loaders import load
+from gristmill.evaluation.tasks.loaders import find_packed, load
+from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import file_digest
 from gristmill.foundation.strict_yaml import read_yaml
 
 TASK_FOLDER = Path(__file__).parent
@@ -42,6 +45,39 @@ def read_task_file(path: Path, download: bool = False) -> dict[str, Any]:
         if "file" in member.get("dataset_kwargs", {}) and "dataset_path" not in member:
             member["custom_dataset"] = load
     return config
+
+
+def task_file_digest(path: Path, data: Path | None) -> str:
+    """Digest of what a task file decides: its config with the includes filled in, and the bytes of its data files.
+
+    Comments and the paths of the files decide nothing. Raises as `read_task_file` does."""
+    config = _read(path, ())
+    members = [config, *(member for member in _list(config.get("task")) if isinstance(member, dict))]
+    files = [file for member in members for file in _data_files(member, data)]
+    return fingerprint({"config": _without_data_files(config), "data": [file_digest(file) for file in files]})
+
+
+def _data_files(config: Mapping[str, Any], data: Path | None) -> list[Path]:
+    """The local files that a task reads: ours below the data folder, or those of `datasets` by path or pattern."""
+    options = config.get("dataset_kwargs") or {}
+    folder = None if data is None else str(data)
+    named = [find_packed(options[key], folder) for key in ("file", "fewshot_file") if options.get(key)]
+    patterns = options.get("data_files")
+    if isinstance(patterns, dict):
+        patterns = [pattern for each in patterns.values() for pattern in _list(each)]
+    matched = [Path(name) for pattern in _list(patterns) for name in sorted(glob(str(pattern), recursive=True))]
+    return [path for path in [*named, *matched] if path is not None and path.is_file()]
+
+
+def _without_data_files(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as JSON values: without our loader's function, and without the paths whose content is digested."""
+    kept = {name: value for name, value in config.items() if name != "custom_dataset"}
+    options = kept.get("dataset_kwargs")
+    if isinstance(options, dict):
+        kept["dataset_kwargs"] = {name: value for name, value in options.items() if name != "data_files"}
+    if isinstance(kept.get("task"), list):
+        kept["task"] = [_without_data_files(member) if isinstance(member, dict) else member for member in kept["task"]]
+    return kept
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from typing import Any
 from gristmill.foundation.errors import InputError
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.pipelines.task_identity import task_identity
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    return {"evaluate": identity(recipe.evaluate), "seed": recipe.seed}
+    evaluate = {**identity(recipe.evaluate), "tasks": task_identity(recipe.evaluate.tasks, recipe.evaluate)}
+    return {"evaluate": evaluate, "seed": recipe.seed}
 
 
 def run(context: StageContext) -> dict[str, Any]:

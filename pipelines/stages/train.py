@@ -13,6 +13,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.pipelines.task_identity import task_identity
 from gristmill.training.config import LayoutConfig
 from gristmill.training.planner.command import resolve_layout
 
@@ -31,6 +32,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
     if train.initial is not None:
         decides["initial"] = initial_digest(Path(train.initial))
     if train.evaluation.every:
+        tasks = task_identity(train.evaluation.tasks, recipe.evaluate)
+        decides["train"] = {**identity(train), "evaluation": {**identity(train.evaluation), "tasks": tasks}}
         decides["evaluate"] = {name: getattr(recipe.evaluate, name) for name in LIVE_FIELDS}
     return decides
 
