@@ -1,7 +1,10 @@
 """Text out of pages: F1 on article-extraction-benchmark by its own measure, and MB of HTML a second on one core.
 
 --data names the benchmark's folder (html/, ground-truth.json). The published figure of trafilatura there is 0.958
-(the benchmark's README); the benchmark gives the extractor the page as UTF-8, we decode it as the pipeline does."""
+(the benchmark's README); the benchmark gives the extractor the page as UTF-8, we decode it as the pipeline does.
+
+--options instead compares settings of trafilatura, on those pages and on 660 annotated ones of trafilatura's own
+evaluation (trafilatura_eval/ beside the folder), and chooses one by cross-validation over five folds by site."""
 
 import sys
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from typing import get_args
 import trafilatura
 from measure import Figure, arguments, in_turn, print_figures
 from support.article_extraction import Score, pages, score_extractor
+from support.extraction_options import print_comparison
 
 from gristmill.data_pipeline.readers.html_extraction import Extractor, NotExtracted, extract
 
@@ -20,10 +24,15 @@ QUICK_PAGES = 20
 
 
 def main() -> None:
-    options = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--options", action="store_true", help="compare settings of trafilatura, some ten minutes")
+    options = parser.parse_args()
     folder = options.data or SHARED
     if not (folder / "ground-truth.json").is_file():
         print(f"{folder}: article-extraction-benchmark is not here; name its folder with --data", file=sys.stderr)
+        return
+    if options.options:
+        print_comparison(folder, folder.parent / "trafilatura_eval", QUICK_PAGES if options.quick else None)
         return
     figures = []
     for name in get_args(Extractor):

@@ -28,6 +28,11 @@ def pages(folder: Path) -> Iterator[tuple[bytes, str]]:
         yield gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes()), truth["articleBody"]
 
 
+def addresses(folder: Path) -> list[str]:
+    """Of the pages, in their order."""
+    return [truth["url"] for truth in json.loads((folder / "ground-truth.json").read_bytes()).values()]
+
+
 def score_extractor(extractor: Callable[[bytes], str], folder: Path) -> Score:
     return score((truth, extractor(html)) for html, truth in pages(folder))
 

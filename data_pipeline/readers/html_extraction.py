@@ -1,6 +1,6 @@
 """From an HTML page to its text, the same on every machine: no clock decides, only the page's size."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import trafilatura
 from resiliparse.extract.html2text import extract_plain_text
@@ -8,7 +8,14 @@ from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
 from gristmill.data_pipeline.readers.html_encoding import REPLACED_BYTES, decode_html
 
-Extractor = Literal["trafilatura", "resiliparse"]
+Extractor = Literal["trafilatura", "trafilatura_precision", "resiliparse"]
+
+# Chosen by cross-validation (`python benchmarks/extract.py --options`). deduplicate is no option here: trafilatura
+# keeps its cache from page to page, so a page's text would depend on those read before it.
+TRAFILATURA_OPTIONS: dict[Extractor, dict[str, Any]] = {
+    "trafilatura": {"include_comments": False},
+    "trafilatura_precision": {"include_comments": False, "favor_precision": True},
+}
 
 # A page beyond this is a dump or a trap: extraction takes minutes there, and a limit by the clock would make the
 # corpus depend on the machine.
@@ -30,8 +37,9 @@ class NotExtracted(Exception):
 def extract(html: bytes, charset: str | None, extractor: Extractor) -> str:
     """The page's main text. charset: what the HTTP header says, if anything.
 
-    trafilatura finds the text best, resiliparse some 15 times as fast. Raises NotExtracted if the page is larger
-    than MOST_HTML_BYTES or no text is found in it."""
+    trafilatura finds the text best; trafilatura_precision, which is how FineWeb calls it, leaves out what is doubtful
+    and loses more of the text; resiliparse is some ten times as fast. Raises NotExtracted if the page is larger than
+    MOST_HTML_BYTES or no text is found in it."""
     return extract_page(html, charset, extractor)[0]
 
 
@@ -42,15 +50,15 @@ def extract_page(html: bytes, charset: str | None, extractor: Extractor) -> tupl
             "page_too_large", f"{len(html)} bytes of HTML, the most that is extracted is {MOST_HTML_BYTES}"
         )
     page = decode_html(html, charset)
-    text = _resiliparse(page.text) if extractor == "resiliparse" else _trafilatura(page.text)
+    text = _resiliparse(page.text) if extractor == "resiliparse" else _trafilatura(page.text, extractor)
     if not text.strip():
         raise NotExtracted("no_text", f"{extractor} finds no text in the page")
     return text, (REPLACED_BYTES,) if page.was_repaired else ()
 
 
-def _trafilatura(page: str) -> str:
+def _trafilatura(page: str, extractor: Extractor) -> str:
     try:
-        return trafilatura.extract(page, include_comments=False, favor_precision=True) or ""
+        return trafilatura.extract(page, **TRAFILATURA_OPTIONS[extractor]) or ""
     except Exception as error:  # whatever lxml's odd trees make it raise
         raise NotExtracted("extractor_failed", f"trafilatura: {type(error).__name__}: {error}") from error
 

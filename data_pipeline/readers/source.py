@@ -39,7 +39,7 @@ class SourceConfig(Config):
     language: str | None = None  # what to write where the record says nothing
     encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
     record: Literal["file", "paragraph", "line"] = "file"  # what one document is in text and markdown files
-    extractor: Literal["trafilatura", "resiliparse"] = "trafilatura"
+    extractor: Literal["trafilatura", "trafilatura_precision", "resiliparse"] = "trafilatura"
     max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
     part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
     packages: tuple[str, ...] = ()  # python_docs, prose: installed packages beside the standard library
