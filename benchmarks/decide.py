@@ -18,7 +18,7 @@ from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.apply import apply_filters_to_files
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.run_curation import annotated, curate
+from gristmill.data_pipeline.run_curation import CurationInputs, annotated, curate
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import atomic_path
 from gristmill.foundation.lock import Lock
@@ -48,7 +48,7 @@ def main() -> None:
         tasks = [task for _, group in annotated([source], other, lock, cache, two) for task in group]
         two.close()  # its workers' CPU seconds are counted when they end, which must not be below
         deciding = cpu_seconds(lambda: apply_filters_to_files(tasks, engine))
-        again = cpu_seconds(lambda: curate([source], other, 1, lock, folder / "corpus", cache, engine))
+        again = cpu_seconds(lambda: curate(CurationInputs([source], other, 1, lock, folder / "corpus", cache, engine)))
         written = sum(int(verdicts.bytes.sum()) for verdicts in apply_filters_to_files(tasks, engine))
     print(f"{written / 1e6:.0f} MB of text in {len(tasks)} annotated files", file=sys.stderr)
     gigabytes = written / 1e9

@@ -1,11 +1,13 @@
-"""What the recipe says about curation."""
+"""The `curate` section of a recipe, and the optional signals that it turns on."""
 
+from collections.abc import Sequence
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.annotate.list_file import ListsConfig
+from gristmill.data_pipeline.annotate.list_file import ListsConfig, pinned_list
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
+from gristmill.data_pipeline.annotate.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
 from gristmill.data_pipeline.corpus.splits import SplitConfig
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
@@ -14,13 +16,17 @@ from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.filters.pii import PiiConfig
-from gristmill.data_pipeline.filters.profiles import ProfilesConfig
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.signals.language import LanguageConfig
+from gristmill.data_pipeline.signals.language_codes import language_code
+from gristmill.data_pipeline.signals.language_model import BUNDLED, model_languages
 from gristmill.data_pipeline.signals.lid_codes import require_language_code
 from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.foundation.config import Config
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.nearest_name import nearest_names
 
 
 class CurateConfig(Config):
@@ -93,3 +99,64 @@ class CurateConfig(Config):
     def named_once(cls, value: tuple[FilterChoice, ...]) -> tuple[FilterChoice, ...]:
         check_choices(value)
         return value
+
+
+# Filter whose rules all need an optional signal -> how to turn that signal on.
+_HOW_TO_MEASURE = {
+    "badwords": "name files of words in curate.lists.badwords",
+    "blocked_urls": "name files of hosts and addresses in curate.lists.blocked_urls",
+    "mixed_languages": "set curate.paragraph_languages, {} for its defaults",
+    "language_stop_words": "leave curate.language_id out, so that languages are detected",
+}
+
+
+def optional_signals(config: CurateConfig) -> OptionalSignals:
+    """The optional signals that the recipe turns on; its lists are identified by the digests of their files."""
+    return OptionalSignals(
+        stop_words=config.language_id is not None and config.profiles is None,
+        profiles=None if (profiles := used_profiles(config)) is None else pinned_profiles(profiles),
+        paragraph_languages=config.paragraph_languages,
+        pii=() if config.pii is None else config.pii.dropped,
+        badwords=pinned_list(config.lists.badwords),
+        blocked_urls=pinned_list(config.lists.blocked_urls),
+    )
+
+
+def used_profiles(config: CurateConfig) -> ProfilesConfig | None:
+    """The profiles in use; None if the recipe turns them off, or detects no language to select one by."""
+    return config.profiles if config.language_id is not None else None
+
+
+def unmeasured_signals(config: CurateConfig) -> frozenset[str]:
+    """The optional signals that the recipe does not turn on; rules on them are not applied."""
+    measured = {
+        "num_language_stop_words": config.language_id is not None,
+        "main_language_share": config.paragraph_languages is not None,
+        "num_bad_words": bool(config.lists.badwords),
+        "blocked_url": bool(config.lists.blocked_urls),
+    }
+    return frozenset(name for name in OPTIONAL_SIGNALS if not measured[name])
+
+
+def check_languages(config: CurateConfig) -> None:
+    """Raises RecipeError for a language in `languages` that the bundled model never predicts: nothing would be kept."""
+    if config.language_id is None or not config.languages or config.language_id.model != BUNDLED:
+        return
+    known = model_languages(BUNDLED)
+    for name in config.languages:
+        if name not in known:
+            near = [language_code(name)] if language_code(name) in known else nearest_names(name, known)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "its codes have two or three letters"
+            raise RecipeError(
+                f"curate.languages names {name!r}, which {BUNDLED} does not know; {hint} Another model may: "
+                f"curate.language_id.model"
+            )
+
+
+def check_filters(filters: Sequence[FilterChoice], config: CurateConfig) -> None:
+    """Raises RecipeError for a filter none of whose signals is measured, and says how to measure them."""
+    missing = unmeasured_signals(config)
+    for choice in filters:
+        rules = choice.rules()
+        if choice.preset in _HOW_TO_MEASURE and rules and all(rule.signal in missing for rule in rules):
+            raise RecipeError(f"filter {choice.preset}: nothing is measured for it; {_HOW_TO_MEASURE[choice.preset]}")

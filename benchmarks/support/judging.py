@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.curate_config import CurateConfig, optional_signals, unmeasured_signals, used_profiles
 from gristmill.data_pipeline.filters.apply import Rules, failures, rules_of
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.recipe_signals import optional_signals, unmeasured, used_profiles
 from gristmill.data_pipeline.signals.language import detect
 from gristmill.data_pipeline.signals.table import measure
 
@@ -40,6 +39,6 @@ def judge(texts: Sequence[str], config: CurateConfig) -> Judged:
     names = [*detected.schema.names, *measured.schema.names, *(field.name for field in optional.fields())]
     table = pa.table([*detected.columns, *measured.columns, *columns], names=names)
     profiles = None if (wanted := used_profiles(config)) is None else load_profiles(wanted)
-    rules = rules_of(config.filters, config.languages, config.language_id, unmeasured(config), (), profiles)
+    rules = rules_of(config.filters, config.languages, config.language_id, unmeasured_signals(config), (), profiles)
     held = table.column("profile").to_pylist() if profiles is not None else [""] * len(texts)
     return Judged(rules, failures(table, rules), held)

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import ANNOTATIONS
+from gristmill.data_pipeline.corpus.summary import COUNTS_NAME
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.data_pipeline.readers.document import excerpt
-from gristmill.data_pipeline.run_curation import COUNTS_NAME
 from gristmill.foundation.checked_outputs import check_outputs, reading
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.lock import LOCK_NAME, read_lock

@@ -1,6 +1,8 @@
 """What curation leaves in its folder: shards, ledger, quarantine, examples, decontamination report, signatures."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,13 @@ from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.corpus.borderline_examples import duplicate_examples, rule_examples
 from gristmill.data_pipeline.corpus.shards import ShardTask, write_shard
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.decontamination.questions import found_questions
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination
 from gristmill.data_pipeline.filters.apply import QUARANTINED
+from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS, Evidence, LedgerTask, RemovalStep, write_ledger
-from gristmill.data_pipeline.ledger.parquet_rows import split_by_weight
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, split_by_weight
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.local import LocalEngine
@@ -31,40 +33,45 @@ DECONTAMINATION_FOLDER = "decontamination"
 REPORT_JSON, REPORT_MARKDOWN, QUESTIONS_NAME = "report.json", "report.md", "questions.jsonl"
 
 
+@dataclass(frozen=True)
+class SourceToWrite:
+    """state: the annotated files. splits: of each row, the split; "" for those not kept. annotation: how the files
+    were annotated. scores: annotated file -> its quality scores; None if the source was not scored."""
+
+    state: SourceState
+    splits: np.ndarray
+    annotation: AnnotateConfig
+    scores: Mapping[Path, Path] | None
+
+
 def write_shards(
-    sources: Sequence[SourceState],
-    splits: Sequence[np.ndarray],
-    edits: Sequence[AnnotateConfig],
-    scores: Mapping[Path, Path],
-    config: CurateConfig,
-    folder: Path,
-    engine: LocalEngine,
+    sources: Sequence[SourceToWrite], shard_bytes: int, pii: PiiConfig | None, folder: Path, engine: LocalEngine
 ) -> None:
-    """splits: of each source, the split of each row, "" for those not kept. edits: what annotated each source."""
-    tasks = []
-    for one, split_of, annotated in zip(sources, splits, edits, strict=True):
-        presets = tuple(edit.preset for edit in annotated.edits)
-        is_judged = config.quality is not None and one.source.name in config.quality.judged
-        for split in SPLITS:
-            rows = np.flatnonzero(split_of == split)
-            for number, (start, end) in enumerate(split_by_weight(one.bytes[rows], config.shard_bytes)):
-                name = f"{one.source.name}-{number:05}.parquet"
-                slices = one.slices(rows[start:end])
-                judged = tuple(scores[cut.path] for cut in slices) if is_judged else None
-                tasks.append(
-                    ShardTask(
-                        folder=folder,
-                        split=split,
-                        name=name,
-                        source=one.source.name,
-                        slices=slices,
-                        edits=presets,
-                        optional=annotated.optional,
-                        pii=config.pii,
-                        scores=judged,
-                    )
-                )
+    """Writes the documents and signals of every source and split, in shards of about `shard_bytes` of text."""
+    tasks = [
+        task for source in sources for split in SPLITS for task in _shard_tasks(source, split, shard_bytes, pii, folder)
+    ]
     engine.map(write_shard, tasks, "write corpus", unit="shards")
+
+
+def _shard_tasks(
+    source: SourceToWrite, split: str, shard_bytes: int, pii: PiiConfig | None, folder: Path
+) -> Iterator[ShardTask]:
+    state, name = source.state, source.state.source.name
+    rows = np.flatnonzero(source.splits == split)
+    for number, (start, end) in enumerate(split_by_weight(state.bytes[rows], shard_bytes)):
+        slices = state.slices(rows[start:end])
+        yield ShardTask(
+            folder=folder,
+            split=split,
+            name=f"{name}-{number:05}.parquet",
+            source=name,
+            slices=slices,
+            edits=tuple(edit.preset for edit in source.annotation.edits),
+            optional=source.annotation.optional,
+            pii=pii,
+            scores=None if source.scores is None else tuple(source.scores[one.path] for one in slices),
+        )
 
 
 def write_ledgers(
@@ -82,20 +89,25 @@ def write_ledgers(
         for number, start in enumerate(range(0, max(len(taken_by), 1), LEDGER_ROWS)):
             rows = np.arange(start, min(start + LEDGER_ROWS, len(taken_by)))
             slices = one.slices(rows)
-            ends = np.cumsum([len(cut.rows) for cut in slices])[:-1] + start
             tasks.append(
                 LedgerTask(
                     path=folder / "ledger" / f"{one.source.name}-{number:05}.parquet",
                     source=one.source.name,
                     rules=one.rules,
                     slices=slices,
-                    taken_by=tuple(np.split(taken_by[rows], ends - start)),
-                    splits=tuple(np.split(split_of[rows], ends - start)),
+                    taken_by=_by_slice(taken_by[rows], slices),
+                    splits=_by_slice(split_of[rows], slices),
                     later=tuple(step.of(doc_ids[rows]) for step in later),
                     evidence=evidence.of(doc_ids[rows].astype(str).tolist()),
                 )
             )
     engine.map(write_ledger, tasks, "write ledger", unit="shards")
+
+
+def _by_slice(values: np.ndarray, slices: Sequence[RowRange]) -> tuple[np.ndarray, ...]:
+    """The values of each slice's rows. A source without documents has no slices."""
+    bounds = np.cumsum([0, *(len(one.rows) for one in slices)]).tolist()
+    return tuple(values[start:end] for start, end in pairwise(bounds))
 
 
 def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:

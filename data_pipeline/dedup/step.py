@@ -1,15 +1,15 @@
 """The steps of curation that remove whole documents: exact copies, then near duplicates."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.dedup.copies import copies_follow
-from gristmill.data_pipeline.dedup.exact import DUPLICATES, exact_duplicates
-from gristmill.data_pipeline.dedup.near import Protected, near_duplicates
+from gristmill.data_pipeline.dedup.exact import DUPLICATES, ExactDedupConfig, exact_duplicates
+from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.ledger import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
@@ -17,31 +17,39 @@ from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.engine.local import LocalEngine
 
 
+@dataclass(frozen=True)
+class DedupSettings:
+    """exact, near: None switches the step off. protected: the corpora that near deduplication compares against."""
+
+    exact: ExactDedupConfig | None
+    near: NearDedupConfig | None
+    protected: Sequence[Protected] = ()
+
+
 def deduplicate(
     curated: Sequence[SourceState],
     later: Sequence[RemovalStep],
-    config: CurateConfig,
-    protected: Sequence[Protected],
+    settings: DedupSettings,
     folder: Path,
     engine: LocalEngine,
 ) -> list[RemovalStep]:
-    """Exact, then near duplicates among what the steps before kept; what the first took the second does not see.
+    """Removes exact duplicates and then near duplicates from what `later` kept; returns `later` and these.
 
-    Either way the document that is named as the other is one that is kept. Returns the steps before and these."""
+    `duplicate_of` always names a document that is kept. `folder` takes intermediate files."""
     exact, near = DUPLICATES.empty_table(), DUPLICATES.empty_table()
     steps: list[RemovalStep] = []
-    if config.exact_dedup is not None:
+    if settings.exact is not None:
         parts = kept_document_files(curated, later)
-        work = work_folder(folder, "exact", parts, config.exact_dedup.model_dump(mode="json"))
-        exact = exact_duplicates(parts, config.exact_dedup, engine, work)
+        work = work_folder(folder, "exact", parts, settings.exact.model_dump(mode="json"))
+        exact = exact_duplicates(parts, settings.exact, engine, work)
         steps.append(RemovalStep.from_table("exact_dedup", 1.0, exact))
-    if config.near_dedup is not None:
+    if settings.near is not None:
         parts = kept_document_files(curated, [*later, *steps])
-        work = work_folder(folder, "near", parts, config.near_dedup.identity)
-        near = near_duplicates(parts, config.near_dedup, engine, work, protected)
+        work = work_folder(folder, "near", parts, settings.near.identity)
+        near = near_duplicates(parts, settings.near, engine, work, settings.protected)
         exact, near = copies_follow(exact, near)
-        steps = [RemovalStep.from_table("exact_dedup", 1.0, exact)] if config.exact_dedup is not None else []
-        steps.append(RemovalStep.from_table("near_dedup", config.near_dedup.threshold, near))
+        steps = [RemovalStep.from_table("exact_dedup", 1.0, exact)] if settings.exact is not None else []
+        steps.append(RemovalStep.from_table("near_dedup", settings.near.threshold, near))
     return [*later, *steps]
 
 

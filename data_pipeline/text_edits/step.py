@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.decontamination.benchmark import Example
+from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.decontamination.matches import MATCHES
 from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans
@@ -56,27 +56,36 @@ class TextEdits:
         return replace(self, parts=left, later=[*self.later, step])
 
 
+@dataclass(frozen=True)
+class EditSettings:
+    """spans, substrings, decontaminate: empty or None switches the step off. task_examples: the texts of the tasks
+    that `decontaminate` names."""
+
+    spans: Sequence[SpanDedupConfig]
+    substrings: SubstringDedupConfig | None
+    decontaminate: DecontaminateConfig | None
+    task_examples: Sequence[Example] = ()
+
+
 def edit_texts(
     curated: Sequence[SourceState],
     later: Sequence[RemovalStep],
-    config: CurateConfig,
-    examples: Sequence[Example],
+    settings: EditSettings,
     folder: Path,
     engine: LocalEngine,
 ) -> TextEdits:
-    """Cuts what the recipe wants cut out of the documents that the steps before kept.
+    """Removes duplicate spans, repeated substrings and benchmark texts from the documents that `later` kept.
 
-    examples: the texts of the tasks that config.decontaminate names. `folder` takes intermediate files; called again
-    with the same arguments after a kill, it goes on from them."""
+    `folder` takes intermediate files; called again with the same arguments after a kill, it resumes from them."""
     state = TextEdits(kept_document_files(curated, later), list(later), in_order([]), None)
-    for spans in config.span_dedup:
+    for spans in settings.spans:
         state = _spans(state, curated, spans, folder, engine)
-    if config.substring_dedup is not None:
-        state = _substrings(state, curated, config.substring_dedup, folder, engine)
-    if config.decontaminate is not None:
-        settings = config.decontaminate
-        work = work_folder(folder, "decontaminate", state.parts, settings.model_dump(mode="json"))
-        found = decontaminate(state.parts, settings, engine, work, examples)
+    if settings.substrings is not None:
+        state = _substrings(state, curated, settings.substrings, folder, engine)
+    if settings.decontaminate is not None:
+        config = settings.decontaminate
+        work = work_folder(folder, "decontaminate", state.parts, config.model_dump(mode="json"))
+        found = decontaminate(state.parts, config, engine, work, settings.task_examples)
         state = replace(state, cuts=in_order([state.cuts, found.cuts]), contamination=found)
         state = state.lives_on(curated, _dropped(found), state.parts)
     return state

@@ -5,13 +5,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.corpus.summary import document_totals
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
+from gristmill.data_pipeline.curate_config import used_profiles
 from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
-from gristmill.data_pipeline.recipe_signals import used_profiles
-from gristmill.data_pipeline.run_curation import counted, curate
+from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language_model import model_digest
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.pipelines.config import Recipe, identity
@@ -70,9 +71,18 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe = context.recipe
     examples: list[Example] = numbered_examples(task_texts(recipe))
     summary = curate(
-        recipe.sources, recipe.curate, recipe.seed, context.lock, context.folder, context.cache, engine, examples
+        CurationInputs(
+            sources=recipe.sources,
+            config=recipe.curate,
+            seed=recipe.seed,
+            lock=context.lock,
+            folder=context.folder,
+            cache=context.cache,
+            engine=engine,
+            task_examples=examples,
+        )
     )
-    total = counted(summary)
+    total = document_totals(summary)
     context.reporter.say(
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
         f"{total['quarantined']} quarantined"

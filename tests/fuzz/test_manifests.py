@@ -11,8 +11,8 @@ import pytest
 
 from gristmill.data_pipeline.corpus.document_history import why
 from gristmill.data_pipeline.corpus.sql import open_corpus
+from gristmill.data_pipeline.corpus.summary import COUNTS_NAME
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.run_curation import COUNTS_NAME
 from gristmill.foundation import files
 from gristmill.foundation.checked_outputs import check_outputs
 from gristmill.foundation.checksum_files import is_sealed, seal_of, sealed_path

@@ -8,7 +8,7 @@ import orjson
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.run_curation import curate
+from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import Lock
@@ -37,7 +37,7 @@ def run_curate(sources: list[SourceConfig], folder: Path, workers: int = 1, seed
     engine = LocalEngine(workers, Reporter.silent())
     lock = Lock(sources=tuple(resolve(source, engine) for source in sources))
     config = CurateConfig(**settings)
-    return curate(sources, config, seed, lock, folder / "curate", folder / "cache", engine)
+    return curate(CurationInputs(sources, config, seed, lock, folder / "curate", folder / "cache", engine))
 
 
 def tree_digests(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from gristmill.data_pipeline.annotate.list_file import lock_lists
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.run_curation import curate
+from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.lock import Lock
@@ -27,7 +27,7 @@ def run(folder: Path, texts: list[str], workers: int = 1, urls: list[str] | None
     engine = LocalEngine(workers, Reporter.silent())
     config = CurateConfig(**{"filters": [], "near_dedup": None, **settings})
     lock = Lock(sources=(resolve(source, engine), *lock_lists(config.lists)))
-    curate([source], config, 1, lock, folder / "curate", folder / "cache", engine)
+    curate(CurationInputs([source], config, 1, lock, folder / "curate", folder / "cache", engine))
     return {row["record"]: row for row in pq.read_table(folder / "curate/ledger/s-00000.parquet").to_pylist()}
 
 

@@ -6,9 +6,8 @@ import pytest
 from fasttext_file import write_model
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
-from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.curate_config import CurateConfig, check_languages
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.recipe_signals import check_languages
 from gristmill.data_pipeline.run_curation import annotate_config
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect, head
 from gristmill.data_pipeline.signals.language_codes import label_code, language_code

@@ -218,7 +218,7 @@ def test_scores_edits_and_personal_data_go_with_what_is_left(tmp_path):
 
 def test_texts_of_tasks_are_handed_in(books, tmp_path):
     from gristmill.data_pipeline.readers.resolve import resolve
-    from gristmill.data_pipeline.run_curation import curate
+    from gristmill.data_pipeline.run_curation import CurationInputs, curate
     from gristmill.foundation.engine.local import LocalEngine
     from gristmill.foundation.lock import Lock
     from gristmill.foundation.progress import Reporter
@@ -227,7 +227,7 @@ def test_texts_of_tasks_are_handed_in(books, tmp_path):
     config = CurateConfig(filters=FILTERS, decontaminate={"tasks": ["rivers"], "policy": "annotate"})
     lock = Lock(sources=(resolve(books, engine),))
     examples = [Example("rivers", "0", "question", QUESTION)]
-    curate([books], config, 1, lock, tmp_path / "curate", tmp_path / "cache", engine, examples)
+    curate(CurationInputs([books], config, 1, lock, tmp_path / "curate", tmp_path / "cache", engine, examples))
     assert ledger_of(tmp_path)[35]["contamination"][0]["example"] == "0"
 
 
@@ -266,7 +266,7 @@ def test_killed_in_the_middle_of_each_step_and_run_again_gives_the_same_bytes(bo
     write_jsonl(tmp_path / "books2.jsonl", [{"text": f"{prose(k)} And a last word."} for k in range(3)])
     run_curate([books], tmp_path / "whole", **settings)
     server = multiprocessing.get_context("forkserver")  # one process imports, each run is a fork of it
-    server.set_forkserver_preload(["tests.data_pipeline.test_rewriting"])
+    server.set_forkserver_preload(["tests.data_pipeline.text_edits.test_step"])
     for name in KILLED_AT:
         arguments = (books.model_dump_json(), str(tmp_path / "killed"), settings, name)
         process = server.Process(target=curate_and_die, args=arguments)
