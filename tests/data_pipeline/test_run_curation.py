@@ -189,7 +189,7 @@ def test_a_source_emptied_by_a_rule_leaves_its_ledger(tmp_path):
     """`why` shows what took each document, no corpus stands there, and other thresholds go on from there."""
     write_jsonl(tmp_path / "books.jsonl", [{"text": prose(k)} for k in range(3)])
     strict = {"filters": ({"gopher_quality": {"min_words": 10000}},)}
-    with pytest.raises(InputError, match=r"What took each document stands in .*ledger"):
+    with pytest.raises(InputError, match=r"The ledger in .*ledger records why each document was removed"):
         run_curate([source(tmp_path)], tmp_path, **strict)
     rows = pq.read_table(tmp_path / "curate/ledger/books-00000.parquet").to_pylist()
     assert [(row["fate"], row["rule"]) for row in rows] == [("removed", "gopher_quality.min_words")] * 3
