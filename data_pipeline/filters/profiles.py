@@ -76,7 +76,11 @@ class ProfilesConfig(Config):
     path decides nothing by itself, the profiles in it do. min_score: below it a text's language counts as unknown, and
     the profile of its script is taken."""
 
-    path: str = Field(default=SHIPPED, json_schema_extra={"execution": True})
+    path: str = Field(
+        default=SHIPPED,
+        description="gristmill (the shipped profiles), or a folder of profiles or of FineWeb-2's configs",
+        json_schema_extra={"execution": True},
+    )
     min_score: float = Field(default=0.65, ge=0, le=1)
 
 

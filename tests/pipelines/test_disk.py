@@ -46,7 +46,7 @@ def second(context):
     write(context.folder / "large.parquet")
     return {}
 
-def run():
+def run(args=None):
     stages = [Stage("a", 1, (), lambda r: {}, first), Stage("b", 1, ("a",), lambda r: {}, second)]
     Runner(recipe, Path(sys.argv[1]), stages, Lock(sources=()), Reporter.to_terminal()).run()
 
