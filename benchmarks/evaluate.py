@@ -34,7 +34,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END = "<|end|>"
 VOCABULARY = 4096
-MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, context=1024)  # 6.8 M parameters
+MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, sequence_length=1024)  # 6.8 M parameters
 BATCH_SIZES = (1, 8, 32, 128)
 DOCUMENTS = {False: 120, True: 16}  # of each task, by --quick
 CHOICE_TASKS = ("arc_easy", "piqa", "gristmill_hellaswag", "openbookqa")
@@ -138,7 +138,7 @@ def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
     model = Transformer(MODEL, codec.vocab_size)
     initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     write_huggingface(folder, model, codec.end_of_document)
-    return LanguageModel(TransformerBackbone(model, MODEL.context), codec, CPU_BATCH_TOKENS, Reporter.silent())
+    return LanguageModel(TransformerBackbone(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
 
 
 def measured(work: Work, ours: LanguageModel, folder: Path, quick: bool) -> Figure:

@@ -31,7 +31,7 @@ from gristmill.training.run import build_forward_backward
 from gristmill.training.testing.forked_pool import ForkedPool
 from gristmill.training.testing.schedule_simulation import actions, play
 
-MODEL = ModelConfig(layers=8, width=128, heads=8, kv_heads=4, context=128)
+MODEL = ModelConfig(layers=8, width=128, heads=8, kv_heads=4, sequence_length=128)
 VOCAB, SAMPLES = 1024, 16
 LAYOUTS: list[dict[str, Any]] = [
     {},
@@ -64,7 +64,7 @@ def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
     """On each rank: (seconds of the median step, bytes by axis of one step, growth of resident memory)."""
     train = TrainConfig(
         tokens=10**6,
-        batch_tokens=SAMPLES * MODEL.context,
+        batch_tokens=SAMPLES * MODEL.sequence_length,
         precision="fp32",
         layout={"micro_batch": SAMPLES // layout.get("data", 1) // 4} | layout,
     )
@@ -74,7 +74,9 @@ def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
     passes = build_forward_backward(parts, MODEL, train, mesh)
     optimizer = AdamW(parts.parameters, OptimizerConfig(), MODEL)
     share = SAMPLES // mesh.data.size
-    drawn = torch.randint(0, VOCAB, (share, MODEL.context), generator=torch.Generator().manual_seed(mesh.data.rank))
+    drawn = torch.randint(
+        0, VOCAB, (share, MODEL.sequence_length), generator=torch.Generator().manual_seed(mesh.data.rank)
+    )
     batch = {"x": drawn, "targets": drawn.roll(-1, 1), "weights": torch.ones(drawn.shape)}
 
     def step() -> None:

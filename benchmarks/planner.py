@@ -40,9 +40,9 @@ from gristmill.training.run import build_forward_backward
 from gristmill.training.testing.forked_pool import ForkedPool
 
 MODELS = {
-    "4 x 256": ModelConfig(layers=4, width=256, heads=4, context=256),
-    "2 x 512": ModelConfig(layers=2, width=512, heads=8, context=256),
-    "6 x 320": ModelConfig(layers=6, width=320, heads=5, context=512),
+    "4 x 256": ModelConfig(layers=4, width=256, heads=4, sequence_length=256),
+    "2 x 512": ModelConfig(layers=2, width=512, heads=8, sequence_length=256),
+    "6 x 320": ModelConfig(layers=6, width=320, heads=5, sequence_length=512),
 }
 AXES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -50,7 +50,7 @@ AXES: dict[str, dict[str, Any]] = {
     "tensor 2": {"tensor": 2},
     "pipeline 2": {"pipeline": 2},
 }
-LAID_OUT = ModelConfig(layers=4, width=256, heads=8, context=256)
+LAID_OUT = ModelConfig(layers=4, width=256, heads=8, sequence_length=256)
 VOCABULARY, SAMPLES = 4096, 4
 # A number of fp32 counts as two of 16 bits: half the rate of memory and wires, half the bytes of what is fp32 anyway.
 FP32 = GRISTMILL.model_dump() | {"kernels": "eager", "loss": "whole", "reduce_bytes": 2, "optimizer_bytes": 16}
@@ -85,12 +85,12 @@ def measured_step(axes: dict[str, Any], rounds: int) -> float:
     """Median seconds that this rank is busy with a step's forward and backward passes: processor time, which neither
     the machine's other work nor waiting for the other rank lengthens."""
     train = TrainConfig(
-        tokens=10**6, batch_tokens=8 * LAID_OUT.context, precision="fp32", layout={"micro_batch": 2} | axes
+        tokens=10**6, batch_tokens=8 * LAID_OUT.sequence_length, precision="fp32", layout={"micro_batch": 2} | axes
     )
     mesh = build_mesh(train.layout, LAID_OUT.num_kv_heads, torch.device("cpu"))
     parts = build_local_model(LAID_OUT, VOCABULARY, train.layout, mesh, PRECISIONS["fp32"], seed=1)
     passes = build_forward_backward(parts, LAID_OUT, train, mesh)
-    tokens = torch.zeros(8 // train.layout.data, LAID_OUT.context, dtype=torch.int64)
+    tokens = torch.zeros(8 // train.layout.data, LAID_OUT.sequence_length, dtype=torch.int64)
     batch = {"x": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
     times = []
     for _ in range(rounds + 1):
@@ -184,8 +184,8 @@ def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
     part = Transformer(model, VOCABULARY, dtype=dtype).to_empty(device=device).to(dtype)
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    tokens = torch.randint(0, VOCABULARY, (SAMPLES, model.context), device=device)
-    weights = torch.ones(SAMPLES, model.context, device=device)
+    tokens = torch.randint(0, VOCABULARY, (SAMPLES, model.sequence_length), device=device)
+    weights = torch.ones(SAMPLES, model.sequence_length, device=device)
     part(tokens, tokens, weights)[:, 0].sum().backward()
     if device.type == "cpu":
         return cpu_seconds(lambda: part(tokens, tokens, weights)[:, 0].sum().backward()) / torch.get_num_threads()

@@ -26,19 +26,19 @@ from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.precision import PRECISIONS
 
 # Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, the 32,000
-# tokens of Llama 2), with the default context of ModelConfig. A toy vocabulary would leave out what the loss costs.
-SMALL = (ModelConfig(layers=6, width=288, heads=6, context=512), 32000, 4)
-ON_GPU = (ModelConfig(layers=16, width=2048, heads=16, kv_heads=8, context=2048), 32768, 8)  # about 1 B
+# tokens of Llama 2), with the default sequence length. A toy vocabulary would leave out what the loss costs.
+SMALL = (ModelConfig(layers=6, width=288, heads=6, sequence_length=512), 32000, 4)
+ON_GPU = (ModelConfig(layers=16, width=2048, heads=16, kv_heads=8, sequence_length=2048), 32768, 8)  # about 1 B
 NAMES = {
     "mixer.query": "self_attn.q_proj",
     "mixer.key": "self_attn.k_proj",
     "mixer.value": "self_attn.v_proj",
     "mixer.output": "self_attn.o_proj",
-    "channel.gate": "mlp.gate_proj",
-    "channel.up": "mlp.up_proj",
-    "channel.down": "mlp.down_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
     "mixer_norm": "input_layernorm",
-    "channel_norm": "post_attention_layernorm",
+    "mlp_norm": "post_attention_layernorm",
 }
 
 
@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        return self.samples * self.model.context
+        return self.samples * self.model.sequence_length
 
 
 class Ours:
@@ -119,7 +119,7 @@ def llama(model: ModelConfig, vocab: int, weights: dict[str, torch.Tensor]) -> L
         num_hidden_layers=model.layers,
         num_attention_heads=model.heads,
         num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.context,
+        max_position_embeddings=model.sequence_length,
         rms_norm_eps=model.norm_epsilon,
         tie_word_embeddings=False,
     )
@@ -141,7 +141,7 @@ def compare(setting: Setting, rounds: int) -> Figure:
     weights = {name: value.detach().clone() for name, value in ours.parts.parameters.items()}
     theirs = Theirs(setting, copy.deepcopy(weights))
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, setting.vocab, (setting.samples, setting.model.context + 1), generator=generator)
+    drawn = torch.randint(0, setting.vocab, (setting.samples, setting.model.sequence_length + 1), generator=generator)
     x, y = (part.contiguous().to(setting.device) for part in (drawn[:, :-1], drawn[:, 1:]))
     own, other = ours.step(x, y), theirs.step(x, y)
     tolerance = 1e-4 if setting.precision == "fp32" else 5e-2 if setting.float8 else 2e-2

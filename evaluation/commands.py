@@ -183,7 +183,7 @@ def generate_text(
     if "" in stops:
         raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
     subject = load_for_evaluation(checkpoint, tokenizer, config or EvaluateConfig(), local_device(ONLY_PROCESS))
-    room = subject.backbone.context - 1
+    room = subject.backbone.sequence_length - 1
     end = subject.codec.end_of_document
     encoded = [[end, *subject.codec.encode(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):

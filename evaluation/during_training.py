@@ -101,10 +101,10 @@ def live_backbone(parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: 
     shares the weights with the run; on a mesh they are copied in the precision of the computation."""
     plain = LayoutConfig(**{**layout.model_dump(), "sequence_parallel": False, "recompute": "none"})
     copies = {stage: _copy(part, plain, mesh) for stage, part in parts.items()}
-    context = next(iter(copies.values())).config.context
+    sequence_length = next(iter(copies.values())).config.sequence_length
     if mesh.distributed:
-        return ParallelBackbone(copies, layout, context, mesh)
-    return TransformerBackbone(copies[0], context)
+        return ParallelBackbone(copies, layout, sequence_length, mesh)
+    return TransformerBackbone(copies[0], sequence_length)
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "width": "width of the residual stream",
         "heads": "attention heads",
         "mixer": "what mixes positions, for all layers or as a repeated pattern",
-        "channel": "the feed-forward block, for all layers or as a repeated pattern",
+        "mlp": "the feed-forward block, for all layers or as a repeated pattern",
         "window": "tokens a position looks back, itself included; null is all; a list is a repeated pattern",
         "norm_order": "norm before the block (pre) or after it (post)",
         "norm": "the kind of norm",

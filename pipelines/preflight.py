@@ -141,10 +141,10 @@ def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    initial = recipe.training().train.initial
-    if initial is not None and not (Path(initial) / MANIFEST_NAME).is_file():
+    init_from = recipe.training().train.init_from
+    if init_from is not None and not (Path(init_from) / MANIFEST_NAME).is_file():
         yield Finding(
-            f"train.initial: {initial} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
+            f"train.init_from: {init_from} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
         )
@@ -180,7 +180,7 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
             "them out"
         )
     if "cloze" in tasks:
-        yield from _cloze(field, recipe.training().model.context, recipe.evaluate)
+        yield from _cloze(field, recipe.training().model.sequence_length, recipe.evaluate)
     named = [name for name in tasks if name not in HELD_OUT_TASKS]
     if named:
         # Loaded here: lm-eval takes seconds, and recipes that name only the held-out tasks need it later.
@@ -193,18 +193,18 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
                 yield Finding(f"{field}: {error}", type(error))
 
 
-def _cloze(field: str, context: int, evaluate: EvaluateConfig) -> Iterator[Finding]:
+def _cloze(field: str, sequence_length: int, evaluate: EvaluateConfig) -> Iterator[Finding]:
     shortest = SHORTEST_QUESTION_BYTES // HIGHEST_BYTES_PER_TOKEN
     longest = LONGEST_QUESTION_BYTES // USUAL_BYTES_PER_TOKEN
-    if context < shortest:
+    if sequence_length < shortest:
         yield Finding(
             f"{field}: a question of cloze has {SHORTEST_QUESTION_BYTES} bytes or more, at least {shortest} tokens, "
-            f"and model.context is {context}; raise it, or leave cloze out"
+            f"and model.sequence_length is {sequence_length}; raise it, or leave cloze out"
         )
-    elif context < longest:
+    elif sequence_length < longest:
         yield Finding(
             f"{field}: questions of cloze have up to {LONGEST_QUESTION_BYTES} bytes, about {longest} tokens, and "
-            f"model.context is {context}: those that do not fit are not evaluated",
+            f"model.sequence_length is {sequence_length}: those that do not fit are not evaluated",
             None,
         )
 

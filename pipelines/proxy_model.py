@@ -26,8 +26,8 @@ def bits_per_byte(
     """Of the held-out text under a model trained on the training text, once. Same arguments, same number.
 
     Raises InputError if there is too little text for one batch, or none held out."""
-    windows_NT = _windows(tokenizer, training, config.text_bytes, config.context)
-    held_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.context)
+    windows_NT = _windows(tokenizer, training, config.text_bytes, config.sequence_length)
+    held_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.sequence_length)
     if len(windows_NT) < config.batch or not len(held_NT):
         raise InputError(
             f"{len(windows_NT)} windows to train on and {len(held_NT)} held out are too few for a proxy model; "
@@ -42,8 +42,8 @@ def bits_per_byte(
     return nats / math.log(2) / num_bytes
 
 
-def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, context: int) -> torch.Tensor:
-    """int64[windows, context + 1], neighbours share a token; documents in a row, until `limit` bytes of text."""
+def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, sequence_length: int) -> torch.Tensor:
+    """int64[windows, sequence_length + 1], neighbours share a token; consecutive documents, `limit` bytes at most."""
     ids: list[int] = [tokenizer.end_of_document]
     taken = 0
     for text in texts:
@@ -51,18 +51,24 @@ def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, context: in
             break
         taken += len(text.encode())
         ids += [*tokenizer.encode(text), tokenizer.end_of_document]
-    count = (len(ids) - 1) // context
-    stream = np.array(ids[: count * context + 1], dtype=np.int64)
+    count = (len(ids) - 1) // sequence_length
+    stream = np.array(ids[: count * sequence_length + 1], dtype=np.int64)
     return (
-        torch.from_numpy(np.stack([stream[at * context : (at + 1) * context + 1] for at in range(count)]))
+        torch.from_numpy(
+            np.stack([stream[at * sequence_length : (at + 1) * sequence_length + 1] for at in range(count)])
+        )
         if (count)
-        else torch.empty((0, context + 1), dtype=torch.int64)
+        else torch.empty((0, sequence_length + 1), dtype=torch.int64)
     )
 
 
 def _fresh(config: ProxyConfig, vocab_size: int) -> Transformer:
     shape = ModelConfig(
-        layers=config.layers, width=config.width, heads=config.heads, context=config.context, tied_embeddings=True
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        sequence_length=config.sequence_length,
+        tied_embeddings=True,
     )
     model = Transformer(shape, vocab_size)
     initialise(model, config.seed, torch.device("cpu"), torch.float32)

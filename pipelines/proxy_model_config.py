@@ -9,7 +9,7 @@ class ProxyConfig(Config):
     layers: int = 2
     width: int = 64
     heads: int = 2
-    context: int = 128
+    sequence_length: int = 128
     batch: int = 16
     text_bytes: int = 2_000_000
     held_out_bytes: int = 200_000

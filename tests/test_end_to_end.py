@@ -25,7 +25,7 @@ sources:
   - {{name: more, format: text, paths: ["{folder}/[n-z]*.txt"], weight: 0.4, priority: 2}}
 curate: {{splits: {{validation: 0.1, test: 0.15}}}}
 tokenizer: {{vocab_size: 512, sample_bytes: 1M}}
-model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, context: 64, init_std: 0.1}}
+model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, sequence_length: 64, init_std: 0.1}}
 train:
   tokens: 32768
   batch_tokens: 1024

@@ -40,7 +40,7 @@ from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
-CODE_VERSION = 2  # of the names and meaning of what is saved
+CODE_VERSION = 3  # of the names and meaning of what is saved
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 

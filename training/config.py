@@ -22,7 +22,7 @@ MAX_BATCH_TOKENS = 10**12
 MAX_RAMP_STEPS = 10_000
 
 Mixer = Literal["attention"]
-Channel = Literal["swiglu", "gelu"]
+Mlp = Literal["swiglu", "gelu"]
 NormOrder = Literal["pre", "post"]
 
 
@@ -30,7 +30,7 @@ class LayerConfig(Config):
     """One entry of the model's list of layers. window: tokens a position looks back, itself included; None is all."""
 
     mixer: Mixer = "attention"
-    channel: Channel = "swiglu"
+    mlp: Mlp = "swiglu"
     window: int | None = None
     experts: None = None
     norm_order: NormOrder = "pre"
@@ -38,7 +38,7 @@ class LayerConfig(Config):
 
 class ModelConfig(Config):
     """A transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`, `gelu`, biases and
-    tied embeddings together are GPT-2. `mixer`, `channel`, `window` and `norm_order` take one value for all layers, or
+    tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for all layers, or
     a pattern that is repeated over them: window [256, 256, null] looks far in every third layer."""
 
     layers: int = Field(ge=1, le=MAX_LAYERS)
@@ -49,9 +49,9 @@ class ModelConfig(Config):
     hidden: int = Field(
         0, ge=0, le=MAX_WIDTH, description="0 means 4 x width for gelu, 8/3 x width rounded up to 64 for swiglu"
     )
-    context: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
+    sequence_length: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
     mixer: Mixer | tuple[Mixer, ...] = "attention"
-    channel: Channel | tuple[Channel, ...] = "swiglu"
+    mlp: Mlp | tuple[Mlp, ...] = "swiglu"
     window: int | tuple[int | None, ...] | None = None
     norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
@@ -86,7 +86,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def patterns_fill_the_layers(self) -> Self:
-        for name in ("mixer", "channel", "window", "norm_order"):
+        for name in ("mixer", "mlp", "window", "norm_order"):
             pattern = getattr(self, name)
             if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
                 raise ValueError(
@@ -102,7 +102,7 @@ class ModelConfig(Config):
         return tuple(
             LayerConfig(
                 mixer=_entry(self.mixer, index),
-                channel=_entry(self.channel, index),
+                mlp=_entry(self.mlp, index),
                 window=_entry(self.window, index),
                 norm_order=_entry(self.norm_order, index),
             )
@@ -117,11 +117,11 @@ class ModelConfig(Config):
     def head_dim(self) -> int:
         return self.head_width or self.width // self.heads
 
-    def hidden_width(self, channel: Channel) -> int:
-        """Width inside the channel block: the recipe's, or the customary one. width 256, swiglu -> 704."""
+    def hidden_width(self, mlp: Mlp) -> int:
+        """Width inside the MLP: the recipe's, or the customary one. width 256, swiglu -> 704."""
         if self.hidden:
             return self.hidden
-        return 4 * self.width if channel == "gelu" else -(-8 * self.width // (3 * 64)) * 64
+        return 4 * self.width if mlp == "gelu" else -(-8 * self.width // (3 * 64)) * 64
 
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
@@ -339,7 +339,7 @@ class TrainConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
     evaluation: LiveEvaluationConfig = LiveEvaluationConfig()
-    initial: str | None = Field(
+    init_from: str | None = Field(
         None,
         description="a checkpoint whose weights the run begins with, like checkpoints/step-00000000 of `gristmill "
         "import`; its digest, not its path, is part of what the run is",

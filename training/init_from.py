@@ -14,26 +14,26 @@ from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.parallel.mesh import Mesh
 
 
-def check_initial(folder: Path, card: Mapping[str, Any]) -> None:
+def check_init_from(folder: Path, card: Mapping[str, Any]) -> None:
     """Raises InputError unless the checkpoint is whole and holds the model that `card` speaks of."""
     checkpoint.verified(folder)
     there = checkpoint.read_card(folder)
     wrong = differing(architecture(there["model"]), architecture(card["model"]))
     if wrong:
         raise InputError(
-            f"train.initial: {folder} holds another model than the recipe's: {'; '.join(wrong)}; set the recipe's "
+            f"train.init_from: {folder} holds another model than the recipe's: {'; '.join(wrong)}; set the recipe's "
             f"model as {folder / checkpoint.MODEL_NAME} has it"
         )
     for name in ("vocab_size", "end_of_document"):
         if there[name] != card[name]:
             padded = f", {there['padded_rows']} of them padding" if there.get("padded_rows") else ""
             raise InputError(
-                f"train.initial: {folder} was trained with {name} {there[name]}{padded}, this run's data has "
+                f"train.init_from: {folder} was trained with {name} {there[name]}{padded}, this run's data has "
                 f"{card[name]}; index the data with the checkpoint's tokenizer"
             )
 
 
-def load_initial(folder: Path, parts: LocalModel, mesh: Mesh) -> None:
+def load_init_from(folder: Path, parts: LocalModel, mesh: Mesh) -> None:
     """Fills the parameters, on any layout. The folder must be checked before."""
     tensors: dict[str, Tensor] = {f"model.{name}": value.detach() for name, value in parts.parameters.items()}
     checkpoint.load(folder, tensors, mesh)
@@ -42,15 +42,15 @@ def load_initial(folder: Path, parts: LocalModel, mesh: Mesh) -> None:
 
 def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     """What the weights' meaning depends on, in full: defaults that follow from other fields are written out. Dropout
-    and the first values are left to the recipe, and the context too where no table of positions has its length."""
+    and initialisation may differ, and so may the sequence length unless learned positions depend on it."""
     config = ModelConfig.model_validate(model)
     found = config.model_dump(mode="json", exclude={"dropout", "init_std", "initialisation", "mup_base_width"})
     if config.positions != "learned":
-        del found["context"]
-    for name in ("mixer", "channel", "window", "norm_order"):
+        del found["sequence_length"]
+    for name in ("mixer", "mlp", "window", "norm_order"):
         found[name] = [getattr(layer, name) for layer in config.layer_list]
     found |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}
-    found["hidden"] = [config.hidden_width(layer.channel) for layer in config.layer_list]
+    found["hidden"] = [config.hidden_width(layer.mlp) for layer in config.layer_list]
     found["mup"] = config.mup_base_width / config.width if config.initialisation == "mup" else None
     return found
 

@@ -26,7 +26,7 @@ from gristmill.training.engine.forward_backward import ForwardBackward, Gradient
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
 from gristmill.training.guard import Guard
-from gristmill.training.init_from import check_initial, load_initial
+from gristmill.training.init_from import check_init_from, load_init_from
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
@@ -98,7 +98,7 @@ class Run:
         self.optimizer = build_optimizer(self.parts.parameters, train.optimizer, model)
         self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
         self.trainer = Trainer(
-            train, model.context, self.parts, passes, self.optimizer, self.batches, Guard(train.guard), mesh
+            train, model.sequence_length, self.parts, passes, self.optimizer, self.batches, Guard(train.guard), mesh
         )
         self.validation = None
         if data.held_out is not None and train.validation.every:
@@ -170,8 +170,8 @@ class Run:
         found = checkpoint.newest_complete(self.root, self.card, self.reporter) if self._writes else None
         folder, state = self._from_first(found)
         if folder is None:
-            if self.train.initial is not None:
-                self._begin_with(Path(self.train.initial))
+            if self.train.init_from is not None:
+                self._begin_with(Path(self.train.init_from))
             return None
         if state["data"] != self.data_fingerprint:
             raise InputError(f"{folder}: trained on other data than this run's; remove {self.root} to start anew")
@@ -191,7 +191,7 @@ class Run:
         error = None
         if self._writes:
             try:
-                check_initial(initial, self.card)
+                check_init_from(initial, self.card)
             except InputError as found:
                 error = str(found)
         said = [error]
@@ -199,7 +199,7 @@ class Run:
             dist.broadcast_object_list(said, src=0)
         if said[0] is not None:
             raise InputError(said[0])
-        load_initial(initial, self.parts, self.mesh)
+        load_init_from(initial, self.parts, self.mesh)
         self.reporter.say(f"train: begins with the weights of {initial}")
 
     def _save_if_due(self, now: bool) -> None:

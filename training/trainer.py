@@ -58,7 +58,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        context: int,
+        sequence_length: int,
         model: LocalModel,
         passes: ForwardBackward,
         optimizer: Optimizer,
@@ -66,7 +66,7 @@ class Trainer:
         guard: Guard,
         mesh: Mesh,
     ):
-        self.config, self.context, self.model, self.passes = config, context, model, passes
+        self.config, self.sequence_length, self.model, self.passes = config, sequence_length, model, passes
         self.optimizer, self.batches, self.guard, self.mesh = optimizer, batches, guard, mesh
         self.scale = LossScale(dynamic=config.precision == "fp16")
         self.progress = Progress()
@@ -112,7 +112,7 @@ class Trainer:
 
     def batch_samples(self, tokens: int) -> int:
         """Samples of the batch that is drawn after so many tokens."""
-        return batch_tokens_at(self.config.batch_ramp, self.config.batch_tokens, tokens) // self.context
+        return batch_tokens_at(self.config.batch_ramp, self.config.batch_tokens, tokens) // self.sequence_length
 
     def state(self) -> dict[str, Any]:
         """All that a continued run needs beside the tensors, as JSON. It does not depend on the layout."""
@@ -140,7 +140,7 @@ class Trainer:
 
     def _after_this_batch(self) -> Progress:
         now, samples = self.progress, self.batch_samples(self.progress.tokens)
-        return Progress(now.step + 1, now.tokens + samples * self.context, now.samples + samples)
+        return Progress(now.step + 1, now.tokens + samples * self.sequence_length, now.samples + samples)
 
     def _agree(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[float, bool]:
         """The weight of all valid tokens of the whole batch, known before the first backward pass, and whether any

@@ -114,7 +114,7 @@ def scatter_gather() -> Claim:
 def gpt3_on_1024() -> Claim:
     """Section 5.1; layout of examples/pretrain_gpt3_175B.sh."""
     layout = Layout(tensor=8, pipeline=16, replicate=8, recompute="full")
-    flops = paper_flops(96, 12288, 51200, samples=1, context=2048)
+    flops = paper_flops(96, 12288, 51200, samples=1, sequence_length=2048)
     tflops = _speed(_175B, layout, 1536) * flops / 1024 / 1e12
     return Claim("175 billion on 1,024 GPUs", "140 TFLOP/s", f"{tflops:.0f} TFLOP/s", abs(tflops / 140 - 1) < 0.05)
 

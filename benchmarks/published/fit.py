@@ -29,7 +29,7 @@ def forecast_row(row: PublishedRun, sustained: Sustained, hardware: Hardware) ->
     step = StepModel(row.shape, rates, PROGRAMS[row.software]).step(row.layout, row.samples)
     flops = step_flops(row.shape, row.samples)
     if row.recompute_counted:
-        flops += recomputed_flops(row.shape.blocks, row.samples, row.shape.context, row.layout.recompute)
+        flops += recomputed_flops(row.shape.blocks, row.samples, row.shape.sequence_length, row.layout.recompute)
     return flops / step.total / row.layout.gpus / 1e12
 
 

@@ -11,7 +11,7 @@ from gristmill.training.planner.layout import Layout
 # 2.80 s for 1,048,576 tokens: 482 TFLOP/s by 6 N and full attention. The H100's `sustained` is fitted to this run.
 LLM_C_RUN = PublishedRun(
     "llm.c 1558M, 8 GPUs",
-    gpt(48, 1600, 25, context=1024, vocab=50304),
+    gpt(48, 1600, 25, sequence_length=1024, vocab=50304),
     Layout(replicate=8, micro_batch=16),
     1024,
     482.0,
@@ -49,7 +49,7 @@ def _nemo(
 
 
 _175B = gpt(96, 12288, 96)
-_175B_WIDE = gpt(96, 12288, 96, context=4096, vocab=131072)
+_175B_WIDE = gpt(96, 12288, 96, sequence_length=4096, vocab=131072)
 FLOAT8 = (
     _nemo("Llama 2 7B", LLAMA2["7b"], _parallel(1, 1, 1, 8), 128, 16847),
     _nemo("Llama 2 13B", LLAMA2["13b"], _parallel(1, 4, 10, 16), 128, 8646),
@@ -79,7 +79,9 @@ SMALL = (
     by_tokens(
         "nanotron Llama 1B, 8 GPUs",
         shape_of(
-            ModelConfig(layers=16, width=2048, heads=32, kv_heads=8, hidden=8192, context=4096, tied_embeddings=True),
+            ModelConfig(
+                layers=16, width=2048, heads=32, kv_heads=8, hidden=8192, sequence_length=4096, tied_embeddings=True
+            ),
             128256,
         ),
         Layout(replicate=8, micro_batch=3),
@@ -91,7 +93,9 @@ SMALL = (
     ),
     PublishedRun(
         "picotron SmolLM 1.7B, 8 GPUs",
-        shape_of(ModelConfig(layers=24, width=2048, heads=32, hidden=8192, context=2048, tied_embeddings=True), 49152),
+        shape_of(
+            ModelConfig(layers=24, width=2048, heads=32, hidden=8192, sequence_length=2048, tied_embeddings=True), 49152
+        ),
         Layout(replicate=8, micro_batch=4),
         256,
         0.49 * 989,

@@ -120,7 +120,7 @@ DGX_A100_2020 = "NVIDIA/Megatron-LM, images/tables.tex, DGX-A100: 16 samples, an
 def _dgx_a100_2020(size: tuple[int, int, int], tensor: int, data: int, tflops: float) -> PublishedRun:
     layout = Layout(tensor=tensor, replicate=data, micro_batch=16, recompute="full")
     name = f"{size[1]} x {size[0]}, {layout.gpus} GPUs"
-    return PublishedRun(name, gpt(*size, context=1024), layout, 16 * data, tflops, DGX_A100_2020, "a100-40g")
+    return PublishedRun(name, gpt(*size, sequence_length=1024), layout, 16 * data, tflops, DGX_A100_2020, "a100-40g")
 
 
 WEAK_SCALING_2020 = (

@@ -190,7 +190,8 @@ def _too_short(folder: Path, split: str, source: IndexedSource, context: int) ->
     tokens = counts.tokens if counts else 0
     return (
         f"{source_prefix(folder, split, source.name)}: {tokens} tokens, a sample of context {context} needs "
-        f"{context + 1}; set model.context to {max(1, tokens - 1)} or less, give the source more text, or drop it"
+        f"{context + 1}; set model.sequence_length to {max(1, tokens - 1)} or less, give the source more "
+        "text, or drop it"
     )
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 class Backbone(Protocol):
     """A causal language model in evaluation mode, whole on one device or cut over several.
 
-    context: the longest sequence it was built for."""
+    sequence_length: the longest sequence it was built for."""
 
     vocab_size: int
-    context: int
+    sequence_length: int
     device: torch.device
 
     def hidden(

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.parallel.tensor import ColumnLinear, RowLinear
+from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 # F outputs, D inputs
 
@@ -32,8 +32,8 @@ def quantise(model: Transformer) -> None:
     """Replaces the linear layers inside the layers. Embedding, head and norms stay as they are: they are small in large
     models, and the first to cost score."""
     for layer in model.layers.values():
-        for block in (layer.mixer, layer.channel):
+        for block in (layer.mixer, layer.mlp):
             for name, module in list(block.named_children()):
-                if isinstance(module, ColumnLinear | RowLinear):
+                if isinstance(module, ColumnParallelLinear | RowParallelLinear):
                     bias = None if module.bias is None else module.bias.detach()
                     setattr(block, name, Int8Linear(module.weight.detach(), bias))

@@ -53,7 +53,9 @@ def load_for_evaluation(
     if config.weights == "int8":
         quantise(model)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
-    return LoadedModel(checkpoint.name, TransformerBackbone(model, model.config.context), codec, fingerprint(parts))
+    return LoadedModel(
+        checkpoint.name, TransformerBackbone(model, model.config.sequence_length), codec, fingerprint(parts)
+    )
 
 
 def load_for_evaluation_sharded(

@@ -15,7 +15,7 @@ from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
 from gristmill.training.checkpoint import load, read_card, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
-from gristmill.training.model.attention_mask import AttentionMetadata
+from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.initialization import fill, stored_name
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
@@ -27,10 +27,10 @@ class ParallelBackbone(TransformerBackbone):
     """One stage a pipeline rank, or several. Hidden states go down the stages and the last ones to everybody; logits
     are gathered over the tensor ranks of the last stage and sent to everybody."""
 
-    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, context: int, mesh: Mesh):
+    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, sequence_length: int, mesh: Mesh):
         self.parts = {stage: parts[stage].eval().requires_grad_(False) for stage in sorted(parts)}
         self.model = next(iter(self.parts.values()))
-        self.context, self.mesh = context, mesh
+        self.sequence_length, self.mesh = sequence_length, mesh
         self.vocab_size, self.device = self.model.vocab_size, mesh.device
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
@@ -94,7 +94,7 @@ def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: tor
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}
     load(checkpoint, names, mesh)
-    return ParallelBackbone({mesh.pipeline.rank: model.to(dtype)}, layout, config.context, mesh)
+    return ParallelBackbone({mesh.pipeline.rank: model.to(dtype)}, layout, config.sequence_length, mesh)
 
 
 def _logit_dtype(hidden: Tensor) -> torch.dtype:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.training.model.attention_mask import AttentionMetadata
+from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.transformer import Transformer
 
 # B rows, T tokens, S tokens before them and they, D width, V vocabulary, N picked positions
@@ -14,9 +14,9 @@ from gristmill.training.model.transformer import Transformer
 class TransformerBackbone:
     """A whole model in one process. Nothing in it learns or drops out."""
 
-    def __init__(self, model: Transformer, context: int):
+    def __init__(self, model: Transformer, sequence_length: int):
         self.model = model.eval().requires_grad_(False)
-        self.context = context
+        self.sequence_length = sequence_length
         self.vocab_size = model.vocab_size
         self.device = model.head.weight.device
 

@@ -47,9 +47,10 @@ def generate(
     `stream` is told (prompt index, new text) as soon as the text is settled. A prompt that fills the context raises
     InputError; one that nearly does is continued until the context is full."""
     for index, prompt in enumerate(prompts):
-        if not 0 < len(prompt) < backbone.context:
+        if not 0 < len(prompt) < backbone.sequence_length:
             raise InputError(
-                f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {backbone.context - 1}: shorten it"
+                f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {backbone.sequence_length - 1}: "
+                "shorten it"
             )
     found: dict[int, Generated] = {}
     order = sorted(range(len(prompts)), key=lambda index: (-len(prompts[index]), index))
@@ -72,14 +73,14 @@ def _write(backbone: Backbone, prompts: Sequence[Sequence[int]], writers: Sequen
         tokens_BT[index, longest - len(prompt) :] = torch.as_tensor(prompt)
         writers[index].seen.update(prompt)
     state = None
-    steps = min(new_tokens, backbone.context - min(len(prompt) for prompt in prompts))
+    steps = min(new_tokens, backbone.sequence_length - min(len(prompt) for prompt in prompts))
     for step in range(steps):
         first = 0 if step == 0 else longest + step - 1
-        positions_BT, visible_BTS = _places(padding_B, first, first + tokens_BT.shape[1], backbone.context)
+        positions_BT, visible_BTS = _places(padding_B, first, first + tokens_BT.shape[1], backbone.sequence_length)
         hidden_BTD, state = backbone.extend(tokens_BT, positions_BT, visible_BTS, state)
         logits_BV = backbone.head(hidden_BTD[:, -1]).double().cpu().numpy()
         for index, writer in enumerate(writers):
-            writer.write(logits_BV[index], full=len(prompts[index]) + step + 1 >= backbone.context)
+            writer.write(logits_BV[index], full=len(prompts[index]) + step + 1 >= backbone.sequence_length)
         if all(writer.done for writer in writers):
             return
         tokens_BT = torch.tensor([[writer.last] for writer in writers], device=backbone.device)

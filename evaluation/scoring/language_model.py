@@ -68,7 +68,7 @@ class LanguageModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        return self.backbone.context
+        return self.backbone.sequence_length
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """int[]: one number of each copy -> int[copies]."""

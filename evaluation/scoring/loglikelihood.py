@@ -47,7 +47,7 @@ def score(
     found = Scores()
     if not requests:
         return found
-    inputs = [model_inputs(request, backbone.context) for request in requests]
+    inputs = [model_inputs(request, backbone.sequence_length) for request in requests]
     found.asked_tokens = sum(len(item.tokens) for item in inputs)
     found.extend([Score(0.0, False)] * len(requests))
     for lot in batches(pack(inputs, ROW_TOKENS, share), batch_tokens):

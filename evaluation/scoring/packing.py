@@ -60,17 +60,17 @@ class Inputs:
     scored: int
 
 
-def model_inputs(request: Request, context: int) -> Inputs:
+def model_inputs(request: Request, sequence_length: int) -> Inputs:
     """Context (1, 2, 3), continuation (4, 5), room for 3 tokens -> reads (2, 3, 4), scores the last 2.
 
     Raises InputError if the continuation alone is longer than the model's context."""
-    if len(request.continuation) > context:
+    if len(request.continuation) > sequence_length:
         raise InputError(
-            f"a continuation of {len(request.continuation)} tokens does not fit the model's context of {context}: "
-            "leave that task out, or evaluate a model with a longer context"
+            f"a continuation of {len(request.continuation)} tokens does not fit the model's context of "
+            f"{sequence_length}: leave that task out, or evaluate a model with a longer context"
         )
     whole = request.context + request.continuation
-    kept = whole[-(context + 1) :]
+    kept = whole[-(sequence_length + 1) :]
     return Inputs(tokens=kept[:-1], scored=len(request.continuation))
 
 

@@ -28,7 +28,7 @@ def continuations(
 ) -> list[Continuation]:
     """config.samples documents, the sources in turn; each begun at its beginning."""
     chosen = _in_turn(documents, config.samples, codec)
-    room = max(1, min(PROMPT_TOKENS, backbone.context - config.sample_tokens))
+    room = max(1, min(PROMPT_TOKENS, backbone.sequence_length - config.sample_tokens))
     whole = [list(codec.encode(document.text[:4000])) for document in chosen]
     prompts = [[codec.end_of_document, *ids[:room]][:room] for ids in whole]
     greedy = generate(backbone, codec, prompts, config.sample_tokens)

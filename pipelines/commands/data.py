@@ -65,11 +65,11 @@ def slice_command(
 @data_app.command("packing")
 def packing_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="An index folder.")],
-    context: Annotated[int, typer.Option(min=1, help="Tokens of a sample.")],
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of a sample.")],
     split: Annotated[str, typer.Option()] = "train",
 ) -> None:
     """What concat and best_fit cost: documents cut, and padding."""
-    _print(packing_report.rows(packing_report.packing_report(folder, split, context)))
+    _print(packing_report.rows(packing_report.packing_report(folder, split, sequence_length)))
 
 
 def tokenizer_compare(

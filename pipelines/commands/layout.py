@@ -32,7 +32,7 @@ def layout(
     hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile's file.")] = "h100",
     batch_tokens: Size = None,
     tokens: Size = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None,
     vocab: Annotated[int | None, typer.Option(min=1)] = None,
     software: Annotated[
         str, typer.Option(help="gristmill, gristmill-eager, megatron-core, torchtitan ...")
@@ -86,7 +86,7 @@ def layout(
     else:
         if gpus is None:
             raise RecipeError("--gpus is needed beside --model")
-        shape = load_shape(str(model), context, vocab)
+        shape = load_shape(str(model), sequence_length, vocab)
         job = make_job(
             shape,
             gpus,

@@ -61,9 +61,9 @@ def score_blocks(folders: Folders) -> list[Block]:
 def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
     """The weights asked for beside what the run's samples really were, and how often each source was seen."""
     model = recipe.training().model
-    samples = open_samples(folders.index, "train", model.context, recipe.seed, recipe.index)
+    samples = open_samples(folders.index, "train", model.sequence_length, recipe.seed, recipe.index)
     trained = last_line(folders.train / "metrics.jsonl", "tokens")
-    drawn = samples.drawn(trained // model.context)
+    drawn = samples.drawn(trained // model.sequence_length)
     weights = {source.name: source.weight for source in read_dataset(folders.index).sources}
     total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
     rows = tuple(

@@ -29,8 +29,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
         "sampling": sampling,
         "seed": recipe.seed,
     }
-    if train.initial is not None:
-        decides["initial"] = initial_digest(Path(train.initial))
+    if train.init_from is not None:
+        decides["init_from"] = init_from_digest(Path(train.init_from))
     if train.evaluation.every:
         tasks = task_identity(train.evaluation.tasks, recipe.evaluate)
         decides["train"] = {**identity(train), "evaluation": {**identity(train.evaluation), "tasks": tasks}}
@@ -38,12 +38,12 @@ def config(recipe: Recipe) -> dict[str, Any]:
     return decides
 
 
-def initial_digest(folder: Path) -> str:
+def init_from_digest(folder: Path) -> str:
     """Of the checkpoint's manifest, which holds the digest of each of its files. Raises InputError without one."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise InputError(
-            f"train.initial: {folder} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
+            f"train.init_from: {folder} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`"
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -114,14 +114,14 @@ def open_data(context: StageContext) -> Any:
     model, train = recipe.training()
     dataset = read_dataset(folder)
     say = context.reporter.say
-    samples = open_samples(folder, "train", model.context, recipe.seed, recipe.index, say)
-    num_samples = -(-train.tokens // model.context)
+    samples = open_samples(folder, "train", model.sequence_length, recipe.seed, recipe.index, say)
+    num_samples = -(-train.tokens // model.sequence_length)
     samples.check_budget(num_samples)
     context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
     for line in samples.repeat_warnings(num_samples):
         say(f"train: {line}")
     try:
-        held_out = open_samples(folder, "validation", model.context, recipe.seed, recipe.index, say)
+        held_out = open_samples(folder, "validation", model.sequence_length, recipe.seed, recipe.index, say)
     except TooFewTokens as error:
         context.reporter.say(f"train: no validation, because {error}")
         held_out = None
@@ -143,7 +143,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=3,
+    code_version=4,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,

@@ -20,7 +20,7 @@ END = "<|end|>"
 def trained(tmp_path: Path) -> Path:
     """A checkpoint of a tiny model beside a tokenizer of bytes, and a benchmark of nine questions below data/."""
     torch.manual_seed(0)
-    config = ModelConfig(layers=1, width=16, heads=2, context=128)
+    config = ModelConfig(layers=1, width=16, heads=2, sequence_length=128)
     model = Transformer(config, 257)
     tensors = {f"model.{name}": torch.randn(value.shape) * 0.1 for name, value in model.named_parameters()}
     save(tmp_path / "run", 3, tensors, SavedModelConfig.of(config, 257, 256), {}, single_process())

@@ -78,7 +78,7 @@ CASES = [
     source("a tokenizer of another kind", ["tokenizer: {existing: raw/notes.txt}"], "a tokenizer is a .model, a .json or a .tiktoken"),
     source("a folder without a tokenizer", ["tokenizer: {existing: raw}"], "holds neither tokenizer.json nor"),
     source("a hub name offline", ["tokenizer: {existing: no-such/tokenizer}"], "the hub gave none"),
-    source("a first checkpoint that is not there", ["train.initial: no/step-1"], "train.initial: no/step-1 is no checkpoint"),
+    source("a first checkpoint that is not there", ["train.init_from: no/step-1"], "train.init_from: no/step-1 is no checkpoint"),
     source("hardware", ["train.layout: {hardware: h10}"], "train.layout: hardware h10: no such profile", "did you mean h100?", code=2),
     source("automatic layout and hardware", ["train.layout: {auto: true, hardware: b2000}"], "hardware b2000", code=2),
     source("processes", ["train.layout: {data: 2}"], "= 2 processes, but 1 run; start 2", code=2, command="run"),
@@ -100,7 +100,7 @@ CASES = [
     source("no documents held out", ["curate.splits: {validation: 0.1, test: 0}"], "bits_per_byte, cloze read held-out documents", code=2),
     source("no documents held out, live", ["curate.splits: {test: 0}", "train.evaluation: {every: 2}", "evaluate: {tasks: [], samples: 1}"],
            "train.evaluation.tasks: bits_per_byte read held-out documents", "evaluate.samples continue held-out", code=2),
-    source("cloze and a short context", ["model.context: 8"], "a question of cloze has 80 bytes or more", "model.context is 8", code=2),
+    source("cloze and a short context", ["model.sequence_length: 8"], "a question of cloze has 80 bytes or more", "model.sequence_length is 8", code=2),
 ]  # fmt: skip
 
 

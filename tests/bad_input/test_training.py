@@ -11,7 +11,7 @@ CASES = [
     changed("layers", ["model.layers: 1e9"], "small.yaml:", "model.layers", "10000"),
     changed("width", ["model.width: 1e12"], "small.yaml:", "model.width", "1000000"),
     changed("heads", ["model.heads: 1e18"], "small.yaml:", "model.heads", "1000000"),
-    changed("context", ["model.context: 1e15"], "small.yaml:", "model.context", "100000000"),
+    changed("context", ["model.sequence_length: 1e15"], "small.yaml:", "model.sequence_length", "100000000"),
     changed("pipeline", ["train.layout: {pipeline: 1e9}"], "small.yaml:", "train.layout.pipeline", "1000000"),
     changed("tokens", ["train.tokens: 1e30"], "small.yaml:", "train.tokens"),
     changed("timeout", ["train.watch: {timeout_seconds: .inf}"], "small.yaml:", "train.watch.timeout_seconds"),

@@ -41,15 +41,17 @@ class ByteCodec:
 class SmallBackbone:
     """Causal attention with learned positions, in float64 so that exact ways of computing agree exactly."""
 
-    def __init__(self, vocab_size: int = 257, context: int = 64, width: int = 16, heads: int = 2, layers: int = 2):
+    def __init__(
+        self, vocab_size: int = 257, sequence_length: int = 64, width: int = 16, heads: int = 2, layers: int = 2
+    ):
         generator = torch.Generator().manual_seed(0)
-        self.vocab_size, self.context, self.heads = vocab_size, context, heads
+        self.vocab_size, self.sequence_length, self.heads = vocab_size, sequence_length, heads
         self.device = torch.device("cpu")
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[-1])
 
-        self.embedding, self.position = draw(vocab_size, width) * 4, draw(context, width)
+        self.embedding, self.position = draw(vocab_size, width) * 4, draw(sequence_length, width)
         self.layers = [(draw(3 * width, width), draw(width, width), draw(width, width)) for _ in range(layers)]
         self.output = draw(vocab_size, width) * 4
 
@@ -86,7 +88,7 @@ class SmallBackbone:
 
 @pytest.fixture
 def small_backbone() -> type[SmallBackbone]:
-    """Makes a random small model: small_backbone(vocab_size=5, context=24)."""
+    """Makes a random small model: small_backbone(vocab_size=5, sequence_length=24)."""
     return SmallBackbone
 
 
@@ -101,7 +103,7 @@ SHAPES = {
     "gpt2": {
         "positions": "learned",
         "norm": "layernorm",
-        "channel": "gelu",
+        "mlp": "gelu",
         "biases": True,
         "tied_embeddings": True,
     },
@@ -109,7 +111,7 @@ SHAPES = {
         "positions": "alibi",
         "embedding_norm": True,
         "norm": "layernorm",
-        "channel": "gelu",
+        "mlp": "gelu",
         "biases": True,
         "tied_embeddings": True,
     },
@@ -147,7 +149,7 @@ def checkpoint_of_layout(tmp_path: Path, pool: ForkedPool) -> Callable[..., Path
     """The same, saved by the processes of a layout: checkpoint_of_layout("gpt2", tensor=2, data=2, pipeline=2)."""
 
     def make(family: str, vocab_size: int = 257, step: int = 3, **axes: int) -> Path:
-        config = ModelConfig(**({"layers": 4, "width": 32, "heads": 4, "context": 128} | SHAPES[family]))
+        config = ModelConfig(**({"layers": 4, "width": 32, "heads": 4, "sequence_length": 128} | SHAPES[family]))
         layout = LayoutConfig(**axes)
         root = tmp_path / "checkpoints"
         pool.run(layout.world_size, save_on_mesh, root, config, vocab_size, layout, step)
@@ -161,7 +163,7 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Saves a random model of a family: random_checkpoint("llama", layers=2) -> its step folder."""
 
     def make(family: str = "llama", name: str = "checkpoints", vocab_size: int = 257, step: int = 3, **fields) -> Path:
-        settings = {"layers": 2, "width": 32, "heads": 4, "context": 128} | SHAPES[family] | fields
+        settings = {"layers": 2, "width": 32, "heads": 4, "sequence_length": 128} | SHAPES[family] | fields
         config = ModelConfig(**settings)
         model = random_model(config, vocab_size)
         tensors = {f"model.{key}": value.detach() for key, value in model.named_parameters()}
@@ -190,7 +192,7 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def broken_checkpoint(tmp_path: Path) -> Path:
     """A whole checkpoint of a training that diverged: one weight is not a number."""
-    config = ModelConfig(layers=1, width=16, heads=2, context=128)
+    config = ModelConfig(layers=1, width=16, heads=2, sequence_length=128)
     model = random_model(config, 257)
     with torch.no_grad():
         model.final_norm.weight[0] = float("nan")

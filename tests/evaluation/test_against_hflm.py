@@ -33,7 +33,7 @@ CHOICES = [
 @pytest.fixture
 def both(tmp_path, random_checkpoint, tokenizer_folder):
     """(ours, theirs): one random model of 8 heads and 700 tokens of context."""
-    checkpoint = random_checkpoint("llama", context=700)
+    checkpoint = random_checkpoint("llama", sequence_length=700)
     subject = load_for_evaluation(checkpoint, tokenizer_folder, EvaluateConfig())
     write_huggingface(tmp_path / "exported", subject.backbone.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)

@@ -85,7 +85,7 @@ def test_a_question_longer_than_the_model_is_not_evaluated_and_counted(
         record["sentence1"] += " Far and wide."
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     common = ("evaluate", *TASK, "--data", hans)
-    code, said = call(*common, "--checkpoint", random_checkpoint(context=100), "--output", tmp_path / "some")
+    code, said = call(*common, "--checkpoint", random_checkpoint(sequence_length=100), "--output", tmp_path / "some")
     assert code == 0 and "gristmill_hans: 4 of 9 questions were not evaluated and count in no score" in said
     results = json.loads((tmp_path / "some" / "results.json").read_text())
     assert results["verdicts"]["gristmill_hans"]["acc"]["n"] == results["results"]["gristmill_hans"]["sample_len"] == 5
@@ -95,7 +95,7 @@ def test_a_question_longer_than_the_model_is_not_evaluated_and_counted(
     assert results["results"]["gristmill_hans"]["acc,none"] == sum(kept) / 5
     assert all(sample["metrics"] == [] and "acc" not in sample for sample in samples[:4])
     code, said = call(
-        *common, "--checkpoint", random_checkpoint(name="small", context=40), "--output", tmp_path / "none"
+        *common, "--checkpoint", random_checkpoint(name="small", sequence_length=40), "--output", tmp_path / "none"
     )
     assert code == 0 and "9 of 9 questions were not evaluated" in said and "| not evaluated |" in said
     code, said = call("compare", tmp_path / "some", tmp_path / "none")

@@ -15,7 +15,7 @@ from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.run import build_forward_backward
 
-SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "context": 128}
+SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "sequence_length": 128}
 
 
 def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans, random_checkpoint, tokenizer_folder):

@@ -39,7 +39,7 @@ def corpus(tmp_path: Path, tokenizer_folder: Path) -> Corpus:
 
 
 def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, random_checkpoint, tokenizer_folder):
-    checkpoint = random_checkpoint("llama", context=700)
+    checkpoint = random_checkpoint("llama", sequence_length=700)
     for name in ("first", "second"):
         rows = evaluate_folder(
             checkpoint, tokenizer_folder, EvaluationPaths(tmp_path / name, corpus=corpus), CONFIG, Reporter.silent()

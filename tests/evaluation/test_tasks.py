@@ -16,7 +16,7 @@ from gristmill.foundation.progress import Reporter
 
 @pytest.fixture
 def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(context=256), byte_codec, 2000, Reporter.silent())
+    return LanguageModel(small_backbone(sequence_length=256), byte_codec, 2000, Reporter.silent())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ sources:
   - {{name: notes, format: {format}, paths: ["{folder}/*"]}}
 curate: {{splits: {{validation: 0.1, test: 0.1}}, filters: [], near_dedup: null}}
 tokenizer: {{vocab_size: 400}}
-model: {{layers: 1, width: 16, heads: 2, context: 32}}
+model: {{layers: 1, width: 16, heads: 2, sequence_length: 32}}
 train: {{tokens: 4096, batch_tokens: 256, precision: fp32, validation: {{every: 0}}}}
 """
 WORDS = ["miller", "grain", "stones", "flour", "sack", "wheel", "water", "hopper", "bran", "sieve", "dust", "weight"]
@@ -115,7 +115,7 @@ def test_a_vocabulary_larger_than_the_corpus_supports(call, tmp_path, raw):
 
 def test_a_context_longer_than_the_data(call, tmp_path, raw):
     (raw / "a.jsonl").write_bytes(b"\n".join(jsonl_lines()) + b"\n")
-    changed = ("context: 32", "context: 1000000")
+    changed = ("sequence_length: 32", "sequence_length: 1000000")
     write_recipe(tmp_path, raw, changed=changed)
     text = (tmp_path / "small.yaml").read_text()
     (tmp_path / "small.yaml").write_text(
@@ -123,4 +123,4 @@ def test_a_context_longer_than_the_data(call, tmp_path, raw):
     )
     code, message = call("run", "small.yaml", "--to", "train")
     assert code == 1
-    assert "set model.context to" in message
+    assert "set model.sequence_length to" in message

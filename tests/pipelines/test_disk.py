@@ -31,7 +31,7 @@ from gristmill.pipelines import cli
 
 recipe = Recipe.model_validate({
     "name": "r", "sources": [{"name": "s", "format": "text", "paths": ["x"]}],
-    "model": {"layers": 1, "width": 8, "heads": 2, "context": 8}, "train": {"tokens": 64, "batch_tokens": 16},
+    "model": {"layers": 1, "width": 8, "heads": 2, "sequence_length": 8}, "train": {"tokens": 64, "batch_tokens": 16},
 })
 
 def first(context):

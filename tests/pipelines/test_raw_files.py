@@ -16,7 +16,7 @@ def recipe(tmp_path):
         {
             "name": "r",
             "sources": [{"name": "s", "format": "text", "paths": [str(folder / "*.txt")]}],
-            "model": {"layers": 1, "width": 8, "heads": 2, "context": 8},
+            "model": {"layers": 1, "width": 8, "heads": 2, "sequence_length": 8},
             "train": {"tokens": 64, "batch_tokens": 16},
         }
     )

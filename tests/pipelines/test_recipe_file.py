@@ -11,7 +11,7 @@ TINY = """\
 name: tiny
 sources:
   - {name: notes, format: text, paths: [notes/*.txt]}
-model: {layers: 2, width: 32, heads: 2, kv_heads: 1, context: 64}
+model: {layers: 2, width: 32, heads: 2, kv_heads: 1, sequence_length: 64}
 train:
   tokens: 64k
   batch_tokens: 1024

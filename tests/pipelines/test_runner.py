@@ -23,7 +23,7 @@ RECIPE = Recipe.model_validate(
     {
         "name": "letters",
         "sources": [{"name": "s", "format": "text", "paths": ["x"]}],
-        "model": {"layers": 1, "width": 8, "heads": 2, "context": 8},
+        "model": {"layers": 1, "width": 8, "heads": 2, "sequence_length": 8},
         "train": {"tokens": 64, "batch_tokens": 16},
     }
 )

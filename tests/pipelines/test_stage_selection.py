@@ -16,7 +16,7 @@ CURATION = {
     "sources": [{"name": "notes", "format": "text", "paths": ["raw/*.txt"]}],
     "curate": {"filters": [], "near_dedup": None},
 }
-MODEL = {"layers": 1, "width": 8, "heads": 2, "context": 8}
+MODEL = {"layers": 1, "width": 8, "heads": 2, "sequence_length": 8}
 TRAIN = {"tokens": 64, "batch_tokens": 16}
 
 

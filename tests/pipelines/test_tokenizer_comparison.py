@@ -9,7 +9,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.proxy_model_config import ProxyConfig
 from gristmill.pipelines.tokenizer_comparison import compare, group_rows, read_texts, rows
 
-PROXY = ProxyConfig(layers=1, width=16, heads=1, context=16, batch=4, text_bytes=20_000, held_out_bytes=2_000)
+PROXY = ProxyConfig(layers=1, width=16, heads=1, sequence_length=16, batch=4, text_bytes=20_000, held_out_bytes=2_000)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "sources": [{"name": "notes", "format": "text", "paths": ["raw/*.txt"]}],
     "curate": {"splits": {"validation": 0.1, "test": 0.1}, "filters": [], "near_dedup": None},
     "tokenizer": {"vocab_size": 400},
-    "model": {"layers": 2, "width": 16, "heads": 2, "context": 32},
+    "model": {"layers": 2, "width": 16, "heads": 2, "sequence_length": 32},
     "train": {"tokens": 4096, "batch_tokens": 256, "precision": "fp32", "validation": {"every": 0}},
 }
 NOTES = "".join(f"The miller of mill {number} grinds {number * 7} sacks of grain.\n" for number in range(200))

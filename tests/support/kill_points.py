@@ -72,7 +72,7 @@ def train_stage(asynchronous: bool, steps: int) -> Stage:
 
     def run(context: StageContext) -> dict[str, Any]:
         saving = {"every": 1, "keep_last": 1, "asynchronous": asynchronous}
-        tokens = steps * BATCH * MODEL.context
+        tokens = steps * BATCH * MODEL.sequence_length
         return new_run(context.folder, tokens=tokens, checkpoint=saving, watch={"tensorboard": False}).to_the_end()
 
     return Stage("train", 1, (), lambda recipe: {}, run, libraries=("torch",), reads_raw=True)
@@ -84,7 +84,7 @@ def run_stage(base: Path, workdir: Path, stage: Stage, kill_at: int) -> list[str
         {
             "name": "points",
             "sources": [{"name": "raw", "format": "text", "paths": [str(base / "raw.txt")]}],
-            "model": {"layers": 1, "width": 8, "heads": 2, "context": 8},
+            "model": {"layers": 1, "width": 8, "heads": 2, "sequence_length": 8},
             "train": {"tokens": 64, "batch_tokens": 16},
         },
         "points",

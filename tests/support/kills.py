@@ -191,7 +191,7 @@ curate:
     margin: 10
     shortest_piece: 20
 tokenizer: {{vocab_size: 400, sample_bytes: 100k}}
-model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, context: 64, init_std: 0.1}}
+model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, sequence_length: 64, init_std: 0.1}}
 train:
   tokens: 8192
   batch_tokens: 512

@@ -12,7 +12,7 @@ from gristmill.training.config import ModelConfig, TrainConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Data, Run
 
-MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, context=16)
+MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, sequence_length=16)
 STEPS, BATCH = 12, 4
 
 
@@ -23,11 +23,11 @@ class Counting:
 
     def sample(self, k: int) -> dict[str, np.ndarray]:
         generator = np.random.default_rng(k)
-        tokens = np.empty(MODEL.context + 1, dtype=np.int64)
+        tokens = np.empty(MODEL.sequence_length + 1, dtype=np.int64)
         tokens[0] = generator.integers(self.vocab_size)
-        for index, noise in enumerate(generator.integers(0, 3, MODEL.context)):
+        for index, noise in enumerate(generator.integers(0, 3, MODEL.sequence_length)):
             tokens[index + 1] = (5 * tokens[index] + noise) % self.vocab_size
-        weights = np.ones(MODEL.context, dtype=np.float32)
+        weights = np.ones(MODEL.sequence_length, dtype=np.float32)
         weights[10:] = float(k % 3 > 0)
         return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
 
@@ -37,8 +37,8 @@ class Counting:
 
 def train_config(**changes: Any) -> TrainConfig:
     settings = {
-        "tokens": STEPS * BATCH * MODEL.context,
-        "batch_tokens": BATCH * MODEL.context,
+        "tokens": STEPS * BATCH * MODEL.sequence_length,
+        "batch_tokens": BATCH * MODEL.sequence_length,
         "precision": "fp32",
         "optimizer": {"learning_rate": 1e-2},
         "checkpoint": {"every": 3},

@@ -10,7 +10,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint import prune, read_card, step_folder, steps_in, verified
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
-SIX_STEPS = {"tokens": 6 * BATCH * MODEL.context, "watch": {"tensorboard": False}}
+SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "watch": {"tensorboard": False}}
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_learns_and_says_what_it_did(undisturbed: Path) -> None:
     lines = read_metrics(undisturbed / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert lines[-1]["tokens"] == STEPS * BATCH * MODEL.context
+    assert lines[-1]["tokens"] == STEPS * BATCH * MODEL.sequence_length
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
     assert [line["step"] for line in lines if "validation" in line] == [6, 12]
     assert lines[0]["bits_per_byte"] == pytest.approx(lines[0]["loss"] / np.log(2) / 3.0)  # half of each source
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path
 
 
 def test_a_step_that_is_not_finite_is_not_taken(tmp_path: Path) -> None:
-    run = new_run(tmp_path, tokens=4 * BATCH * MODEL.context)
+    run = new_run(tmp_path, tokens=4 * BATCH * MODEL.sequence_length)
     train, before = run.trainer.passes.train, {}
 
     def broken_at_step_3(batch: dict[str, torch.Tensor], factor: float, begin: Any) -> torch.Tensor:
@@ -179,7 +179,7 @@ def test_a_full_or_read_only_disk_leaves_nothing_that_looks_whole(
 
 
 def test_chosen_steps_are_traced(tmp_path: Path) -> None:
-    new_run(tmp_path, tokens=3 * BATCH * MODEL.context, watch={"profile_steps": [2]}).to_the_end()
+    new_run(tmp_path, tokens=3 * BATCH * MODEL.sequence_length, watch={"profile_steps": [2]}).to_the_end()
     trace = json.loads((tmp_path / "logs" / "trace-00000002-rank0.json").read_text())
     assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
 
@@ -194,7 +194,7 @@ def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> No
     new_run(tmp_path / "unbroken", evaluate=scores_of, **asked).to_the_end()
     lines = read_metrics(tmp_path / "unbroken" / "evaluations.jsonl")
     assert [line["step"] for line in lines] == [4, 8, 12]
-    assert lines[0]["tokens"] == 4 * BATCH * MODEL.context and lines[0]["scores"] != lines[1]["scores"]
+    assert lines[0]["tokens"] == 4 * BATCH * MODEL.sequence_length and lines[0]["scores"] != lines[1]["scores"]
 
     def killed_at_10(parts: LocalModel) -> dict[str, dict[str, float]]:
         if len(read_metrics(tmp_path / "broken" / "evaluations.jsonl")) == 2:
@@ -221,18 +221,18 @@ def test_asking_the_model_changes_nothing_of_the_run(undisturbed: Path, tmp_path
 
 def test_a_run_begins_with_the_weights_of_another(undisturbed: Path, tmp_path: Path) -> None:
     last = step_folder(undisturbed / "checkpoints", STEPS)
-    run = new_run(tmp_path, initial=str(last))
+    run = new_run(tmp_path, init_from=str(last))
     run._resume()
     expected, _ = load_model(last)
     for name, value in expected.named_parameters():
         assert torch.equal(run.parts.parameters[name], value)
     assert run.trainer.progress.step == 0 and not run.optimizer.first["head.weight"].any()
-    new_run(tmp_path, initial=str(last)).to_the_end()
+    new_run(tmp_path, init_from=str(last)).to_the_end()
     first = read_metrics(tmp_path / "metrics.jsonl")[0]["loss"]
     assert first < read_metrics(undisturbed / "metrics.jsonl")[0]["loss"] - 0.3
     before = digests(tmp_path)
     (step_folder(tmp_path / "checkpoints", STEPS) / ".metadata").write_bytes(b"damaged")
-    new_run(tmp_path, initial=str(last)).to_the_end()  # goes on from step 9, not from the other's weights
+    new_run(tmp_path, init_from=str(last)).to_the_end()  # goes on from step 9, not from the other's weights
     assert digests(tmp_path) == before
 
 
@@ -250,7 +250,7 @@ def test_weights_of_another_model_are_refused(
     other = ModelConfig(**(MODEL.model_dump() | changes))
     data = Data(Counting(), None, 0, mask_documents=False, bytes_per_token={})
     last = step_folder(undisturbed / "checkpoints", STEPS)
-    run = Run(other, train_config(initial=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
+    run = Run(other, train_config(init_from=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
     with pytest.raises(InputError, match=said):
         run.to_the_end()
 
@@ -258,7 +258,7 @@ def test_weights_of_another_model_are_refused(
 def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: Path) -> None:
     data = Data(Counting(), None, 3, mask_documents=False, bytes_per_token={})
     last = step_folder(undisturbed / "checkpoints", STEPS)
-    run = Run(MODEL, train_config(initial=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
+    run = Run(MODEL, train_config(init_from=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
     with pytest.raises(InputError, match="trained with end_of_document 0, this run's data has 3"):
         run.to_the_end()
 

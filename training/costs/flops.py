@@ -9,62 +9,64 @@ from collections.abc import Iterable
 from gristmill.training.costs.model_shape import Block, ModelShape
 
 
-def paper_flops(layers: int, width: int, vocab: int, samples: int, context: int, recompute: bool = True) -> float:
-    """A step of a GPT with 4 x width channel: 96 B s l h^2 (1 + s/6h + V/16lh), arXiv 2104.04473, section 5.1.
+def paper_flops(
+    layers: int, width: int, vocab: int, samples: int, sequence_length: int, recompute: bool = True
+) -> float:
+    """A step of a GPT with 4 x width MLP: 96 B s l h^2 (1 + s/6h + V/16lh), arXiv 2104.04473, section 5.1.
 
     Full recomputation is counted as work there (4 forward passes of every layer); recompute=False gives the model's own
     72 B s l h^2 (1 + s/6h + V/12lh). GPT-3 (96 layers, 12288), V = 51200, 1536 samples of 2048 -> 4.5e18."""
-    body = 24 * samples * context * layers * width**2 * (1 + context / (6 * width))
-    head = 6 * samples * context * width * vocab
+    body = 24 * samples * sequence_length * layers * width**2 * (1 + sequence_length / (6 * width))
+    head = 6 * samples * sequence_length * width * vocab
     return (4 if recompute else 3) * body + head
 
 
-def attended_pairs(context: int, window: int | None, causal: bool) -> float:
+def attended_pairs(sequence_length: int, window: int | None, causal: bool) -> float:
     """Query-key pairs of one head in one sample. 4 tokens: 16 in full, 10 causally, 7 with a window of 2."""
     if not causal:
-        return context * (context if window is None else min(window, context))
-    reach = context if window is None else min(window, context)
-    return reach * (reach + 1) / 2 + (context - reach) * reach
+        return sequence_length * (sequence_length if window is None else min(window, sequence_length))
+    reach = sequence_length if window is None else min(window, sequence_length)
+    return reach * (reach + 1) / 2 + (sequence_length - reach) * reach
 
 
 def block_matmul_flops(block: Block) -> int:
     """Forward FLOPs of one token in the weight matrices: 2 for each weight."""
     attention = block.width * (2 * block.query_width + 2 * block.kv_width)
-    channel = block.width * block.hidden * (3 if block.gated else 2)
-    return 2 * (attention + channel)
+    mlp = block.width * block.hidden * (3 if block.gated else 2)
+    return 2 * (attention + mlp)
 
 
-def block_macs_per_token(block: Block, context: int) -> int:
+def block_macs_per_token(block: Block, sequence_length: int) -> int:
     """Multiply-adds of one token's forward pass, where stages are split: weights, and the scores of one query."""
-    return block_matmul_flops(block) // 2 + block.query_width * min(block.window or context, context)
+    return block_matmul_flops(block) // 2 + block.query_width * min(block.window or sequence_length, sequence_length)
 
 
-def attention_flops(block: Block, context: int, causal: bool = False) -> float:
+def attention_flops(block: Block, sequence_length: int, causal: bool = False) -> float:
     """Forward FLOPs of one sample: scores and their product with the values, 4 x pairs x width of the heads."""
-    return 4 * attended_pairs(context, block.window, causal) * block.query_width
+    return 4 * attended_pairs(sequence_length, block.window, causal) * block.query_width
 
 
-def step_flops(shape: ModelShape, samples: int, causal: bool = False, context: int | None = None) -> float:
+def step_flops(shape: ModelShape, samples: int, causal: bool = False, sequence_length: int | None = None) -> float:
     """Forward and backward FLOPs of `samples` samples without recomputation: the numerator of MFU."""
-    tokens = context or shape.context
+    tokens = sequence_length or shape.sequence_length
     blocks = sum(_forward(block, tokens, causal) for block in shape.blocks)
     head = 2 * tokens * shape.width * shape.vocab
     return 3 * samples * (blocks + head)
 
 
-def recomputed_flops(blocks: Iterable[Block], samples: int, context: int, recompute: str) -> float:
+def recomputed_flops(blocks: Iterable[Block], samples: int, sequence_length: int, recompute: str) -> float:
     """FLOPs that recomputation adds to a step: full repeats a layer's forward pass, attention its core."""
     if recompute == "full":
-        return samples * sum(_forward(block, context, False) for block in blocks)
+        return samples * sum(_forward(block, sequence_length, False) for block in blocks)
     if recompute == "attention":
-        return samples * sum(attention_flops(block, context) for block in blocks)
+        return samples * sum(attention_flops(block, sequence_length) for block in blocks)
     return 0.0
 
 
 def flops_per_token(shape: ModelShape, causal: bool = False) -> float:
     """Forward and backward FLOPs of one token: the model FLOPs of PaLM, arXiv 2204.02311, appendix B."""
-    return step_flops(shape, 1, causal) / shape.context
+    return step_flops(shape, 1, causal) / shape.sequence_length
 
 
-def _forward(block: Block, context: int, causal: bool) -> float:
-    return context * block_matmul_flops(block) + attention_flops(block, context, causal)
+def _forward(block: Block, sequence_length: int, causal: bool) -> float:
+    return sequence_length * block_matmul_flops(block) + attention_flops(block, sequence_length, causal)

@@ -34,12 +34,12 @@ class Block:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """blocks in order; vocab: ids the embedding holds; context: tokens of a sample."""
+    """blocks in order; vocab: ids the embedding holds; sequence_length: tokens of a sample."""
 
     model: ModelConfig
     blocks: tuple[Block, ...]
     vocab: int
-    context: int
+    sequence_length: int
 
     @property
     def width(self) -> int:
@@ -61,16 +61,16 @@ class ModelShape:
         return tuple(order[block] for block in self.blocks)
 
 
-def shape_of(model: ModelConfig, vocab: int, context: int | None = None) -> ModelShape:
-    """The planner's view of a model with `vocab` ids, at `context` tokens a sample (the model's own when None)."""
+def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None) -> ModelShape:
+    """The planner's view of a model with `vocab` ids, with samples of `sequence_length` tokens (None: the model's)."""
     blocks = tuple(
         Block(
             width=model.width,
             heads=model.heads,
             kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            hidden=model.hidden_width(layer.channel),
-            gated=layer.channel == "swiglu",
+            hidden=model.hidden_width(layer.mlp),
+            gated=layer.mlp == "swiglu",
             window=layer.window,
             biases=model.biases,
             norm_bias=model.norm == "layernorm",
@@ -80,17 +80,17 @@ def shape_of(model: ModelConfig, vocab: int, context: int | None = None) -> Mode
         )
         for layer in model.layer_list
     )
-    return ModelShape(model, blocks, vocab, context or model.context)
+    return ModelShape(model, blocks, vocab, sequence_length or model.sequence_length)
 
 
-def gpt(layers: int, width: int, heads: int, context: int = 2048, vocab: int = 51200) -> ModelShape:
+def gpt(layers: int, width: int, heads: int, sequence_length: int = 2048, vocab: int = 51200) -> ModelShape:
     """The GPT of the papers of 2021 and 2022: learned positions, LayerNorm, GELU of 4 x width, biases, tied tables."""
     model = ModelConfig(
         layers=layers,
         width=width,
         heads=heads,
-        context=context,
-        channel="gelu",
+        sequence_length=sequence_length,
+        mlp="gelu",
         norm="layernorm",
         positions="learned",
         biases=True,

@@ -7,17 +7,17 @@ from typing import Literal
 
 from gristmill.training.costs.model_shape import Block, ModelShape
 
-Cut = Literal["rows", "columns", "key_value", "whole"]
+Cut = Literal["output", "input", "key_value", "replicated"]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """shape is the whole parameter's. rows and columns: cut over the tensor ranks; key_value: over as many of them as
-    there are key/value heads; whole: each rank has it."""
+    """shape is the whole parameter's. output and input: that dimension is split over the tensor ranks; key_value: over
+    as many of them as there are key/value heads; replicated: each rank has all of it."""
 
     name: str
     shape: tuple[int, ...]
-    cut: Cut = "whole"
+    cut: Cut = "replicated"
 
     @property
     def count(self) -> int:
@@ -25,12 +25,12 @@ class Weight:
 
     def local_shape(self, tensor: int, rank: int, kv_heads: int = 0) -> tuple[int, ...]:
         """On one tensor rank. Rows are dealt in runs of ceil(n / tensor): 250 over 4 -> 63, 63, 63, 61."""
-        if self.cut == "whole" or tensor == 1:
+        if self.cut == "replicated" or tensor == 1:
             return self.shape
         if self.cut == "key_value":
             pieces = gcd(kv_heads, tensor)
             return (run(self.shape[0], pieces, rank * pieces // tensor), *self.shape[1:])
-        if self.cut == "columns":
+        if self.cut == "input":
             return (self.shape[0], run(self.shape[1], tensor, rank))
         return (run(self.shape[0], tensor, rank), *self.shape[1:])
 
@@ -45,24 +45,24 @@ def block_weights(block: Block) -> list[Weight]:
     """The parameters of one layer, in the model's order, without the `layers.N.` before them."""
     bias = block.biases
     weights = _norm("mixer_norm", block.width, block.norm_bias)
-    weights += _linear("mixer.query", block.query_width, block.width, "rows", bias)
+    weights += _linear("mixer.query", block.query_width, block.width, "output", bias)
     weights += _linear("mixer.key", block.kv_width, block.width, "key_value", bias)
     weights += _linear("mixer.value", block.kv_width, block.width, "key_value", bias)
-    weights += _linear("mixer.output", block.width, block.query_width, "columns", bias)
+    weights += _linear("mixer.output", block.width, block.query_width, "input", bias)
     if block.qk_norm:
         weights += _norm("mixer.query_norm", block.head_dim, block.norm_bias)
         weights += _norm("mixer.key_norm", block.head_dim, block.norm_bias)
-    weights += _norm("channel_norm", block.width, block.norm_bias)
+    weights += _norm("mlp_norm", block.width, block.norm_bias)
     for name in ("gate", "up") if block.gated else ("up",):
-        weights += _linear(f"channel.{name}", block.hidden, block.width, "rows", bias)
-    return weights + _linear("channel.down", block.width, block.hidden, "columns", bias)
+        weights += _linear(f"mlp.{name}", block.hidden, block.width, "output", bias)
+    return weights + _linear("mlp.down", block.width, block.hidden, "input", bias)
 
 
 def first_weights(shape: ModelShape) -> list[Weight]:
     """The embedding, and the table of positions where they are learned."""
-    weights = [Weight("embedding.weight", (shape.vocab, shape.width), "rows")]
+    weights = [Weight("embedding.weight", (shape.vocab, shape.width), "output")]
     if shape.model.positions == "learned":
-        weights.append(Weight("positions.weight", (shape.model.context, shape.width)))
+        weights.append(Weight("positions.weight", (shape.model.sequence_length, shape.width)))
     return weights
 
 
@@ -70,7 +70,7 @@ def last_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
     """The last norm and the output table; with_table is false where it is the embedding itself (tied, same stage)."""
     weights = _norm("final_norm", shape.width, shape.model.norm == "layernorm")
     if with_table:
-        weights.append(Weight("head.weight", (shape.vocab, shape.width), "rows"))
+        weights.append(Weight("head.weight", (shape.vocab, shape.width), "output"))
     return weights
 
 
@@ -81,11 +81,11 @@ def parameter_count(shape: ModelShape) -> int:
     return sum(counts[kind] for kind in shape.kinds) + sum(w.count for w in ends)
 
 
-def paper_parameters(layers: int, width: int, vocab: int, context: int) -> float:
+def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) -> float:
     """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh), arXiv 2104.04473, section 5.1: the GPT with all its biases and norms.
 
     (105, 20480, 51200, 2048) -> 529.6e9. Leaves out the last norm's 2 h."""
-    return 12 * layers * width**2 * (1 + 13 / (12 * width) + (vocab + context) / (12 * layers * width))
+    return 12 * layers * width**2 * (1 + 13 / (12 * width) + (vocab + sequence_length) / (12 * layers * width))
 
 
 def rank_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int) -> int:
@@ -111,5 +111,5 @@ def _norm(name: str, width: int, bias: bool) -> list[Weight]:
 def _linear(name: str, outputs: int, inputs: int, cut: Cut, bias: bool) -> list[Weight]:
     weights = [Weight(f"{name}.weight", (outputs, inputs), cut)]
     if bias:
-        weights.append(Weight(f"{name}.bias", (outputs,), "whole" if cut == "columns" else cut))
+        weights.append(Weight(f"{name}.bias", (outputs,), "replicated" if cut == "input" else cut))
     return weights

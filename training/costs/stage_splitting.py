@@ -54,7 +54,7 @@ def stages_of_rank(layout: LayoutConfig, rank: int) -> list[int]:
 @lru_cache(maxsize=1024)
 def split_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
     """Split points that minimize the most expensive stage, in multiply-adds of a forward pass with the head's."""
-    costs = [block_macs_per_token(block, shape.context) for block in shape.blocks]
+    costs = [block_macs_per_token(block, shape.sequence_length) for block in shape.blocks]
     return balance_stages(costs, shape.width * shape.vocab, num_stages)
 
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gristmill.training.config import LayerConfig, ModelConfig
-from gristmill.training.model.attention_mask import AttentionMetadata, Mask, rotate
+from gristmill.training.model.attention_metadata import AttentionMetadata, Mask, rotate
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
-from gristmill.training.parallel.tensor import ColumnLinear, RowLinear, Sharding, TensorAxis
+from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
-# C tokens there is room for; Ht, Gt = heads on this tensor rank
+# C capacity in tokens; Ht, Gt = heads on this tensor rank
 
 
-SPARE_TOKENS = 64  # room is made for so many at least, so that few of a continuation's steps copy what stands
+SPARE_TOKENS = 64  # capacity grows by at least this many, so that few steps of a continuation copy the cache
 
 
 class CacheCapacity:
@@ -41,7 +41,7 @@ class KVCache:
 
     key_BGSK: Tensor
     value_BGSK: Tensor
-    room: CacheCapacity | None = None
+    capacity: CacheCapacity | None = None
 
     @property
     def tokens(self) -> int:
@@ -53,7 +53,7 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the tokens that the plan lets each token see."""
+    """softmax(q k^T / sqrt(K)) v over the tokens that the metadata lets each token see."""
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, tensor: TensorAxis):
         super().__init__()
@@ -61,39 +61,39 @@ class Attention(nn.Module):
         self.scale = attention_scale(config)
         query_width = config.heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
-        self.query = ColumnLinear(tensor, config.width, query_width, config.biases)
-        self.key = ColumnLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
-        self.value = ColumnLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
-        self.output = RowLinear(tensor, query_width, config.width, config.biases)
+        self.query = ColumnParallelLinear(tensor, config.width, query_width, config.biases)
+        self.key = ColumnParallelLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
+        self.value = ColumnParallelLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
+        self.output = RowParallelLinear(tensor, query_width, config.width, config.biases)
         self.query_norm = self.key_norm = None
         if config.qk_norm:
-            self.query_norm = Norm(config, tensor, config.head_dim, Sharding.WHOLE_ON_HEADS)
-            self.key_norm = Norm(config, tensor, config.head_dim, Sharding.WHOLE_ON_HEADS)
+            self.query_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
+            self.key_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
 
     def forward(
-        self, x_BTD: Tensor, plan: AttentionMetadata, state: KVCache | None = None
+        self, x_BTD: Tensor, metadata: AttentionMetadata, state: KVCache | None = None
     ) -> tuple[Tensor, KVCache | None]:
-        """The mixed tokens and, if the plan keeps state, the state grown by these tokens."""
+        """The mixed tokens and, if the metadata keeps state, the state grown by these tokens."""
         x_BTD = self.tensor.enter(x_BTD)
-        query_BTHtK = self._heads(self.query(x_BTD), self.query_norm, plan)
-        key_BTGtK = self._heads(self.key(x_BTD), self.key_norm, plan)
+        query_BTHtK = self._heads(self.query(x_BTD), self.query_norm, metadata)
+        key_BTGtK = self._heads(self.key(x_BTD), self.key_norm, metadata)
         value_BTGtK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
         grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
-        mask_BTS = plan.masks_BTS[self.window]
+        mask_BTS = metadata.masks_BTS[self.window]
         mixed_BHtTK = attend(query_BTHtK.transpose(1, 2), grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
         y_BTD = self.output(mixed_BHtTK.transpose(1, 2).flatten(2))
-        return y_BTD, grown if plan.keep_state else None
+        return y_BTD, grown if metadata.keep_state else None
 
-    def _heads(self, flat_BTF: Tensor, norm: Norm | None, plan: AttentionMetadata) -> Tensor:
+    def _heads(self, flat_BTF: Tensor, norm: Norm | None, metadata: AttentionMetadata) -> Tensor:
         x_BTHK = flat_BTF.unflatten(-1, (-1, self.head_dim))
         if norm is not None:
             x_BTHK = norm(x_BTHK)
-        return x_BTHK if plan.rotation_BTK is None else rotate(x_BTHK, plan.rotation_BTK)
+        return x_BTHK if metadata.rotation_BTK is None else rotate(x_BTHK, metadata.rotation_BTK)
 
 
 def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float) -> Tensor:
     """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel;
-    flex attention where the plan brings block masks (on GPUs); blocks of matmuls where those are faster (on CPUs)."""
+    flex attention where the metadata has block masks (GPUs); matmuls over blocks where those are faster (CPUs)."""
     if isinstance(mask_BTS, BlockMask):
         flex = _compiled_flex() if query_BHTK.device.type == "cuda" else flex_attention
         return flex(query_BHTK, key_BGSK, value_BGSK, block_mask=mask_BTS, scale=scale, enable_gqa=True)
@@ -131,17 +131,17 @@ def _grow(state: KVCache | None, key: Tensor, value: Tensor) -> KVCache:
         return KVCache(key, value)
     if torch.is_grad_enabled():
         return KVCache(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))
-    first, end, room = state.tokens, state.tokens + key.shape[2], state.room
-    if room is None or room.used != first or room.tokens < end:
-        room = CacheCapacity(state.key_BGSK, state.value_BGSK, end)
-    room.key_BGCK[:, :, first:end], room.value_BGCK[:, :, first:end] = key, value
-    room.used = end
-    return KVCache(room.key_BGCK[:, :, :end], room.value_BGCK[:, :, :end], room)
+    first, end, capacity = state.tokens, state.tokens + key.shape[2], state.capacity
+    if capacity is None or capacity.used != first or capacity.tokens < end:
+        capacity = CacheCapacity(state.key_BGSK, state.value_BGSK, end)
+    capacity.key_BGCK[:, :, first:end], capacity.value_BGCK[:, :, first:end] = key, value
+    capacity.used = end
+    return KVCache(capacity.key_BGCK[:, :, :end], capacity.value_BGCK[:, :, :end], capacity)
 
 
 def _with_spare(part_BGSK: Tensor, tokens: int) -> Tensor:
-    """A copy with room for `tokens` and a quarter more."""
+    """A copy with capacity for `tokens` and a quarter more."""
     batch, groups, used, width = part_BGSK.shape
-    room = part_BGSK.new_empty(batch, groups, tokens + max(SPARE_TOKENS, tokens // 4), width)
-    room[:, :, :used] = part_BGSK
-    return room
+    capacity = part_BGSK.new_empty(batch, groups, tokens + max(SPARE_TOKENS, tokens // 4), width)
+    capacity[:, :, :used] = part_BGSK
+    return capacity

@@ -1,10 +1,10 @@
-"""The channel blocks: what happens to each token by itself."""
+"""The MLPs: what happens to each token by itself."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.training.config import ModelConfig
-from gristmill.training.parallel.tensor import ColumnLinear, RowLinear, TensorAxis
+from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, TensorAxis
 
 # B batch, T tokens, D width, Ft = this tensor rank's share of the hidden width
 
@@ -16,9 +16,9 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.tensor = tensor
         hidden = config.hidden_width("swiglu")
-        self.gate = ColumnLinear(tensor, config.width, hidden, config.biases)
-        self.up = ColumnLinear(tensor, config.width, hidden, config.biases)
-        self.down = RowLinear(tensor, hidden, config.width, config.biases)
+        self.gate = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
+        self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
+        self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)
@@ -33,12 +33,12 @@ class GELU(nn.Module):
         super().__init__()
         self.tensor = tensor
         hidden = config.hidden_width("gelu")
-        self.up = ColumnLinear(tensor, config.width, hidden, config.biases)
-        self.down = RowLinear(tensor, hidden, config.width, config.biases)
+        self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
+        self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)
         return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
 
 
-CHANNELS = {"swiglu": SwiGLU, "gelu": GELU}
+MLPS = {"swiglu": SwiGLU, "gelu": GELU}

@@ -15,18 +15,18 @@ from gristmill.training.parallel.tensor import Sharding, TensorAxis
 class Norm(nn.Module):
     """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dimension, which is never cut."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorAxis, width: int, cut: Sharding = Sharding.WHOLE):
+    def __init__(self, config: ModelConfig, tensor: TensorAxis, width: int, sharding: Sharding = Sharding.REPLICATED):
         super().__init__()
-        self.tensor, self.cut, self.epsilon = tensor, cut, config.norm_epsilon
+        self.tensor, self.sharding, self.epsilon = tensor, sharding, config.norm_epsilon
         self.centred = config.norm == "layernorm"
-        self.weight = tensor.parameter((width,), cut)
-        self.bias = tensor.parameter((width,), cut) if self.centred else None
+        self.weight = tensor.parameter((width,), sharding)
+        self.bias = tensor.parameter((width,), sharding) if self.centred else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.tensor.local(self.weight, self.cut, upcast_dtype(x))
+        weight = self.tensor.local(self.weight, self.sharding, upcast_dtype(x))
         if not self.centred:
             return _RMSNorm.apply(x, weight, self.epsilon)
-        bias = self.tensor.local(self.bias, self.cut, upcast_dtype(x))
+        bias = self.tensor.local(self.bias, self.sharding, upcast_dtype(x))
         return F.layer_norm(upcast(x), weight.shape, weight, bias, self.epsilon).to(x.dtype)
 
 

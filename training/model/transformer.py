@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.stage_splitting import StageSpec
 from gristmill.training.loss import Scoring, losses
-from gristmill.training.model.attention_mask import (
+from gristmill.training.model.attention_metadata import (
     AttentionMetadata,
     alibi_masks,
     alibi_slopes,
@@ -35,23 +35,23 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, tensor: TensorAxis, z_loss: float):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((vocab_size, config.width), Sharding.ROWS)
+        self.weight = tensor.parameter((vocab_size, config.width), Sharding.OUTPUT)
         scale = config.mup_base_width / config.width if config.initialisation == "mup" else 1.0
         self.scoring = Scoring(tensor, vocab_size, scale, config.logit_softcap, z_loss)
 
     def forward(self, x_BTD: Tensor, targets_BT: Tensor | None, weights_BT: Tensor | None) -> Tensor:
         hidden_BTD = self.tensor.enter(x_BTD)
         if targets_BT is None:
-            return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Sharding.ROWS, x_BTD.dtype))
+            return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Sharding.OUTPUT, x_BTD.dtype))
         head_VtD = self.tensor.local(
-            self.weight, Sharding.ROWS, self.weight.dtype
+            self.weight, Sharding.OUTPUT, self.weight.dtype
         )  # its gradient is summed in this dtype
         return losses(self.scoring, hidden_BTD, head_VtD, targets_BT, weights_BT)
 
 
 class Transformer(nn.Module):
     """Parameters have one name on every layout: layers are keyed by their number in the whole model, and what a part
-    lacks is None. They stand on the meta device until `initial.py` or a checkpoint fills them."""
+    lacks is None. They stand on the meta device until `initialization.py` or a checkpoint fills them."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
             if config.embedding_norm:
                 self.embedding_norm = Norm(config, self.tensor, config.width)
             if config.positions == "learned":
-                self.positions = PositionEmbedding(self.tensor, config.context, config.width)
+                self.positions = PositionEmbedding(self.tensor, config.sequence_length, config.width)
         indices = range(self.part.first, self.part.last)
         self.layers = nn.ModuleDict({str(i): Layer(config, i, self.tensor, retention(layout, i)) for i in indices})
         if self.part.scores:
@@ -181,11 +181,11 @@ class Transformer(nn.Module):
 class PositionEmbedding(nn.Module):
     """Learned positions, added to this rank's tokens."""
 
-    def __init__(self, tensor: TensorAxis, context: int, width: int):
+    def __init__(self, tensor: TensorAxis, sequence_length: int, width: int):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((context, width), Sharding.WHOLE)
+        self.weight = tensor.parameter((sequence_length, width), Sharding.REPLICATED)
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        table_TD = self.tensor.local(self.weight, Sharding.WHOLE, dtype)
+        table_TD = self.tensor.local(self.weight, Sharding.REPLICATED, dtype)
         return nn.functional.embedding(self.tensor.own_tokens(positions_BT), table_TD)

@@ -35,7 +35,7 @@ def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
     fitting = [
         size
         for size in divisors(math.gcd(*shares) or 1)
-        if size * model.context <= 8192 and min(shares) // size >= least_micro_batches(layout)
+        if size * model.sequence_length <= 8192 and min(shares) // size >= least_micro_batches(layout)
     ]
     return max(fitting, default=1)
 
@@ -52,7 +52,7 @@ def batch_sizes(model: ModelConfig, train: TrainConfig) -> list[int]:
     sizes = {train.batch_tokens}
     if train.batch_ramp is not None:
         sizes |= set(range(train.batch_ramp.start_tokens, train.batch_tokens, train.batch_ramp.increment_tokens))
-    return sorted(size // model.context for size in sizes)
+    return sorted(size // model.sequence_length for size in sizes)
 
 
 def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
@@ -80,13 +80,13 @@ def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig
         yield f"{model.heads} heads do not split evenly"
     if model.num_kv_heads % size and size % model.num_kv_heads:
         yield f"{model.num_kv_heads} key/value heads neither split over the ranks nor repeat over them evenly"
-    for channel in sorted({layer.channel for layer in model.layer_list}):
-        if model.hidden_width(channel) % size:
-            yield f"the hidden width {model.hidden_width(channel)} does not split evenly"
+    for mlp in sorted({layer.mlp for layer in model.layer_list}):
+        if model.hidden_width(mlp) % size:
+            yield f"the hidden width {model.hidden_width(mlp)} does not split evenly"
     if (size - 1) * math.ceil(vocab_size / size) >= vocab_size:
         yield f"a vocabulary of {vocab_size} leaves the last rank without a row"
-    if layout.sequence_parallel and model.context % size:
-        yield f"context {model.context} does not split evenly; set sequence_parallel: false"
+    if layout.sequence_parallel and model.sequence_length % size:
+        yield f"sequence_length {model.sequence_length} does not split evenly; set sequence_parallel: false"
 
 
 def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
@@ -107,12 +107,12 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
     if train.batch_ramp is not None:
         sizes += [train.batch_ramp.start_tokens, train.batch_ramp.increment_tokens]
     for tokens in sizes:
-        if tokens % (model.context * layout.data):
-            unit = model.context * layout.data
+        if tokens % (model.sequence_length * layout.data):
+            unit = model.sequence_length * layout.data
             nearest = max(unit, round(tokens / unit) * unit)
             yield (
-                f"a batch of {tokens} tokens is not a whole number of samples of {model.context} tokens on each of "
-                f"{layout.data} data ranks; try {nearest}"
+                f"a batch of {tokens} tokens is not a whole number of samples of {model.sequence_length} tokens on "
+                f"each of {layout.data} data ranks; try {nearest}"
             )
             return
     size = micro_batch_size(model, train)
@@ -139,10 +139,10 @@ def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         "width": model.width,
         "heads x head width on a tensor rank": model.heads * model.head_dim // tensor,
         "key/value heads x head width on a tensor rank": max(1, model.num_kv_heads // tensor) * model.head_dim,
-        "tokens of a micro-batch": micro_batch_size(model, train) * model.context,
+        "tokens of a micro-batch": micro_batch_size(model, train) * model.sequence_length,
     }
     for layer in model.layer_list:
-        sizes["hidden width on a tensor rank"] = model.hidden_width(layer.channel) // tensor
+        sizes["hidden width on a tensor rank"] = model.hidden_width(layer.mlp) // tensor
     for name, size in sizes.items():
         if size % 16:
             yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"

@@ -20,11 +20,11 @@ from gristmill.training.parallel.mesh import Mesh
 class Sharding(Enum):
     """How a parameter lies on the tensor ranks."""
 
-    ROWS = "rows"  # dimension 0 is cut: the outputs of a column-parallel layer, the vocabulary
-    COLUMNS = "columns"  # dimension 1 is cut: the inputs of a row-parallel layer
-    KEY_VALUE = "key_value"  # dimension 0 is cut over the key/value heads, copied where ranks share a head
-    WHOLE = "whole"  # every rank has all of it and applies it to the tokens it holds
-    WHOLE_ON_HEADS = "whole_on_heads"  # every rank has all of it and applies it to its own heads
+    OUTPUT = "output"  # dimension 0 is split: the outputs of a column-parallel layer, the vocabulary
+    INPUT = "input"  # dimension 1 is split: the inputs of a row-parallel layer
+    KEY_VALUE = "key_value"  # dimension 0 is split over the key/value heads, replicated where ranks share a head
+    REPLICATED = "replicated"  # every rank holds all of it and applies it to its tokens
+    REPLICATED_OVER_HEADS = "replicated_over_heads"  # every rank holds all of it and applies it to its heads
 
 
 @dataclass(frozen=True)
@@ -68,35 +68,35 @@ class TensorAxis:
         share = per_token.shape[dim] // self.size
         return per_token.narrow(dim, self.rank * share, share)
 
-    def parameter(self, shape: tuple[int, ...], cut: Sharding) -> nn.Parameter:
-        """A parameter of the true whole shape, without memory yet; `initial.py` or a checkpoint fills it."""
-        return nn.Parameter(self.store(torch.empty(shape, device="meta"), cut))
+    def parameter(self, shape: tuple[int, ...], sharding: Sharding) -> nn.Parameter:
+        """A parameter of the true whole shape, without memory yet; `initialization.py` or a checkpoint fills it."""
+        return nn.Parameter(self.store(torch.empty(shape, device="meta"), sharding))
 
-    def store(self, whole: Tensor, cut: Sharding) -> Tensor:
+    def store(self, whole: Tensor, sharding: Sharding) -> Tensor:
         if not self.mesh.distributed:
             return whole
-        grid = self.mesh.key_value_grid if cut is Sharding.KEY_VALUE else self.mesh.tensor_grid
-        return distribute_tensor(whole, grid, _STORED[cut], src_data_rank=None)
+        grid = self.mesh.key_value_grid if sharding is Sharding.KEY_VALUE else self.mesh.tensor_grid
+        return distribute_tensor(whole, grid, _STORED[sharding], src_data_rank=None)
 
-    def local(self, parameter: Tensor, cut: Sharding, dtype: torch.dtype) -> Tensor:
+    def local(self, parameter: Tensor, sharding: Sharding, dtype: torch.dtype) -> Tensor:
         """This rank's piece, in the dtype of the computation. Its gradient is declared a partial sum where each rank
         sees a part of the tokens or of the heads; the sum is taken when the gradient is stored."""
         if isinstance(parameter, DTensor):
-            placements = list(_STORED[cut])
-            if cut is Sharding.KEY_VALUE:
+            placements = list(_STORED[sharding])
+            if sharding is Sharding.KEY_VALUE:
                 placements = [Shard(0), Partial()]
-            elif cut is Sharding.WHOLE_ON_HEADS or (cut is Sharding.WHOLE and self.cuts_tokens):
+            elif sharding is Sharding.REPLICATED_OVER_HEADS or (sharding is Sharding.REPLICATED and self.cuts_tokens):
                 placements = [Partial()]
             parameter = parameter.to_local(grad_placements=placements)
         return parameter.to(dtype)
 
 
 _STORED = {
-    Sharding.ROWS: (Shard(0),),
-    Sharding.COLUMNS: (Shard(1),),
+    Sharding.OUTPUT: (Shard(0),),
+    Sharding.INPUT: (Shard(1),),
     Sharding.KEY_VALUE: (Shard(0), Replicate()),
-    Sharding.WHOLE: (Replicate(),),
-    Sharding.WHOLE_ON_HEADS: (Replicate(),),
+    Sharding.REPLICATED: (Replicate(),),
+    Sharding.REPLICATED_OVER_HEADS: (Replicate(),),
 }
 
 
@@ -108,35 +108,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tens
     return y if bias is None else y + bias
 
 
-class ColumnLinear(nn.Module):
+class ColumnParallelLinear(nn.Module):
     """x W^T + b; each rank holds some of the outputs. Takes whole inputs (after `enter`), gives its share."""
 
-    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool, cut: Sharding = Sharding.ROWS):
+    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool, sharding: Sharding = Sharding.OUTPUT):
         super().__init__()
-        self.tensor, self.cut = tensor, cut
-        self.weight = tensor.parameter((outputs, inputs), cut)
-        self.bias = tensor.parameter((outputs,), cut) if bias else None
+        self.tensor, self.sharding = tensor, sharding
+        self.weight = tensor.parameter((outputs, inputs), sharding)
+        self.bias = tensor.parameter((outputs,), sharding) if bias else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        weight_FtD = self.tensor.local(self.weight, self.cut, x_BTD.dtype)
-        bias_Ft = None if self.bias is None else self.tensor.local(self.bias, self.cut, x_BTD.dtype)
+        weight_FtD = self.tensor.local(self.weight, self.sharding, x_BTD.dtype)
+        bias_Ft = None if self.bias is None else self.tensor.local(self.bias, self.sharding, x_BTD.dtype)
         return linear(x_BTD, weight_FtD, bias_Ft, self.tensor.float8)
 
 
-class RowLinear(nn.Module):
+class RowParallelLinear(nn.Module):
     """x W^T + b; each rank holds some of the inputs. Gives the whole sum (its tokens of it), so nobody calls
     `leave`."""
 
     def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((outputs, inputs), Sharding.COLUMNS)
-        self.bias = tensor.parameter((outputs,), Sharding.WHOLE) if bias else None
+        self.weight = tensor.parameter((outputs, inputs), Sharding.INPUT)
+        self.bias = tensor.parameter((outputs,), Sharding.REPLICATED) if bias else None
 
     def forward(self, x_BTFt: Tensor) -> Tensor:
-        weight_DFt = self.tensor.local(self.weight, Sharding.COLUMNS, x_BTFt.dtype)
+        weight_DFt = self.tensor.local(self.weight, Sharding.INPUT, x_BTFt.dtype)
         y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None, self.tensor.float8))
-        return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Sharding.WHOLE, x_BTFt.dtype)
+        return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Sharding.REPLICATED, x_BTFt.dtype)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -145,10 +145,10 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, tensor: TensorAxis, vocab_size: int, width: int, dtype: torch.dtype):
         super().__init__()
         self.tensor, self.vocab_size, self.dtype = tensor, vocab_size, dtype
-        self.weight = tensor.parameter((vocab_size, width), Sharding.ROWS)
+        self.weight = tensor.parameter((vocab_size, width), Sharding.OUTPUT)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        table_VtD = self.tensor.local(self.weight, Sharding.ROWS, self.dtype)
+        table_VtD = self.tensor.local(self.weight, Sharding.OUTPUT, self.dtype)
         if self.tensor.size == 1:
             return F.embedding(tokens_BT, table_VtD)
         index_BT, mine_BT = local_ids(tokens_BT, self.vocab_size, self.tensor, len(table_VtD))

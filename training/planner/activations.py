@@ -17,7 +17,7 @@ def korthikanti_layer(
     tokens: int,
     width: int,
     heads: int,
-    context: int,
+    sequence_length: int,
     tensor: int = 1,
     sequence_parallel: bool = False,
     kept: str = "none",
@@ -30,7 +30,7 @@ def korthikanti_layer(
     share = tensor if sequence_parallel else 1
     if kept == "full":
         return 2 * sbh / share
-    scores = 0.0 if kept in ("attention", "operators") else 5 * heads * context / width
+    scores = 0.0 if kept in ("attention", "operators") else 5 * heads * sequence_length / width
     return sbh * (10 / share + 24 / tensor + scores / tensor)
 
 
@@ -58,27 +58,27 @@ class Numbers(NamedTuple):
 
 
 def layer_bytes(
-    block: Block, layout: Layout, context: int, software: Framework, numbers: Numbers, dropout: bool, norm: str
+    block: Block, layout: Layout, sequence_length: int, software: Framework, numbers: Numbers, dropout: bool, norm: str
 ) -> Kept:
     """Of one layer under the layout's recomputation."""
     if software.activations == "literature":
-        return _megatron_layer(block, layout, context, software)
-    mixer = _mixer(block, layout, context, numbers, dropout, norm)
-    channel = _channel(block, layout, context, numbers, dropout, norm)
-    stream = _residual(block, layout, context) * numbers.compute
+        return _megatron_layer(block, layout, sequence_length, software)
+    mixer = _mixer(block, layout, sequence_length, numbers, dropout, norm)
+    mlp = _mlp(block, layout, sequence_length, numbers, dropout, norm)
+    stream = _residual(block, layout, sequence_length) * numbers.compute
     if layout.recompute == "full":
-        return Kept(stream, mixer + channel)
+        return Kept(stream, mixer + mlp)
     if layout.recompute == "attention":
-        return Kept(stream + channel, mixer)
+        return Kept(stream + mlp, mixer)
     if layout.recompute == "operators":
-        kept = _products(block, layout, context, numbers)
-        return Kept(stream + kept, max(0.0, mixer + channel - kept))
-    return Kept(mixer + channel, 0.0)
+        kept = _products(block, layout, sequence_length, numbers)
+        return Kept(stream + kept, max(0.0, mixer + mlp - kept))
+    return Kept(mixer + mlp, 0.0)
 
 
 def ends_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> tuple[float, float]:
     """(embedding, head) of one micro-batch, without the logits of the chunk at work."""
-    tokens = layout.micro_batch * shape.context // layout.context
+    tokens = layout.micro_batch * shape.sequence_length // layout.context
     if software.activations == "literature":
         first, last = korthikanti_ends(tokens, shape.width, 0, layout.tensor, layout.sequence_parallel)
         return (first if software.dropout else 0.0), last
@@ -92,7 +92,7 @@ def ends_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: 
 
 def logits_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> float:
     """Of the logits at work. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
-    tokens = layout.micro_batch * shape.context // layout.context
+    tokens = layout.micro_batch * shape.sequence_length // layout.context
     count = tokens * -(-shape.vocab // layout.tensor)
     if software.activations == "literature":
         return 4 * count if software.loss == "whole" else 2 * count
@@ -104,13 +104,13 @@ def boundary_bytes(shape: ModelShape, layout: Layout, software: Framework, numbe
     no layer keeps that itself to start again from. Megatron frees its outputs once they are sent."""
     if software.activations == "literature":
         return 0.0
-    tokens = layout.micro_batch * shape.context // layout.context
+    tokens = layout.micro_batch * shape.sequence_length // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
     return (2 if layout.recompute == "none" else 1) * tokens * shape.width / share * numbers.compute
 
 
-def _residual(block: Block, layout: Layout, context: int) -> float:
-    return widths(block, layout, context).residual
+def _residual(block: Block, layout: Layout, sequence_length: int) -> float:
+    return widths(block, layout, sequence_length).residual
 
 
 def _norm(tokens: float, width: int, numbers: Numbers, norm: str) -> float:
@@ -120,14 +120,14 @@ def _norm(tokens: float, width: int, numbers: Numbers, norm: str) -> float:
     return tokens * (width * numbers.compute + numbers.exact)
 
 
-def _mixer(block: Block, layout: Layout, context: int, numbers: Numbers, dropout: bool, norm: str) -> float:
+def _mixer(block: Block, layout: Layout, sequence_length: int, numbers: Numbers, dropout: bool, norm: str) -> float:
     """Norm, its output (gathered), query, key, value, the attention's output with its log-sums, dropout's mask."""
-    w = widths(block, layout, context)
+    w = widths(block, layout, sequence_length)
     # The CPU kernel wants as many key/value heads as query heads, and is given copies.
     keys = 2 * (w.key_value if numbers.cuda or w.key_value == w.query else w.query)
     total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
     total += w.tokens * (block.width + 2 * w.query + keys) * numbers.compute
-    blocks = _block_weights(block, layout, context, numbers)
+    blocks = _block_weights(block, layout, sequence_length, numbers)
     total += blocks * numbers.compute if blocks else w.tokens * w.heads * numbers.exact
     # The blocks' output is laid out by heads, so the product after it reads a copy.
     total += w.tokens * w.query * numbers.compute if blocks else 0
@@ -137,37 +137,37 @@ def _mixer(block: Block, layout: Layout, context: int, numbers: Numbers, dropout
     return total
 
 
-def _channel(block: Block, layout: Layout, context: int, numbers: Numbers, dropout: bool, norm: str) -> float:
+def _mlp(block: Block, layout: Layout, sequence_length: int, numbers: Numbers, dropout: bool, norm: str) -> float:
     """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
-    w = widths(block, layout, context)
+    w = widths(block, layout, sequence_length)
     total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
     return total + w.tokens * (block.width + (4 if block.gated else 2) * w.hidden) * numbers.compute
 
 
-def _products(block: Block, layout: Layout, context: int, numbers: Numbers) -> float:
+def _products(block: Block, layout: Layout, sequence_length: int, numbers: Numbers) -> float:
     """What `operators` keeps: the results of the matrix products and of attention."""
-    w = widths(block, layout, context)
+    w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
     count = w.tokens * (w.query + 2 * w.key_value + 2 * block.width + inner) * numbers.compute
-    if _block_weights(block, layout, context, numbers):
+    if _block_weights(block, layout, sequence_length, numbers):
         return count
     return count + w.tokens * w.query * numbers.compute + w.tokens * w.heads * numbers.exact
 
 
-def _block_weights(block: Block, layout: Layout, context: int, numbers: Numbers) -> int:
+def _block_weights(block: Block, layout: Layout, sequence_length: int, numbers: Numbers) -> int:
     """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries looks at
     the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
-    rows = layout.micro_batch * widths(block, layout, context).heads
-    if numbers.cuda or block.window is not None or rows * context**2 > 2**24:
+    rows = layout.micro_batch * widths(block, layout, sequence_length).heads
+    if numbers.cuda or block.window is not None or rows * sequence_length**2 > 2**24:
         return 0
-    ends = [min(start + 64, context) for start in range(0, context, 64)]
-    return rows * sum((end - start) * end for start, end in zip(range(0, context, 64), ends, strict=True))
+    ends = [min(start + 64, sequence_length) for start in range(0, sequence_length, 64)]
+    return rows * sum((end - start) * end for start, end in zip(range(0, sequence_length, 64), ends, strict=True))
 
 
-def _megatron_layer(block: Block, layout: Layout, context: int, software: Framework) -> Kept:
-    tokens = layout.micro_batch * context // layout.context
+def _megatron_layer(block: Block, layout: Layout, sequence_length: int, software: Framework) -> Kept:
+    tokens = layout.micro_batch * sequence_length // layout.context
     kept = "attention" if software.attention == "flash" and layout.recompute == "none" else layout.recompute
-    arguments = (tokens, block.width, block.heads, context, layout.tensor, layout.sequence_parallel)
+    arguments = (tokens, block.width, block.heads, sequence_length, layout.tensor, layout.sequence_parallel)
     whole = korthikanti_layer(*arguments, "none" if software.attention == "unfused" else "attention")
     now = korthikanti_layer(*arguments, kept)
     return Kept(now, max(0.0, whole - now) if layout.recompute != "none" else 0.0)

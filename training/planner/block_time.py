@@ -1,7 +1,7 @@
 """Seconds of one block, of the embedding and of the head, for one micro-batch on one rank, forward and backward.
 
 n tokens of a micro-batch on this context rank; u = n x width numbers of the residual stream, divided by the tensor size
-under sequence parallelism; f, q, kv = this rank's share of the channel, query and key/value widths. Bytes of
+under sequence parallelism; f, q, kv = this rank's share of the mlp, query and key/value widths. Bytes of
 element-wise work are counted pass by pass over 16-bit numbers: read 2, write 2, a mask 1.
 """
 
@@ -54,9 +54,9 @@ class Widths(NamedTuple):
     heads: int
 
 
-def widths(block: Block, layout: Layout, context: int) -> Widths:
+def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
     """tokens: of the micro-batch on this context rank. Tensor ranks that share a key/value head each compute it."""
-    tokens = layout.micro_batch * context // layout.context
+    tokens = layout.micro_batch * sequence_length // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
     return Widths(
         tokens=tokens,
@@ -69,12 +69,18 @@ def widths(block: Block, layout: Layout, context: int) -> Widths:
 
 
 def block_passes(
-    block: Block, layout: Layout, context: int, software: Framework, rates: Rates, tensor_wire: Wire, context_wire: Wire
+    block: Block,
+    layout: Layout,
+    sequence_length: int,
+    software: Framework,
+    rates: Rates,
+    tensor_wire: Wire,
+    context_wire: Wire,
 ) -> BlockTimes:
     """Of one micro-batch."""
-    w = widths(block, layout, context)
+    w = widths(block, layout, sequence_length)
     linear_forward, linear_backward = _linears(block, w, rates, software)
-    core_forward, core_backward = _attention(block, layout, w, context, software, rates)
+    core_forward, core_backward = _attention(block, layout, w, sequence_length, software, rates)
     light, heavy = _elementwise(block, w, software)
     comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, software, tensor_wire, linear_forward)
     ring = _context_comm(w, layout, context_wire)
@@ -90,9 +96,9 @@ def block_passes(
     return BlockTimes(forward, backward, full, selective)
 
 
-def embedding_passes(shape: ModelShape, layout: Layout, context: int, rates: Rates, wire: Wire) -> BlockTimes:
+def embedding_passes(shape: ModelShape, layout: Layout, sequence_length: int, rates: Rates, wire: Wire) -> BlockTimes:
     """Look-up and positions forward, scatter-add backward; partial rows are summed over the tensor ranks."""
-    numbers = layout.micro_batch * context // layout.context * shape.width
+    numbers = layout.micro_batch * sequence_length // layout.context * shape.width
     comm = all_reduce_seconds(2 * numbers, layout.tensor, wire) / (2 if layout.sequence_parallel else 1)
     behind = comm if layout.sequence_parallel else 0.0  # a scatter's mirror is a gather, a sum's is nothing
     return BlockTimes(
@@ -102,10 +108,10 @@ def embedding_passes(shape: ModelShape, layout: Layout, context: int, rates: Rat
 
 
 def head_passes(
-    shape: ModelShape, layout: Layout, context: int, software: Framework, rates: Rates, wire: Wire
+    shape: ModelShape, layout: Layout, sequence_length: int, software: Framework, rates: Rates, wire: Wire
 ) -> BlockTimes:
     """Logits over this rank's share of the vocabulary and the cross entropy, which never gathers them."""
-    tokens = layout.micro_batch * context // layout.context
+    tokens = layout.micro_batch * sequence_length // layout.context
     vocab = -(-shape.vocab // layout.tensor)
     forward = rates.matmul(tokens, shape.width, vocab)
     backward = rates.matmul(tokens, vocab, shape.width) + rates.matmul(vocab, tokens, shape.width)
@@ -143,12 +149,14 @@ def _mixer_linears(block: Block, w: Widths, rates: Rates) -> float:
 
 
 def _attention(
-    block: Block, layout: Layout, w: Widths, context: int, software: Framework, rates: Rates
+    block: Block, layout: Layout, w: Widths, sequence_length: int, software: Framework, rates: Rates
 ) -> tuple[float, float]:
     """Scores, softmax and product with the values."""
-    rows, batch = context // layout.context, layout.micro_batch
+    rows, batch = sequence_length // layout.context, layout.micro_batch
     if software.attention == "flash":
-        flops = batch * attention_flops(block, context, causal=True) * w.query / block.query_width / layout.context
+        flops = (
+            batch * attention_flops(block, sequence_length, causal=True) * w.query / block.query_width / layout.context
+        )
         # Heads of 64 reach nine tenths of what heads of 128 do (FlashAttention-2, figures 4 and 5).
         width_share = block.head_dim / (block.head_dim + 16) * 9 / 8
         # The backward pass does 5 products for the forward's 2.
@@ -156,10 +164,10 @@ def _attention(
         forward = rates.flash(flops / width_share, second=second)
         return forward, rates.flash(2.5 * flops / width_share, backward=True, second=second)
     pairs = batch * w.heads
-    scores = rates.matmul(rows, block.head_dim, context, pairs)
-    values = rates.matmul(rows, context, block.head_dim, pairs)
-    columns = rates.matmul(context, rows, block.head_dim, pairs)
-    numbers = pairs * rows * context
+    scores = rates.matmul(rows, block.head_dim, sequence_length, pairs)
+    values = rates.matmul(rows, sequence_length, block.head_dim, pairs)
+    columns = rates.matmul(sequence_length, rows, block.head_dim, pairs)
+    numbers = pairs * rows * sequence_length
     # softmax reads and writes 2, dropout reads and writes 2 and writes its mask; backward softmax 6, dropout 5.
     light, heavy = (9, 11) if software.dropout else (4, 6)
     forward = scores + values + rates.memory(light * numbers)

@@ -92,7 +92,7 @@ def _sequence_parallel(job: PlanRequest, tensor: int) -> bool:
         return False
     if job.pins.sequence_parallel is not None:
         return job.pins.sequence_parallel
-    return job.software.name != "megatron-2021" and job.shape.context % tensor == 0
+    return job.software.name != "megatron-2021" and job.shape.sequence_length % tensor == 0
 
 
 def _shards(data: int, inner: int, node: int, pins: FixedChoices, software: Framework) -> list[int]:

@@ -39,7 +39,7 @@ def make_job(
         raise RecipeError(f"--software {software}: no such program; they are {', '.join(PROGRAMS)}")
     if gpus < 1:
         raise RecipeError(f"--gpus {gpus}: at least one GPU is needed")
-    samples = about_samples(4_000_000 if batch_tokens is None else batch_tokens, shape.context, gpus)
+    samples = about_samples(4_000_000 if batch_tokens is None else batch_tokens, shape.sequence_length, gpus)
     return PlanRequest(
         shape=shape,
         hardware=load_hardware(hardware),
@@ -54,10 +54,10 @@ def make_job(
     )
 
 
-def about_samples(batch_tokens: int, context: int, gpus: int) -> int:
-    """Samples of a step: exact where the tokens are a multiple of the context; else rounded to as many for each GPU, or
-    below one each to a power of two. 4194304, 2048 -> 2048; 4M on 512 GPUs -> 2048; 4M on 3072 -> 2048."""
-    samples, rest = divmod(batch_tokens, context)
+def about_samples(batch_tokens: int, sequence_length: int, gpus: int) -> int:
+    """Samples of a step: exact where the tokens are a multiple of the sequence length; else rounded to a multiple of
+    the GPUs, or below one each to a power of two. 4194304, 2048 -> 2048; 4M on 512 GPUs -> 2048; 4M on 3072 -> 2048."""
+    samples, rest = divmod(batch_tokens, sequence_length)
     if not rest or samples < 1:
         return samples
     if samples >= gpus:
@@ -86,11 +86,11 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
     engine runs (with torch.compile too, if that is wanted), its cuts and its order of ranks.
 
     Raises RecipeError where there is none, with the mend."""
-    if train.batch_tokens % model.context:
-        nearest = max(1, round(train.batch_tokens / model.context)) * model.context
+    if train.batch_tokens % model.sequence_length:
+        nearest = max(1, round(train.batch_tokens / model.sequence_length)) * model.sequence_length
         raise RecipeError(
-            f"train.batch_tokens: {train.batch_tokens} is no whole number of samples of {model.context} tokens; "
-            f"try {nearest}"
+            f"train.batch_tokens: {train.batch_tokens} is no whole number of samples of "
+            f"{model.sequence_length} tokens; try {nearest}"
         )
     plan = plan_recipe(model, vocab, train, gpus, train.layout.hardware)
     fields = train.model_dump()

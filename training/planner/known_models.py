@@ -11,7 +11,7 @@ from gristmill.foundation.nearest_name import nearest_name
 from gristmill.training.config import ModelConfig
 from gristmill.training.costs.model_shape import ModelShape, gpt, shape_of
 
-# (layers, width, heads) of arXiv 2104.04473, table 1; its vocabulary is 51200 and its context 2048.
+# (layers, width, heads) of arXiv 2104.04473, table 1; its vocabulary is 51200 and its sequence length 2048.
 _GPT = {
     "gpt-1.7b": (24, 2304, 24),
     "gpt-3.6b": (30, 3072, 32),
@@ -25,7 +25,7 @@ _GPT = {
     "mt-nlg-530b": (105, 20480, 128),
     "gpt-1t": (128, 25600, 160),
 }
-# (layers, width, heads, key/value heads, hidden width) of arXiv 2407.21783, table 3; vocabulary 128256, context 8192.
+# (layers, width, heads, key/value heads, hidden width) of arXiv 2407.21783, table 3; vocabulary 128256, 8192 tokens.
 _LLAMA3 = {
     "llama3-8b": (32, 4096, 32, 8, 14336),
     "llama3-70b": (80, 8192, 64, 8, 28672),
@@ -34,14 +34,19 @@ _LLAMA3 = {
 MODEL_NAMES = (*_GPT, *_LLAMA3)
 
 
-def named_shape(name: str, context: int | None = None) -> ModelShape:
+def named_shape(name: str, sequence_length: int | None = None) -> ModelShape:
     """Raises RecipeError with the nearest name."""
     if name in _GPT:
-        return gpt(*_GPT[name], context=context or 2048)
+        return gpt(*_GPT[name], sequence_length=sequence_length or 2048)
     if name in _LLAMA3:
         layers, width, heads, kv_heads, hidden = _LLAMA3[name]
         model = ModelConfig(
-            layers=layers, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, context=context or 8192
+            layers=layers,
+            width=width,
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=hidden,
+            sequence_length=sequence_length or 8192,
         )
         return shape_of(model, 128256)
     near = nearest_name(name, MODEL_NAMES, cutoff=0.3)
@@ -49,22 +54,22 @@ def named_shape(name: str, context: int | None = None) -> ModelShape:
     raise RecipeError(f"--model {name}: no such file or name; {hint}names are {', '.join(MODEL_NAMES)}")
 
 
-def load_shape(reference: str, context: int | None = None, vocab: int | None = None) -> ModelShape:
+def load_shape(reference: str, sequence_length: int | None = None, vocab: int | None = None) -> ModelShape:
     """The shape of a name, or of a YAML file: a recipe's (`model`, `tokenizer.vocab_size`) or a model's bare fields.
 
     Raises RecipeError where the file, a field or the vocabulary is missing or wrong."""
     path = Path(reference)
     if path.suffix not in (".yaml", ".yml"):
-        shape = named_shape(reference, context)
-        return shape if vocab is None else shape_of(shape.model, vocab, context)
+        shape = named_shape(reference, sequence_length)
+        return shape if vocab is None else shape_of(shape.model, vocab, sequence_length)
     content = _read(path)
     fields = dict(content.get("model", content))
     size = vocab or fields.pop("vocab_size", None) or _section(content, "tokenizer").get("vocab_size")
     if not isinstance(size, int):
         raise RecipeError(f"{path}: no tokenizer.vocab_size; add it, or give --vocab")
     fields.pop("vocab_size", None)
-    if context is not None:
-        fields["context"] = context
+    if sequence_length is not None:
+        fields["sequence_length"] = sequence_length
     try:
         return shape_of(ModelConfig(**fields), size)
     except (ValidationError, TypeError) as error:

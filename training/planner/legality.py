@@ -16,8 +16,8 @@ SPLIT_BACKWARD = ("zbv", "dualpipev")
 
 def context_objection(shape: ModelShape, context: int) -> str | None:
     """Why a search leaves so many context ranks out unless they are asked for; None if it takes them."""
-    if shape.context % context:
-        return f"context {context} does not divide {shape.context} tokens"
+    if shape.sequence_length % context:
+        return f"context {context} does not divide {shape.sequence_length} tokens"
     try:
         LayoutConfig(context=context)
     except ValidationError:
@@ -40,8 +40,11 @@ def tensor_objection(shape: ModelShape, tensor: int, sequence_parallel: bool) ->
             return f"tensor {tensor}: the hidden width {block.hidden} does not split evenly"
     if (tensor - 1) * ceil(shape.vocab / tensor) >= shape.vocab:
         return f"tensor {tensor}: a vocabulary of {shape.vocab} leaves the last rank without a row"
-    if sequence_parallel and shape.context % tensor:
-        return f"tensor {tensor}: a context of {shape.context} does not split evenly for sequence parallelism"
+    if sequence_parallel and shape.sequence_length % tensor:
+        return (
+            f"tensor {tensor}: a sequence length of {shape.sequence_length} does not split evenly for sequence "
+            "parallelism"
+        )
     return None
 
 
@@ -52,8 +55,8 @@ def objection(layout: Layout, shape: ModelShape, samples: int) -> str | None:
         return tensor
     if layout.pipeline > 1 and layout.stages > len(shape.blocks):
         return f"more pipeline stages than the {len(shape.blocks)} layers"
-    if shape.context % layout.context:
-        return f"context {layout.context} does not divide {shape.context} tokens"
+    if shape.sequence_length % layout.context:
+        return f"context {layout.context} does not divide {shape.sequence_length} tokens"
     if samples % layout.data:
         return f"{samples} samples do not split over the data ranks"
     if samples // layout.data % layout.micro_batch:

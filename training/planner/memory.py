@@ -170,7 +170,13 @@ class MemoryModel:
             model = self.shape.model
             self._layers[key] = [
                 layer_bytes(
-                    block, layout, self.shape.context, self.software, self.numbers, model.dropout > 0, model.norm
+                    block,
+                    layout,
+                    self.shape.sequence_length,
+                    self.software,
+                    self.numbers,
+                    model.dropout > 0,
+                    model.norm,
                 )
                 for block in self.shape.distinct
             ]

@@ -67,7 +67,8 @@ def check(job: PlanRequest) -> None:
         raise RecipeError(f"--gpus {job.gpus}: at least one GPU is needed")
     if job.samples < 1:
         raise RecipeError(
-            f"a batch of {job.samples} samples; --batch-tokens must be at least the context, {job.shape.context}"
+            f"a batch of {job.samples} samples; --batch-tokens must be at least the sequence length, "
+            f"{job.shape.sequence_length}"
         )
     if not 0 <= job.memory_margin < 1:
         raise RecipeError(f"--memory-margin {job.memory_margin}: a share of the memory from 0 to below 1, such as 0.06")

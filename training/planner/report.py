@@ -38,7 +38,7 @@ def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
         "hardware": job.hardware.name,
         "software": job.software.name,
         "batch_samples": job.samples,
-        "context": job.shape.context,
+        "sequence_length": job.shape.sequence_length,
         "constants": job.sustained.model_dump(),
         "weighed": plan.weighed,
         "layouts": [forecast_json(planner, one) for one in plan.ranked[:top]],
@@ -98,7 +98,7 @@ def tables(plan: SearchResult, top: int = 10) -> Group:
 
 def ranking(plan: SearchResult, top: int) -> Table:
     job = plan.job
-    batch = f"{job.samples:,} samples of {job.shape.context:,} tokens a step"
+    batch = f"{job.samples:,} samples of {job.shape.sequence_length:,} tokens a step"
     title = f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
     table = Table(title=f"{title}\n{batch}")
     for name in ("layout", "tokens/s", "range", "MFU", "step s", "GiB"):

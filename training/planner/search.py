@@ -54,7 +54,7 @@ class Forecast:
 
     def tflops_per_gpu(self, shape: ModelShape) -> float:
         """Model FLOPs (attention in full, nothing recomputed) a second on each GPU, in TFLOP/s."""
-        return step_flops(shape, 1) * self.tokens_per_second / shape.context / self.layout.gpus / 1e12
+        return step_flops(shape, 1) * self.tokens_per_second / shape.sequence_length / self.layout.gpus / 1e12
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Planner:
             placement = replace(placement, wires=naive_wires(layout, self.rates), rank_order=None)
         cuts = self.cuts(layout, placement)
         time = self.steps.step(layout, self.job.samples, cuts, placement.wires, placement.speeds)
-        tokens = self.job.samples * self.job.shape.context / time.total
+        tokens = self.job.samples * self.job.shape.sequence_length / time.total
         mfu = self.flops / time.total / layout.gpus / self.rates.peak
         return Forecast(layout, time, memory or self.memory(layout, cuts), tokens, mfu, placement, cuts)
 
@@ -228,7 +228,7 @@ def nothing_fits(plan: SearchResult) -> str:
     usable = (
         f"{job.usable_bytes / GIB:.1f} of its {memory:.1f} GiB may be filled (--memory-margin {job.memory_margin:g})"
     )
-    mends = ["a shorter --context", "a smaller --batch-tokens where the micro-batch cannot shrink"]
+    mends = ["a shorter --sequence-length", "a smaller --batch-tokens where the micro-batch cannot shrink"]
     if not job.offload and job.software.data_parallel == "fsdp":
         mends.insert(0, "--offload (the optimizer's state on the host)")
     count = smallest_count(job)

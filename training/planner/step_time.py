@@ -108,7 +108,7 @@ class StepModel:
         """Of each kind of block, of the embedding, and of the head, for one micro-batch."""
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, wires.tensor, wires.context)
         if key not in self._passes:
-            context = self.shape.context
+            context = self.shape.sequence_length
             blocks = [
                 block_passes(block, layout, context, self.software, self.rates, wires.tensor, wires.context)
                 for block in self.shape.distinct
@@ -216,7 +216,7 @@ class StepModel:
         arXiv 2104.04473, section 4.1: each tensor rank sends its slice b s h / t, and the node gathers it."""
         if layout.pipeline == 1:
             return 0.0, 0.0
-        whole = 2 * layout.micro_batch * self.shape.context // layout.context * self.shape.width
+        whole = 2 * layout.micro_batch * self.shape.sequence_length // layout.context * self.shape.width
         seconds = self.send(layout, wires, whole) * 2 * layout.virtual
         hidden = 0.0
         if layout.schedule != "1f1b" and layout.schedule != "gpipe":

@@ -38,7 +38,7 @@ def tensor_volume(
     the head, and of the logits three fp32 numbers a token: the maximum, the sum of exponentials, the target's."""
     if layout.tensor == 1:
         return 0.0
-    tokens = samples // layout.data * shape.context // layout.context
+    tokens = samples // layout.data * shape.sequence_length // layout.context
     one = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
     total = (4 + _sent_again(layout, software)) * one * layers
     if ends:
@@ -62,7 +62,7 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
     if layout.context == 1:
         return 0.0
     block = shape.blocks[0]
-    tokens = samples // layout.data * shape.context
+    tokens = samples // layout.data * shape.sequence_length
     width = 2 * block.kv_width / min(layout.tensor, block.kv_heads)
     return 3 * layers * gather_volume(tokens * width * compute_bytes, layout.context)
 
@@ -74,7 +74,7 @@ def pipeline_volume(
     2104.04473, section 4.1)."""
     if layout.pipeline == 1:
         return 0.0
-    whole = samples // layout.data * shape.context // layout.context * shape.width * compute_bytes
+    whole = samples // layout.data * shape.sequence_length // layout.context * shape.width * compute_bytes
     slices = layout.tensor if layout.sequence_parallel or software.scatter_gather else 1
     return 2 * layout.virtual * whole / slices
 

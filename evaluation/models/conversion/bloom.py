@@ -8,7 +8,7 @@ from gristmill.evaluation.models.conversion.forms import BY_HEAD, SAME, Rule
 from gristmill.training.config import ModelConfig
 
 CONTEXT = 2048  # what BLOOM was trained with; ALiBi itself has no end, so config.json may not say
-CONSTANTS = {"positions": "alibi", "norm": "layernorm", "channel": "gelu", "biases": True, "embedding_norm": True}
+CONSTANTS = {"positions": "alibi", "norm": "layernorm", "mlp": "gelu", "biases": True, "embedding_norm": True}
 
 
 def _rules(config: ModelConfig) -> list[Rule]:
@@ -18,9 +18,9 @@ def _rules(config: ModelConfig) -> list[Rule]:
         ("transformer.word_embeddings_layernorm", "embedding_norm"),
         (f"{layer}.input_layernorm", "layers.{i}.mixer_norm"),
         (f"{layer}.self_attention.dense", "layers.{i}.mixer.output"),
-        (f"{layer}.post_attention_layernorm", "layers.{i}.channel_norm"),
-        (f"{layer}.mlp.dense_h_to_4h", "layers.{i}.channel.up"),
-        (f"{layer}.mlp.dense_4h_to_h", "layers.{i}.channel.down"),
+        (f"{layer}.post_attention_layernorm", "layers.{i}.mlp_norm"),
+        (f"{layer}.mlp.dense_h_to_4h", "layers.{i}.mlp.up"),
+        (f"{layer}.mlp.dense_4h_to_h", "layers.{i}.mlp.down"),
         ("transformer.ln_f", "final_norm"),
     ):
         rules += pair(theirs, (ours,), SAME, SAME)
@@ -33,7 +33,7 @@ def _write(config: ModelConfig) -> Fields:
         "hidden_size": config.width,
         "n_layer": config.layers,
         "n_head": config.heads,
-        "seq_length": config.context,
+        "seq_length": config.sequence_length,
         "layer_norm_epsilon": config.norm_epsilon,
         "hidden_dropout": config.dropout,
         "attention_dropout": 0.0,
@@ -51,7 +51,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
         "width": width,
         "heads": fields.get("n_head") or fields["num_attention_heads"],
         "hidden": 4 * width,
-        "context": fields.get("seq_length") or CONTEXT,
+        "sequence_length": fields.get("seq_length") or CONTEXT,
         "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),
         "tied_embeddings": fields.get("tie_word_embeddings", True),
     }

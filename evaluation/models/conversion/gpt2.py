@@ -14,13 +14,13 @@ def _rules(config: ModelConfig) -> list[Rule]:
     rules = pair(f"{layer}.attn.c_attn", triple, TRANSPOSED_TRIPLE, TRIPLE)
     for theirs, ours in (
         ("attn.c_proj", "mixer.output"),
-        ("mlp.c_fc", "channel.up"),
-        ("mlp.c_proj", "channel.down"),
+        ("mlp.c_fc", "mlp.up"),
+        ("mlp.c_proj", "mlp.down"),
     ):
         rules += pair(f"{layer}.{theirs}", (f"layers.{{i}}.{ours}",), TRANSPOSED, SAME)
     for theirs, ours in (
         (f"{layer}.ln_1", "layers.{i}.mixer_norm"),
-        (f"{layer}.ln_2", "layers.{i}.channel_norm"),
+        (f"{layer}.ln_2", "layers.{i}.mlp_norm"),
         ("transformer.ln_f", "final_norm"),
     ):
         rules += [Rule(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for leaf in ("weight", "bias")]
@@ -37,7 +37,7 @@ def _write(config: ModelConfig) -> Fields:
         "n_inner": config.hidden_width("gelu"),
         "n_layer": config.layers,
         "n_head": config.heads,
-        "n_positions": config.context,
+        "n_positions": config.sequence_length,
         "layer_norm_epsilon": config.norm_epsilon,
         "activation_function": "gelu_new",
         "resid_pdrop": config.dropout,
@@ -59,13 +59,13 @@ def _read(fields: Mapping[str, Any]) -> Fields:
         "width": fields["n_embd"],
         "heads": fields["n_head"],
         "hidden": fields.get("n_inner") or 4 * fields["n_embd"],
-        "context": fields.get("n_positions") or fields["n_ctx"],
+        "sequence_length": fields.get("n_positions") or fields["n_ctx"],
         "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),
         "tied_embeddings": fields.get("tie_word_embeddings", True),
     }
 
 
-CONSTANTS = {"positions": "learned", "norm": "layernorm", "channel": "gelu", "biases": True}
+CONSTANTS = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True}
 
 
 def _complaints(config: ModelConfig) -> list[str]:

@@ -15,9 +15,9 @@ def _rules(config: ModelConfig) -> list[Rule]:
         "self_attn.k_proj": "mixer.key",
         "self_attn.v_proj": "mixer.value",
         "self_attn.o_proj": "mixer.output",
-        "mlp.gate_proj": "channel.gate",
-        "mlp.up_proj": "channel.up",
-        "mlp.down_proj": "channel.down",
+        "mlp.gate_proj": "mlp.gate",
+        "mlp.up_proj": "mlp.up",
+        "mlp.down_proj": "mlp.down",
     }
     leaves = ("weight", "bias") if config.biases else ("weight",)
     rules = [
@@ -28,7 +28,7 @@ def _rules(config: ModelConfig) -> list[Rule]:
     rules += [
         Rule("model.embed_tokens.weight", ("embedding.weight",)),
         Rule("model.layers.{i}.input_layernorm.weight", ("layers.{i}.mixer_norm.weight",)),
-        Rule("model.layers.{i}.post_attention_layernorm.weight", ("layers.{i}.channel_norm.weight",)),
+        Rule("model.layers.{i}.post_attention_layernorm.weight", ("layers.{i}.mlp_norm.weight",)),
         Rule("model.norm.weight", ("final_norm.weight",)),
     ]
     return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
@@ -43,7 +43,7 @@ def _write(config: ModelConfig) -> Fields:
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": config.context,
+        "max_position_embeddings": config.sequence_length,
         "rms_norm_eps": config.norm_epsilon,
         "rope_theta": config.rope_base,  # transformers 4
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},  # transformers 5
@@ -68,7 +68,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
         "kv_heads": fields.get("num_key_value_heads") or fields["num_attention_heads"],
         "head_width": fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
         "hidden": fields["intermediate_size"],
-        "context": fields["max_position_embeddings"],
+        "sequence_length": fields["max_position_embeddings"],
         "norm_epsilon": fields["rms_norm_eps"],
         "rope_base": rope.get("rope_theta", fields.get("rope_theta", 10000.0)),
         "biases": fields.get("attention_bias", False),
@@ -77,7 +77,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
 
 
 def _complaints(config: ModelConfig) -> list[str]:
-    return unlike(config, positions="rope", norm="rmsnorm", channel="swiglu")
+    return unlike(config, positions="rope", norm="rmsnorm", mlp="swiglu")
 
 
 LLAMA = Family("LlamaForCausalLM", "llama", _complaints, _rules, _write, _read)

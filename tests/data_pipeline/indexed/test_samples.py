@@ -175,7 +175,9 @@ def test_epochs_are_counted_and_capped(two_sources):
 
 def test_too_little_data_is_said_with_the_mend(make_dataset):
     folder = make_dataset({"books": (1.0, [[10, 11]])})
-    with pytest.raises(InputError, match=r"books: 3 tokens, a sample of context 8 needs 9; set model.context to 2"):
+    with pytest.raises(
+        InputError, match=r"books: 3 tokens, a sample of context 8 needs 9; set model.sequence_length to 2"
+    ):
         open_samples(folder, "train", 8, 0, IndexConfig())
     with pytest.raises(InputError, match="0 tokens"):
         open_samples(folder, "validation", 8, 0, IndexConfig())

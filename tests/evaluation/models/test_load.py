@@ -15,7 +15,7 @@ def test_a_run_a_checkpoint_and_its_export_are_the_same_subject(tmp_path, random
     assert newest_step(tmp_path) == newest_step(tmp_path / "train") == newest_step(new.parent) == new
     assert newest_step(old) == old
     found = load_for_evaluation(tmp_path, None, EvaluateConfig())
-    assert (found.name, found.backbone.context) == ("step-00000012", 128)
+    assert (found.name, found.backbone.sequence_length) == ("step-00000012", 128)
     write_huggingface(tmp_path / "out", load_model(new)[0], 256, tokenizer_folder)
     exported = load_for_evaluation(tmp_path / "out", None, EvaluateConfig())
     assert exported.codec.encode("grain") == found.codec.encode("grain")

@@ -21,8 +21,8 @@ KINDS = [
 @pytest.fixture(params=range(len(KINDS)), ids=lambda index: f"{KINDS[index][0]}-{index}")
 def backbone(request, random_checkpoint):
     family, fields = KINDS[request.param]
-    model, config = load_model(random_checkpoint(family, context=40, **fields))
-    return TransformerBackbone(model, config.context)
+    model, config = load_model(random_checkpoint(family, sequence_length=40, **fields))
+    return TransformerBackbone(model, config.sequence_length)
 
 
 def test_logits_are_the_models_own(backbone):

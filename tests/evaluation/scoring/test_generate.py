@@ -15,7 +15,7 @@ def greedy_without_cache(backbone, prompt, new_tokens, end):
     for _ in range(new_tokens):
         logits = backbone.head(backbone.hidden(torch.tensor([tokens]))[0, -1:])[0]
         token = int(logits.argmax())
-        if token == end or len(tokens) >= backbone.context:
+        if token == end or len(tokens) >= backbone.sequence_length:
             break
         tokens.append(token)
     return tuple(tokens[len(prompt) :])
@@ -23,7 +23,7 @@ def greedy_without_cache(backbone, prompt, new_tokens, end):
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 5000])
 def test_greedy_equals_reading_the_whole_text_anew(small_backbone, byte_codec, batch_tokens):
-    backbone = small_backbone(context=30)
+    backbone = small_backbone(sequence_length=30)
     found = generate(backbone, byte_codec, PROMPTS, 40, batch_tokens=batch_tokens)
     for prompt, result in zip(PROMPTS, found, strict=True):
         assert result.tokens == greedy_without_cache(backbone, prompt, 40, byte_codec.end_of_document)
@@ -61,7 +61,7 @@ def test_streamed_pieces_make_the_text(small_backbone, byte_codec):
 
 def test_a_prompt_must_fit(small_backbone, byte_codec):
     with pytest.raises(InputError, match="prompt 1 has 64 tokens; the model takes 1 to 63"):
-        generate(small_backbone(context=64), byte_codec, [[1], [1] * 64], 4)
+        generate(small_backbone(sequence_length=64), byte_codec, [[1], [1] * 64], 4)
     with pytest.raises(InputError, match="prompt 0 has 0 tokens"):
         generate(small_backbone(), byte_codec, [[]], 4)
 

@@ -9,7 +9,7 @@ from gristmill.foundation.progress import Reporter
 
 @pytest.fixture
 def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(context=32), byte_codec, 500, Reporter.silent())
+    return LanguageModel(small_backbone(sequence_length=32), byte_codec, 500, Reporter.silent())
 
 
 def ask(kind: str, *arguments) -> list[Instance]:

@@ -21,7 +21,7 @@ def random_requests(count: int, longest: int, seed: int = 0) -> list[Request]:
 
 def one_at_a_time(backbone, request: Request) -> tuple[float, bool]:
     """The definition: the sum of log softmax at each position, one request a forward pass, the left cut to fit."""
-    whole = list(request.context + request.continuation)[-(backbone.context + 1) :]
+    whole = list(request.context + request.continuation)[-(backbone.sequence_length + 1) :]
     logprobs = torch.log_softmax(backbone.head(backbone.hidden(torch.tensor([whole[:-1]]))[0]), dim=-1)
     tail = logprobs[len(logprobs) - len(request.continuation) :]
     targets = torch.tensor(request.continuation)
@@ -31,7 +31,7 @@ def one_at_a_time(backbone, request: Request) -> tuple[float, bool]:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("batch_tokens", [1, 100, 5000])
 def test_batched_scores_are_those_of_each_request_alone(small_backbone, share, batch_tokens):
-    backbone = small_backbone(vocab_size=5, context=24)
+    backbone = small_backbone(vocab_size=5, sequence_length=24)
     requests = random_requests(120, longest=40)
     found = score(backbone, requests, batch_tokens, share)
     for request, result in zip(requests, found, strict=True):
@@ -41,7 +41,7 @@ def test_batched_scores_are_those_of_each_request_alone(small_backbone, share, b
 
 
 def test_sharing_reads_less(small_backbone):
-    backbone = small_backbone(vocab_size=5, context=24)
+    backbone = small_backbone(vocab_size=5, sequence_length=24)
     question = Request((1, 2, 0, 1, 2, 0, 1, 2, 0, 1), (2, 3))
     requests = [Request(question.context, (2, answer, 4)) for answer in range(4)]
     found = score(backbone, requests, 1000)

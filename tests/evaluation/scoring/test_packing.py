@@ -5,15 +5,15 @@ from gristmill.evaluation.scoring.packing import Request, batches, model_inputs,
 from gristmill.foundation.errors import InputError
 
 
-def inputs(*pairs, context=100):
-    return [model_inputs(Request(tuple(left), tuple(right)), context) for left, right in pairs]
+def inputs(*pairs, sequence_length=100):
+    return [model_inputs(Request(tuple(left), tuple(right)), sequence_length) for left, right in pairs]
 
 
 def test_the_last_token_is_not_read_and_the_left_is_cut():
-    found = model_inputs(Request((1, 2, 3), (4, 5)), context=3)
+    found = model_inputs(Request((1, 2, 3), (4, 5)), sequence_length=3)
     assert (found.tokens, found.scored) == ((2, 3, 4), 2)
     with pytest.raises(InputError, match="4 tokens does not fit the model's context of 3"):
-        model_inputs(Request((1,), (2, 3, 4, 5)), context=3)
+        model_inputs(Request((1,), (2, 3, 4, 5)), sequence_length=3)
 
 
 def test_choices_share_their_question():
@@ -52,7 +52,7 @@ def test_every_path_reads_its_own_request():
     """Law: following the nodes that a node sees, in order, gives the tokens of the request, whatever is packed."""
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(0, 3, rng.integers(1, 12)), rng.integers(0, 3, rng.integers(1, 6))) for _ in range(300)]
-    items = inputs(*[(left.tolist(), right.tolist()) for left, right in pairs], context=9)
+    items = inputs(*[(left.tolist(), right.tolist()) for left, right in pairs], sequence_length=9)
     rows = pack(items, row_tokens=40)
     assert sorted(index for row in rows for index in row.request_ids) == list(range(300))
     for row in rows:

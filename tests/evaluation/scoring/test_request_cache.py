@@ -23,7 +23,7 @@ def test_what_was_answered_is_not_asked_again(tmp_path, small_backbone, byte_cod
 
     path = tmp_path / "cache" / "answers.sqlite"
     first = LanguageModel(small_backbone(), byte_codec, 500, Reporter.silent(), RequestCache(path))
-    only_its_size = type("NoModel", (), {"context": 64, "vocab_size": 257, "device": None})
+    only_its_size = type("NoModel", (), {"sequence_length": 64, "vocab_size": 257, "device": None})
     second = LanguageModel(only_its_size, byte_codec, 500, Reporter.silent(), RequestCache(path))
     answers = ask(first)
     assert ask(second) == answers

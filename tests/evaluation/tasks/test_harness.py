@@ -18,7 +18,7 @@ from gristmill.foundation.progress import Reporter
 
 @pytest.fixture
 def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(context=128), byte_codec, 2000, Reporter.silent())
+    return LanguageModel(small_backbone(sequence_length=128), byte_codec, 2000, Reporter.silent())
 
 
 TEXTS = [HeldOut("0", "notes", "Grain goes in.\nFlour comes out.\n"), HeldOut("1", "notes", "The mill turns.\n")]

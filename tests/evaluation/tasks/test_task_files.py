@@ -36,7 +36,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture
 def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(context=128), byte_codec, 2000, Reporter.silent())
+    return LanguageModel(small_backbone(sequence_length=128), byte_codec, 2000, Reporter.silent())
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def recipe_of(**changes) -> Recipe:
                 {"name": "back", "format": "text", "paths": ["y"], "weight": 0.3},
             ],
             "tokenizer": {"vocab_size": 800, "sample_bytes": 300_000},
-            "model": {"layers": 1, "width": 16, "heads": 1, "kv_heads": 1, "context": 32},
+            "model": {"layers": 1, "width": 16, "heads": 1, "kv_heads": 1, "sequence_length": 32},
             "train": {"tokens": 1000, "batch_tokens": 64},
             **changes,
         }

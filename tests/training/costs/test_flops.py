@@ -12,7 +12,7 @@ from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 
-MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, hidden=24, context=8)
+MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, hidden=24, sequence_length=8)
 VOCAB = 40
 
 
@@ -55,9 +55,9 @@ def test_the_exact_count_of_a_gpt_is_the_papers(size):
 @pytest.mark.parametrize(
     "model",
     [
-        ModelConfig(layers=4, width=128, heads=8, kv_heads=2, context=64),
-        ModelConfig(layers=6, width=128, heads=8, context=64, window=(16, None), channel="gelu"),
-        ModelConfig(layers=2, width=128, heads=4, head_width=64, hidden=300, context=64),
+        ModelConfig(layers=4, width=128, heads=8, kv_heads=2, sequence_length=64),
+        ModelConfig(layers=6, width=128, heads=8, sequence_length=64, window=(16, None), mlp="gelu"),
+        ModelConfig(layers=2, width=128, heads=4, head_width=64, hidden=300, sequence_length=64),
     ],
 )
 def test_matmul_flops_are_those_of_the_real_models_matrices(model):

@@ -61,7 +61,9 @@ def test_balanced_stages_are_the_best_of_all_splits(seed):
 @pytest.mark.parametrize("layers", [8, 12, 13])
 @pytest.mark.parametrize("vocab", [100, 3000])
 def test_the_planner_splits_the_model_as_the_engine(pipeline, layers, vocab):
-    model = ModelConfig(layers=layers, width=64, heads=4, context=64, window=(16, None) if layers == 12 else None)
+    model = ModelConfig(
+        layers=layers, width=64, heads=4, sequence_length=64, window=(16, None) if layers == 12 else None
+    )
     planner = StepModel(shape_of(model, vocab), Rates(load_hardware("a100-80g"), FITTED), GRISTMILL)
     for axes in ({"schedule": "1f1b"}, {"schedule": "interleaved", "virtual_stages": 2}, {"schedule": "zbv"}):
         layout = LayoutConfig(pipeline=pipeline, **axes)
@@ -80,7 +82,7 @@ def test_stages_of_a_rank():
 
 
 def test_stages_at_split_points():
-    stages = split_model(ModelConfig(layers=4, width=64, heads=4, context=64), 300, LayoutConfig(pipeline=2))
+    stages = split_model(ModelConfig(layers=4, width=64, heads=4, sequence_length=64), 300, LayoutConfig(pipeline=2))
     assert [(stage.embeds, stage.scores) for stage in stages] == [(True, False), (False, True)]
     assert stages[0].last == stages[1].first and stages[1].last == 4
     assert [(stage.first, stage.last) for stage in stages_at((3, 6), 8)] == [(0, 3), (3, 6), (6, 8)]

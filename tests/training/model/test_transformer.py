@@ -7,21 +7,21 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from gristmill.training.config import ModelConfig
 from gristmill.training.model.attention import attend
-from gristmill.training.model.attention_mask import block_masks, causal_masks
+from gristmill.training.model.attention_metadata import block_masks, causal_masks
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 
 VOCAB, CONTEXT = 61, 24
-LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "context": CONTEXT}
+LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "sequence_length": CONTEXT}
 GPT2 = {
     "layers": 2,
     "width": 32,
     "heads": 4,
-    "context": CONTEXT,
+    "sequence_length": CONTEXT,
     "positions": "learned",
     "norm": "layernorm",
-    "channel": "gelu",
+    "mlp": "gelu",
     "biases": True,
     "tied_embeddings": True,
 }
@@ -59,11 +59,11 @@ def test_llama_is_the_llama_of_transformers() -> None:
         "mixer.key": "self_attn.k_proj",
         "mixer.value": "self_attn.v_proj",
         "mixer.output": "self_attn.o_proj",
-        "channel.gate": "mlp.gate_proj",
-        "channel.up": "mlp.up_proj",
-        "channel.down": "mlp.down_proj",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
         "mixer_norm": "input_layernorm",
-        "channel_norm": "post_attention_layernorm",
+        "mlp_norm": "post_attention_layernorm",
     }
     theirs = {
         "model.embed_tokens.weight": model.embedding.weight,
@@ -91,10 +91,10 @@ def test_gpt2_is_the_gpt2_of_transformers() -> None:
             packed = torch.cat([ours[f"{here}.mixer.{part}.{kind}"] for part in ("query", "key", "value")])
             theirs[f"{there}.attn.c_attn.{kind}"] = packed.T  # GPT-2 stores matrices the other way round
             theirs[f"{there}.attn.c_proj.{kind}"] = ours[f"{here}.mixer.output.{kind}"].T
-            theirs[f"{there}.mlp.c_fc.{kind}"] = ours[f"{here}.channel.up.{kind}"].T
-            theirs[f"{there}.mlp.c_proj.{kind}"] = ours[f"{here}.channel.down.{kind}"].T
+            theirs[f"{there}.mlp.c_fc.{kind}"] = ours[f"{here}.mlp.up.{kind}"].T
+            theirs[f"{there}.mlp.c_proj.{kind}"] = ours[f"{here}.mlp.down.{kind}"].T
             theirs[f"{there}.ln_1.{kind}"] = ours[f"{here}.mixer_norm.{kind}"]
-            theirs[f"{there}.ln_2.{kind}"] = ours[f"{here}.channel_norm.{kind}"]
+            theirs[f"{there}.ln_2.{kind}"] = ours[f"{here}.mlp_norm.{kind}"]
     missing, unexpected = other.load_state_dict(theirs, strict=False)
     assert missing == ["lm_head.weight"] or not missing, missing
     assert not unexpected
@@ -161,7 +161,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
         initialise(model, seed, torch.device("cpu"), torch.float32)
     name = "layers.0.mixer.query.weight"
     assert torch.equal(dict(small.named_parameters())[name], dict(large.named_parameters())[name])
-    ratio = dict(small.named_parameters())["layers.0.channel.down.weight"].std().item() * 2**0.5 / 0.02
+    ratio = dict(small.named_parameters())["layers.0.mlp.down.weight"].std().item() * 2**0.5 / 0.02
     assert ratio == pytest.approx(1, abs=0.1)  # outputs of layers: 0.02 / sqrt(2 layers)
 
 

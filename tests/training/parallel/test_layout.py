@@ -7,7 +7,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
 from gristmill.training.parallel.layout import check_layout, micro_batch_size
 
-MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "context": 48}
+MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "sequence_length": 48}
 
 
 def refusal(layout: dict, world_size: int, model: dict | None = None, vocab: int = 300, **train: int) -> str:
@@ -32,11 +32,11 @@ def test_what_tensor_ranks_cut() -> None:
     assert "tensor 4: 6 heads do not split evenly; legal for this model: [1, 3, 6]" in refusal({"tensor": 4}, 4)
     assert "3 key/value heads neither split over the ranks nor repeat" in refusal({"tensor": 2}, 2)
     assert "the hidden width 50 does not split" in refusal(
-        {"tensor": 3}, 3, {"hidden": 50, "context": 33}, batch_tokens=528
+        {"tensor": 3}, 3, {"hidden": 50, "sequence_length": 33}, batch_tokens=528
     )
     assert "a vocabulary of 4 leaves the last rank without a row" in refusal({"tensor": 3}, 3, vocab=4)
-    assert "context 32 does not split evenly; set sequence_parallel: false" in refusal(
-        {"tensor": 3}, 3, {"context": 32}
+    assert "sequence_length 32 does not split evenly; set sequence_parallel: false" in refusal(
+        {"tensor": 3}, 3, {"sequence_length": 32}
     )
 
 

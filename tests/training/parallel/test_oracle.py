@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.model.attention_mask import AttentionMetadata
+from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.initialization import cut_like, fill
 from gristmill.training.model.layer import Layer
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
@@ -26,7 +26,7 @@ from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.tensor import TensorAxis
 
 SIZE, SAMPLES, TOKENS = 2, 3, 8
-MODEL = ModelConfig(layers=1, width=16, heads=4, kv_heads=2, hidden=24, context=TOKENS, positions="none")
+MODEL = ModelConfig(layers=1, width=16, heads=4, kv_heads=2, hidden=24, sequence_length=TOKENS, positions="none")
 
 Outcome = tuple[Tensor, Tensor, dict[str, Tensor]]  # output, gradient by the input, gradients by name
 
@@ -45,7 +45,7 @@ class PlainMixer(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
-class PlainChannel(nn.Module):
+class PlainMlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.up = (nn.Linear(MODEL.width, MODEL.hidden, bias=False) for _ in range(2))
@@ -60,26 +60,26 @@ class PlainBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mixer_norm, self.channel_norm = (nn.RMSNorm(MODEL.width, eps=MODEL.norm_epsilon) for _ in range(2))
-        self.mixer, self.channel = PlainMixer(), PlainChannel()
+        self.mixer_norm, self.mlp_norm = (nn.RMSNorm(MODEL.width, eps=MODEL.norm_epsilon) for _ in range(2))
+        self.mixer, self.mlp = PlainMixer(), PlainMlp()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x))
-        return x + self.channel(self.channel_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 def oracle_plan(sequence_parallel: bool) -> dict[str, Any]:
     into, out = (
-        ("mixer.query", "mixer.key", "mixer.value", "channel.gate", "channel.up"),
-        ("mixer.output", "channel.down"),
+        ("mixer.query", "mixer.key", "mixer.value", "mlp.gate", "mlp.up"),
+        ("mixer.output", "mlp.down"),
     )
     lies = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, Any] = {name: ColwiseParallel() for name in into}
     plan |= {name: RowwiseParallel(output_layouts=lies) for name in out}
     if sequence_parallel:
-        plan |= {name: SequenceParallel() for name in ("mixer_norm", "channel_norm")}
+        plan |= {name: SequenceParallel() for name in ("mixer_norm", "mlp_norm")}
         gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-        plan |= {"mixer": gathered, "channel": gathered}
+        plan |= {"mixer": gathered, "mlp": gathered}
     return plan
 
 

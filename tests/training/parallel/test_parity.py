@@ -32,10 +32,10 @@ SAMPLES, CONTEXT, STEPS = 16, 16, 3
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "tied": {"tied_embeddings": True},
-    "gpt2": {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "channel": "gelu", "biases": True},
+    "gpt2": {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True},
     "one_kv_head": {"kv_heads": 1, "qk_norm": True, "logit_softcap": 5.0},
     "windows": {"window": (4, None), "norm_order": "post", "initialisation": "mup", "mup_base_width": 16},
-    "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "channel": "gelu", "biases": True},
+    "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "mlp": "gelu", "biases": True},
     "deep": {"layers": 8},
 }
 
@@ -54,7 +54,15 @@ class Case:
 
     @property
     def configs(self) -> tuple[ModelConfig, TrainConfig]:
-        model = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "context": CONTEXT, "hidden": 48, "dropout": 0.1}
+        model = {
+            "layers": 4,
+            "width": 32,
+            "heads": 4,
+            "kv_heads": 2,
+            "sequence_length": CONTEXT,
+            "hidden": 48,
+            "dropout": 0.1,
+        }
         train = {
             "tokens": 2 * STEPS * SAMPLES * CONTEXT,
             "batch_tokens": SAMPLES * CONTEXT,

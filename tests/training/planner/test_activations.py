@@ -15,8 +15,8 @@ from gristmill.training.planner.activations import Numbers, ends_bytes, korthika
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 
-GPT2 = {"channel": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
-SIZE = {"layers": 4, "width": 128, "heads": 8, "context": 64}
+GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
+SIZE = {"layers": 4, "width": 128, "heads": 8, "sequence_length": 64}
 MODELS = {
     "llama": ModelConfig(**SIZE, kv_heads=2),
     "gpt2": ModelConfig(**SIZE, **GPT2),
@@ -38,8 +38,8 @@ def saved_bytes(model: ModelConfig, layout: LayoutConfig, samples: int, dtype: t
             kept[_local(tensor).untyped_storage().data_ptr()] = _local(tensor)
         return tensor
 
-    tokens = torch.zeros(samples, model.context, dtype=torch.int64)
-    weights, numbers = torch.ones(samples, model.context), torch.arange(samples)
+    tokens = torch.zeros(samples, model.sequence_length, dtype=torch.int64)
+    weights, numbers = torch.ones(samples, model.sequence_length), torch.arange(samples)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         part(tokens, tokens, weights, samples=numbers if model.dropout else None)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
@@ -60,7 +60,7 @@ def test_forecast_is_within_5_percent_of_what_autograd_keeps(name, dtype, tensor
             real = saved_bytes(model, layout, samples, dtype)
         shape, planned = shape_of(model, 512), from_config(layout, samples)
         one = layer_bytes(
-            shape.blocks[0], planned, model.context, GRISTMILL, NUMBERS[dtype], model.dropout > 0, model.norm
+            shape.blocks[0], planned, model.sequence_length, GRISTMILL, NUMBERS[dtype], model.dropout > 0, model.norm
         )
         forecast = model.layers * one.kept + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
         assert forecast == pytest.approx(real, rel=0.05)
@@ -93,12 +93,12 @@ def test_forecast_is_within_2_percent_of_what_stands_after_the_forward_pass(name
     model, samples, layout = MODELS[name], 4, LayoutConfig(recompute=recompute)
     part = Transformer(model, 512, None, layout, dtype=dtype).to_empty(device="cpu").to(dtype)
     own = {p.untyped_storage().data_ptr() for p in part.parameters()}
-    tokens = torch.zeros(samples, model.context, dtype=torch.int64)
+    tokens = torch.zeros(samples, model.sequence_length, dtype=torch.int64)
     with Living() as living:
-        loss = part(tokens, tokens, torch.ones(samples, model.context))
+        loss = part(tokens, tokens, torch.ones(samples, model.sequence_length))
     real = living.bytes_but(own) - loss.untyped_storage().nbytes()
     shape, planned = shape_of(model, 512), from_config(layout, samples)
-    one = layer_bytes(shape.blocks[0], planned, model.context, GRISTMILL, NUMBERS[dtype], False, model.norm)
+    one = layer_bytes(shape.blocks[0], planned, model.sequence_length, GRISTMILL, NUMBERS[dtype], False, model.norm)
     forecast = model.layers * one.kept + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
     assert forecast == pytest.approx(real, rel=0.02)
 
@@ -126,7 +126,7 @@ def test_the_ends_by_hand():
 
 
 def test_less_is_kept_the_more_is_computed_again():
-    shape = shape_of(ModelConfig(layers=2, width=512, heads=8, context=512), 1000)
+    shape = shape_of(ModelConfig(layers=2, width=512, heads=8, sequence_length=512), 1000)
     kept = []
     for mode in ("none", "operators", "attention", "full"):
         planned = from_config(LayoutConfig(tensor=2, recompute=mode), 2)

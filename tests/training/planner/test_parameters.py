@@ -18,13 +18,13 @@ from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 
-LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "context": 32}
+LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "sequence_length": 32}
 GPT2 = {
     "layers": 6,
     "width": 64,
     "heads": 8,
-    "context": 32,
-    "channel": "gelu",
+    "sequence_length": 32,
+    "mlp": "gelu",
     "norm": "layernorm",
     "positions": "learned",
     "biases": True,
@@ -44,7 +44,7 @@ def test_runs_are_dealt_as_torch_chunks():
 
 
 def test_a_weight_on_its_tensor_ranks():
-    table = Weight("embedding.weight", (250, 8), "rows")
+    table = Weight("embedding.weight", (250, 8), "output")
     assert [table.local_shape(4, rank)[0] for rank in range(4)] == [63, 63, 63, 61]
     keys = Weight("mixer.key.weight", (32, 8), "key_value")  # 2 heads of 16 over 4 ranks: each twice
     assert [keys.local_shape(4, rank, kv_heads=2)[0] for rank in range(4)] == [16, 16, 16, 16]

@@ -35,7 +35,7 @@ FIELDS = yaml.safe_load((PROFILES / "a100-80g.yaml").read_text("utf-8"))
 ROCE = {"kind": "roce", "gb_per_second": 25.0, "efficiency": 0.8, "latency_microseconds": 80.0}
 
 
-MODEL = ModelConfig(layers=6, width=32, heads=4, context=16)
+MODEL = ModelConfig(layers=6, width=32, heads=4, sequence_length=16)
 
 
 def two_clusters(numbers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()), speed: float = 1.0) -> Hardware:

@@ -25,7 +25,9 @@ def test_parameters_and_flops_are_the_engines(name):
     model, vocab = recipe.model, recipe.tokenizer.vocab_size
     shape = shape_of(model, vocab)
     assert parameter_count(shape) == count_parameters(model, vocab)
-    attention = 3 * sum(flops.attention_flops(block, model.context) for block in shape.blocks) / model.context
+    attention = (
+        3 * sum(flops.attention_flops(block, model.sequence_length) for block in shape.blocks) / model.sequence_length
+    )
     assert flops.flops_per_token(shape) == matmul_flops_per_token(model, vocab) + attention
 
 
@@ -43,7 +45,7 @@ def test_what_the_first_a_middle_and_the_last_rank_keep(name, hardware, engine_s
         real = sum(prod(each) for each in shapes.values())
         assert sharded_count(memory.weights(held[place]), layout.tensor, 0, model.num_kv_heads, layout.shard, 0) == real
         forecast = memory.rank(
-            planned, held[place], place, planned.microbatches(recipe.train.batch_tokens // model.context)
+            planned, held[place], place, planned.microbatches(recipe.train.batch_tokens // model.sequence_length)
         )
         assert forecast.parameters == forecast.gradients == 4 * (real + copied)
         assert forecast.optimizer == 8 * real

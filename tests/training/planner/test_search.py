@@ -18,7 +18,7 @@ from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.report import to_json
 from gristmill.training.planner.search import Planner, nothing_fits, search, smallest_count
 
-SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, context=1024)
+SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1024)
 
 
 def test_a_layout_survives_the_recipe_and_back():
@@ -183,17 +183,17 @@ def test_bad_calls_are_named(hardware):
         named_shape("gpt-145b")
     with pytest.raises(RecipeError, match="no such program"):
         make_job(named_shape("gpt-7.5b"), 8, software="deepspeed")
-    with pytest.raises(RecipeError, match="at least the context"):
+    with pytest.raises(RecipeError, match="at least the sequence length"):
         search(make_job(named_shape("gpt-7.5b"), 8, batch_tokens=100))
 
 
 def test_a_model_file(tmp_path):
     path = tmp_path / "model.yaml"
-    path.write_text("model: {layers: 4, width: 256, heads: 4, context: 512}\ntokenizer: {vocab_size: 4096}\n")
+    path.write_text("model: {layers: 4, width: 256, heads: 4, sequence_length: 512}\ntokenizer: {vocab_size: 4096}\n")
     shape = load_shape(str(path))
-    assert (len(shape.blocks), shape.vocab, shape.context) == (4, 4096, 512)
+    assert (len(shape.blocks), shape.vocab, shape.sequence_length) == (4, 4096, 512)
     path.write_text("layers: 4\nwidth: 256\nheads: 4\nvocab_size: 1000\n")
-    assert load_shape(str(path), context=128).context == 128
+    assert load_shape(str(path), sequence_length=128).sequence_length == 128
     path.write_text("model: {layers: 4, widht: 256, heads: 4}\ntokenizer: {vocab_size: 10}\n")
     with pytest.raises(RecipeError, match="unknown field widht; did you mean width"):
         load_shape(str(path))

@@ -19,7 +19,7 @@ from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.volumes import data_volumes, pipeline_volume, tensor_volume
 
-MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, context=32)
+MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
 VOCAB = 128
 
 
@@ -57,8 +57,8 @@ def test_the_tensor_axis_sends_what_the_engine_sends(sent, fake_process, tensor,
     with fake_process(tensor, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
         part = Transformer(MODEL, VOCAB, mesh, layout).to_empty(device="cpu")
-        tokens = torch.zeros(2, MODEL.context, dtype=torch.int64)
-        part(tokens, tokens, torch.ones(2, MODEL.context))[:, 0].sum().backward()
+        tokens = torch.zeros(2, MODEL.sequence_length, dtype=torch.int64)
+        part(tokens, tokens, torch.ones(2, MODEL.sequence_length))[:, 0].sum().backward()
     shape = shape_of(MODEL, VOCAB)
     forecast = tensor_volume(shape, from_config(layout, 2), 2, GRISTMILL, layers=3, ends=True, compute_bytes=4)
     assert sum(sent.values()) == forecast
@@ -74,9 +74,9 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
         parts = build_local_model(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).parts
         sent.clear()
         batch = {
-            "x": torch.zeros(2, MODEL.context, dtype=torch.int64),
-            "targets": torch.zeros(2, MODEL.context, dtype=torch.int64),
-            "weights": torch.ones(2, MODEL.context),
+            "x": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
+            "targets": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
+            "weights": torch.ones(2, MODEL.sequence_length),
         }
         GradientAccumulation(parts[0], micro_batch).train(batch, 1.0)
     shape, planned = shape_of(MODEL, VOCAB), from_config(layout, micro_batch)
@@ -92,7 +92,7 @@ def test_a_stage_hands_on_what_the_engine_hands_on(fake_process, sequence_parall
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
         part = Transformer(MODEL, VOCAB, mesh, layout, dtype=torch.bfloat16)
-        crossing = PipelineSchedule({0: part}, layout, mesh, 2)._boundary(2, MODEL.context)
+        crossing = PipelineSchedule({0: part}, layout, mesh, 2)._boundary(2, MODEL.sequence_length)
     forecast = pipeline_volume(shape_of(MODEL, VOCAB), from_config(layout, 2), 2, GRISTMILL)
     assert 2 * crossing.numel() * crossing.element_size() == forecast
 

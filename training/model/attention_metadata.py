@@ -1,5 +1,6 @@
-"""Who may look at whom: positions, documents and masks of one forward pass. Blocks are handed a plan and build no
-mask."""
+"""Attention metadata of one forward pass: positions, document boundaries, masks, rotary angles.
+
+Layers receive it and build no mask themselves."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
