@@ -1,22 +1,22 @@
 """What the command line calls: a checkpoint alone, without a recipe. Each function is one command."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.huggingface import is_huggingface
-from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded, newest_step
+from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.results.curve import curve_svg
 from gristmill.evaluation.results.table import ScoreRow
-from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate, evaluate_folder
-from gristmill.evaluation.scoring.generate import Generated, generate
+from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
+from gristmill.evaluation.scoring.generate import Generation, GenerationSettings, TextStream, generate
+from gristmill.evaluation.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import read_card, step_folder, steps_in, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
@@ -26,167 +26,154 @@ ONLY_PROCESS = RankInfo()
 TIMEOUT_SECONDS = 1800.0  # as the recipe's default for training
 
 
+@dataclass(frozen=True)
+class ModelParallel:
+    """How many tensor-parallel ranks and pipeline stages one replica of the model is sharded over."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        return f"tensor={self.tensor} x pipeline={self.pipeline}"
+
+
+NO_MODEL_PARALLEL = ModelParallel()
+
+
 def evaluate_checkpoint(
-    checkpoint: Path,
-    output: Path,
+    source: CheckpointPaths,
+    paths: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
-    tokenizer: Path | None = None,
-    cache: Path | None = None,
-    corpus: Path | None = None,
-    download: bool = False,
-    include_path: Path | None = None,
-    place: RankInfo = ONLY_PROCESS,
-    tensor: int = 1,
-    pipeline: int = 1,
+    rank: RankInfo = ONLY_PROCESS,
+    model_parallel: ModelParallel = NO_MODEL_PARALLEL,
 ) -> list[ScoreRow]:
-    """`gristmill evaluate --checkpoint DIR --tasks a,b`: results.json, samples/, table.md and table.html in OUTPUT.
+    """`gristmill evaluate --checkpoint DIR --tasks a,b`: writes results.json, samples/ and tables.
 
-    checkpoint: a step's folder, a run (its newest step), or a folder of transformers. Held-out tasks take the run's own
-    documents, if the checkpoint stands in a run, or those of `corpus`, a work folder. Under torchrun, `place` says
-    which process this is; each copy of the model is cut over tensor x pipeline processes, the copies share the
-    documents, and rank 0 alone has rows."""
-    checkpoint = newest_step(checkpoint)
-    data = None if config.data is None else Path(config.data)
-    held_out = corpus_of(checkpoint.resolve().parents[2:3] if corpus is None else [corpus])
-    places = EvaluationPaths(output, data, held_out, cache, download, include_path)
-    if place.world_size == 1:
-        if tensor * pipeline > 1:
-            raise RecipeError(f"one process cannot cut a copy over tensor={tensor} x pipeline={pipeline}; use torchrun")
-        rows = evaluate_folder(checkpoint, tokenizer, places, config, reporter, local_device(place))
+    Held-out tasks take paths.corpus, or the run's own documents if the checkpoint lies in a work folder. Under
+    torchrun, `rank` is this process; the ranks that model_parallel leaves over are replicas that share the documents,
+    and rank 0 alone returns rows."""
+    checkpoint = find_checkpoint(source.checkpoint)
+    source = CheckpointPaths(checkpoint, source.tokenizer)
+    workdir = Workdir.of_checkpoint(checkpoint)
+    if paths.corpus is None and workdir is not None:
+        paths = replace(paths, corpus=workdir.held_out_corpus())
+    if rank.world_size == 1:
+        if model_parallel.size > 1:
+            raise RecipeError(f"one process cannot hold {model_parallel} of a model; start more with torchrun")
+        rows = evaluate_folder(source, paths, config, reporter, local_device(rank))
         if config.weights != "as_trained":
-            _show_cost(checkpoint, tokenizer, places, config, reporter)
+            _write_quantization_cost(source, paths, config, reporter)
         return rows
-    return _evaluate_together(checkpoint, tokenizer, places, config, reporter, place, tensor, pipeline)
+    return _evaluate_distributed(source, paths, config, reporter, rank, model_parallel)
 
 
-def _show_cost(
-    checkpoint: Path, tokenizer: Path | None, places: EvaluationPaths, config: EvaluateConfig, reporter: Reporter
+def _write_quantization_cost(
+    source: CheckpointPaths, paths: EvaluationPaths, config: EvaluateConfig, reporter: Reporter
 ) -> None:
-    """The same questions to the weights as trained, in OUTPUT/as_trained; the comparison in OUTPUT/cost_of_....md."""
+    """Evaluates the weights as trained in OUTPUT/as_trained and writes the comparison to OUTPUT/cost_of_....md."""
     plain = EvaluateConfig(**{**config.model_dump(), "weights": "as_trained", "samples": 0})
-    apart = replace(places, output=places.output / "as_trained")
-    evaluate_folder(checkpoint, tokenizer, apart, plain, reporter, local_device(ONLY_PROCESS))
-    cost = comparison_markdown(compare_folders(apart.output, places.output))
-    write_atomic(places.output / f"cost_of_{config.weights}.md", cost.encode())
+    as_trained = replace(paths, output=paths.output / "as_trained")
+    evaluate_folder(source, as_trained, plain, reporter, local_device(ONLY_PROCESS))
+    cost = comparison_markdown(compare_folders(as_trained.output, paths.output))
+    write_atomic(paths.output / f"cost_of_{config.weights}.md", cost.encode())
 
 
-def _evaluate_together(
-    checkpoint: Path,
-    tokenizer: Path | None,
-    places: EvaluationPaths,
+def _evaluate_distributed(
+    source: CheckpointPaths,
+    paths: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
-    place: RankInfo,
-    tensor: int,
-    pipeline: int,
+    rank: RankInfo,
+    model_parallel: ModelParallel,
 ) -> list[ScoreRow]:
-    if place.world_size % (tensor * pipeline):
+    if rank.world_size % model_parallel.size:
         raise RecipeError(
-            f"{place.world_size} processes do not make whole copies of tensor={tensor} x pipeline={pipeline}; start a "
-            "multiple of their product"
+            f"{rank.world_size} processes are not a multiple of {model_parallel}; start a multiple of the product"
         )
-    copies = place.world_size // (tensor * pipeline)
-    layout = LayoutConfig(data=copies, tensor=tensor, pipeline=pipeline, sequence_parallel=False)
-    in_parts = tensor * pipeline > 1
-    if in_parts and is_huggingface(checkpoint):
-        raise RecipeError(f"{checkpoint}: a folder of transformers is cut after `gristmill import`; import it first")
-    if in_parts and config.weights != "as_trained":
-        raise RecipeError(f"weights={config.weights} works in whole copies only; set tensor and pipeline to 1")
-    # Ranks of one copy must ask alike, so they may not differ in what they find in a cache.
-    places = replace(places, cache=None) if in_parts else places
+    layout = LayoutConfig(
+        data=rank.world_size // model_parallel.size,
+        tensor=model_parallel.tensor,
+        pipeline=model_parallel.pipeline,
+        sequence_parallel=False,
+    )
+    checkpoint, sharded = source.checkpoint, model_parallel.size > 1
+    if sharded and is_huggingface(checkpoint):
+        raise RecipeError(f"{checkpoint}: a Hugging Face folder cannot be sharded; run `gristmill import` on it first")
+    if sharded and config.weights != "as_trained":
+        raise RecipeError(f"weights={config.weights} cannot be sharded; set tensor and pipeline to 1")
+    # Ranks of one sharded model must run the same requests, so they may not differ in what a cache gives them.
+    paths = replace(paths, cache=None) if sharded else paths
     digest = fingerprint([config.model_dump(mode="json"), checkpoint.name])
-    heads = _model_config(checkpoint) if in_parts else ModelConfig(layers=1, width=64, heads=1)
-    with init_distributed(place, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
-        subject = (
-            load_for_evaluation_sharded(checkpoint, tokenizer, config, layout, mesh)
-            if in_parts
-            else load_for_evaluation(checkpoint, tokenizer, config, mesh.device)
+    heads = _model_config(checkpoint) if sharded else ModelConfig(layers=1, width=64, heads=1)
+    with init_distributed(rank, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
+        loaded = (
+            load_for_evaluation_sharded(source, config, layout, mesh)
+            if sharded
+            else load_for_evaluation(source, config, mesh.device)
         )
-        quiet = reporter if mesh.is_first else Reporter.silent()
-        return evaluate(subject, places, config, quiet, mesh.data, mesh.is_first)
+        first_rank_reporter = reporter if mesh.is_first else Reporter.silent()
+        return evaluate(loaded, paths, config, first_rank_reporter, mesh.data, mesh.is_first)
 
 
 def _model_config(checkpoint: Path) -> ModelConfig:
     return ModelConfig.model_validate(read_card(checkpoint)["model"])
 
 
-def corpus_of(runs: Sequence[Path]) -> Corpus | None:
-    """The held-out documents of the first work folder that has them (a checkpoint stands in RUN/train/checkpoints), and
-    the seed of its recipe."""
-    for run in runs:
-        if all((run / stage / MANIFEST_NAME).is_file() for stage in ("curate", "index")):
-            recipe = read_manifest(run / "curate").origin.get("recipe", {})
-            return Corpus(run / "curate", run / "index", int(recipe.get("seed", 0)))
-    return None
-
-
 def evaluate_series(
-    checkpoints: Path,
-    output: Path,
-    config: EvaluateConfig,
-    reporter: Reporter,
-    every: int = 1,
-    tokenizer: Path | None = None,
-    cache: Path | None = None,
-    corpus: Path | None = None,
-    download: bool = False,
-    include_path: Path | None = None,
+    source: CheckpointPaths, paths: EvaluationPaths, config: EvaluateConfig, reporter: Reporter, every: int = 1
 ) -> list[dict[str, object]]:
-    """`--every N`: each checkpoint whose step is a multiple of N, and the last, each in OUTPUT/step-...; the points of
-    the curve by tokens seen, which also stand in OUTPUT/curve.json."""
-    root = next(
-        (
-            path
-            for path in (checkpoints, checkpoints / "checkpoints", checkpoints / "train" / "checkpoints")
-            if steps_in(path)
-        ),
-        None,
-    )
-    if root is None:
-        raise InputError(f"{checkpoints}: no checkpoints (step-...) here; name a run or its folder of checkpoints")
-    steps = steps_in(root)
+    """`--every N`: evaluates each checkpoint whose step is a multiple of N, and the last, each into OUTPUT/step-...
+
+    Returns the points of the curve by tokens seen, which are also written to OUTPUT/curve.json and curve.svg."""
+    folder = checkpoints_folder(source.checkpoint)
+    if folder is None:
+        raise InputError(
+            f"{source.checkpoint}: no checkpoints (step-...) here; name a run or its folder of checkpoints"
+        )
+    steps = steps_in(folder)
     points: list[dict[str, object]] = []
     for step in [step for step in steps if step % every == 0 or step == steps[-1]]:
-        folder = step_folder(root, step)
-        tokens = verified(folder).get("trainer", {}).get("progress", {}).get("tokens")
-        reporter.say(f"{folder.name}")
-        rows = evaluate_checkpoint(
-            folder, output / folder.name, config, reporter, tokenizer, cache, corpus, download, include_path
-        )
+        checkpoint = step_folder(folder, step)
+        tokens = verified(checkpoint).get("trainer", {}).get("progress", {}).get("tokens")
+        reporter.say(f"{checkpoint.name}")
+        own_paths = replace(paths, output=paths.output / checkpoint.name)
+        rows = evaluate_checkpoint(CheckpointPaths(checkpoint, source.tokenizer), own_paths, config, reporter)
         for row in (row for row in rows if row.score is not None):
             points.append(
                 {"step": step, "tokens": tokens, "task": row.task, "metric": row.metric, "score": row.score,
                  "error": row.error, "chance": row.chance}
             )  # fmt: skip
-    write_atomic(output / "curve.json", json.dumps(points, indent=1).encode() + b"\n")
-    write_atomic(output / "curve.svg", curve_svg(points).encode())
+    write_atomic(paths.output / "curve.json", json.dumps(points, indent=1).encode() + b"\n")
+    write_atomic(paths.output / "curve.svg", curve_svg(points).encode())
     return points
 
 
 def generate_text(
-    checkpoint: Path,
+    source: CheckpointPaths,
     prompts: Sequence[str],
-    new_tokens: int,
-    sampling: SamplingConfig,
-    tokenizer: Path | None = None,
-    stops: Sequence[str] = (),
+    settings: GenerationSettings,
     config: EvaluateConfig | None = None,
-    stream: Callable[[int, str], None] | None = None,
-) -> list[Generated]:
-    """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document. stream is told
-    (prompt index, new text) as it comes."""
-    for name, texts in (("--prompt", prompts), ("--stop", stops)):
+    stream: TextStream | None = None,
+) -> list[Generation]:
+    """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document.
+
+    stream is called with (prompt index, new text) as the text is generated."""
+    for name, texts in (("--prompt", prompts), ("--stop", settings.stops)):
         for text in texts:
             if not text.isascii() and text != text.encode(errors="replace").decode():
                 raise RecipeError(f"{name} {text!r} is not valid UTF-8; give whole characters")
-    if "" in stops:
+    if "" in settings.stops:
         raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
-    subject = load_for_evaluation(checkpoint, tokenizer, config or EvaluateConfig(), local_device(ONLY_PROCESS))
-    room = subject.backbone.sequence_length - 1
-    end = subject.codec.end_of_document
-    encoded = [[end, *subject.codec.encode(prompt)] for prompt in prompts]
+    loaded = load_for_evaluation(source, config or EvaluateConfig(), local_device(ONLY_PROCESS))
+    room = loaded.backbone.sequence_length - 1
+    end = loaded.codec.end_of_document
+    encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):
         if len(ids) > room:
             raise InputError(f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {room}; shorten it")
-    return generate(subject.backbone, subject.codec, encoded, new_tokens, sampling, stops, stream=stream)
+    return generate(loaded.backbone, loaded.codec, encoded, settings, stream=stream)

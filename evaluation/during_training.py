@@ -15,10 +15,11 @@ from gristmill.evaluation.models.load import check_tokenizer
 from gristmill.evaluation.models.parallel_backbone import ParallelBackbone
 from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
 from gristmill.evaluation.results.table import ScoreRow, score_rows
-from gristmill.evaluation.run import Corpus, add_all_sources, held_out_work
+from gristmill.evaluation.run import add_all_sources, held_out_work
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.harness import require_tasks, run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
+from gristmill.evaluation.workdir import HeldOutCorpus
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config import LayoutConfig
@@ -55,7 +56,7 @@ def evaluate_live(
     layout: LayoutConfig = SINGLE_LAYOUT,
     mesh: Mesh | None = None,
     data: Path | None = None,
-    corpus: Corpus | None = None,
+    corpus: HeldOutCorpus | None = None,
     shots: int | None = None,
     batch_tokens: int | None = None,
     budget_seconds: float | None = None,
@@ -132,7 +133,7 @@ def _whole_over_data(live: Transformer) -> dict[str, Tensor]:
 
 
 def _rows(
-    model: LanguageModel, config: EvaluateConfig, task: str, data: Path | None, corpus: Corpus | None, mesh: Mesh
+    model: LanguageModel, config: EvaluateConfig, task: str, data: Path | None, corpus: HeldOutCorpus | None, mesh: Mesh
 ) -> list[ScoreRow]:
     """The rows of one task or suite, on every process."""
     alone = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})

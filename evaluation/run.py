@@ -36,19 +36,11 @@ from gristmill.evaluation.tasks.harness import Results, run_tasks
 from gristmill.evaluation.tasks.samples import continuations
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
+from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.training.parallel.mesh import ALONE, Axis
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Where the held-out tasks come from: the folders of the stages `curate` and `index`. seed: of the recipe."""
-
-    curate: Path
-    index: Path
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class EvaluationPaths:
 
     output: Path
     data: Path | None = None
-    corpus: Corpus | None = None
+    corpus: HeldOutCorpus | None = None
     cache: Path | None = None
     download: bool = False
     include_path: Path | None = None
@@ -79,27 +71,26 @@ class EvaluationPaths:
 
 
 def evaluate_folder(
-    checkpoint: Path,
-    tokenizer: Path | None,
-    places: EvaluationPaths,
+    source: CheckpointPaths,
+    paths: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
     device: str | torch.device = "cpu",
 ) -> list[ScoreRow]:
     """`evaluate` on a checkpoint (or a folder of transformers) and its tokenizer from disk; with a corpus,
     generations.json too."""
-    subject = load_for_evaluation(checkpoint, tokenizer, config, device)
-    rows = evaluate(subject, places, config, reporter)
-    if places.corpus is not None and config.samples:
-        found = continuations(subject.backbone, subject.codec, read_held_out(places.corpus.curate), config)
+    loaded = load_for_evaluation(source, config, device)
+    rows = evaluate(loaded, paths, config, reporter)
+    if paths.corpus is not None and config.samples:
+        found = continuations(loaded.backbone, loaded.codec, read_held_out(paths.corpus.curate), config)
         text = json.dumps([item.model_dump() for item in found], indent=2, ensure_ascii=False)
-        write_atomic(places.output / "generations.json", text.encode() + b"\n")
+        write_atomic(paths.output / "generations.json", text.encode() + b"\n")
     return rows
 
 
 def evaluate(
-    subject: LoadedModel,
-    places: EvaluationPaths,
+    loaded: LoadedModel,
+    paths: EvaluationPaths,
     config: EvaluateConfig,
     reporter: Reporter,
     data: Axis = ALONE,
@@ -108,25 +99,25 @@ def evaluate(
     """Asks every task, writes results.json, samples/, table.md and table.html, and gives the rows of the table.
 
     data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
-    answers = None if places.cache is None else places.cache / f"answers-{subject.digest}.sqlite"
+    answers = None if paths.cache is None else paths.cache / f"answers-{loaded.digest}.sqlite"
     cache = None if answers is None else RequestCache(answers, reporter.say)
-    batch_tokens = config.pass_tokens(subject.backbone.device.type)
-    model = LanguageModel(subject.backbone, subject.codec, batch_tokens, reporter, cache, data=data)
-    held_out = held_out_work(config, subject.codec, places.corpus)
+    batch_tokens = config.pass_tokens(loaded.backbone.device.type)
+    model = LanguageModel(loaded.backbone, loaded.codec, batch_tokens, reporter, cache, data=data)
+    held_out = held_out_work(config, loaded.codec, paths.corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
-    results = run_tasks(model, [*held_out.tasks, *named], config, places.tasks)
+    results = run_tasks(model, [*held_out.tasks, *named], config, paths.tasks)
     if results is None or not writes:
         return []
     add_all_sources(results, held_out.unigram)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
-    if places.corpus is not None:
-        rows += apart(results, found_in_corpus(places.corpus.curate))
+    if paths.corpus is not None:
+        rows += apart(results, found_in_corpus(paths.corpus.curate))
     said = [*notes(config, held_out.unigram), *results.notes]
-    write_results(places.output, results.summary, results.samples, rows, said)
+    write_results(paths.output, results.summary, results.samples, rows, said)
     return rows
 
 
-def held_out_work(config: EvaluateConfig, codec: Codec, corpus: Corpus | None) -> HeldOutWork:
+def held_out_work(config: EvaluateConfig, codec: Codec, corpus: HeldOutCorpus | None) -> HeldOutWork:
     """Raises RecipeError if a held-out task is asked for and there is no corpus, InputError if it holds too little."""
     wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
     if not wanted:

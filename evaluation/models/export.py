@@ -7,18 +7,16 @@ from typing import Any
 import torch
 
 from gristmill.evaluation.models.huggingface import copy_tokenizer, read_huggingface, write_huggingface
-from gristmill.evaluation.models.load import check_tokenizer, find_tokenizer, newest_step
+from gristmill.evaluation.models.load import check_tokenizer
+from gristmill.evaluation.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
+from gristmill.foundation.manifest import Manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import load_model, read_card, save, step_folder
 from gristmill.training.parallel.mesh import single_process
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-STAGES = ("curate", "tokenizer", "index", "train")  # whose manifests are a model's provenance
 
 
 def export_checkpoint(
@@ -30,22 +28,15 @@ def export_checkpoint(
     default that of the run. Raises InputError if transformers has no architecture for the model."""
     if scores is not None and not (scores / "table.md").is_file():
         raise InputError(f"{scores}: holds no table.md; name a folder that `gristmill evaluate` wrote")
-    checkpoint = newest_step(checkpoint)
-    folder = tokenizer or find_tokenizer(checkpoint)
+    checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
     card, codec = read_card(checkpoint), load_tokenizer(folder)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=False)
     model, _ = load_model(checkpoint, dtype=DTYPES[precision])
     architecture = write_huggingface(output, model, card["end_of_document"], folder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    workdir = run_folder(checkpoint)
+    workdir = Workdir.of_checkpoint(checkpoint)
     write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
     return architecture
-
-
-def run_folder(checkpoint: Path) -> Path | None:
-    """The work folder of the run that made it: RUN/train/checkpoints/STEP -> RUN. None for one that lies elsewhere."""
-    checkpoints = checkpoint.resolve().parent
-    return checkpoints.parents[1] if (checkpoints.parent.name, checkpoints.name) == ("train", "checkpoints") else None
 
 
 def import_checkpoint(folder: Path, output: Path) -> Path:
@@ -62,10 +53,11 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     return step_folder(output / "checkpoints", 0)
 
 
-def model_card(checkpoint: Path, architecture: str, parameters: int, workdir: Path | None, scores: Path | None) -> str:
+def model_card(
+    checkpoint: Path, architecture: str, parameters: int, workdir: Workdir | None, scores: Path | None
+) -> str:
     """README.md of an exported model: what it was made from, down to the raw files' fingerprints, and its scores."""
-    folders = [workdir / name for name in STAGES] if workdir is not None else []
-    stages = {folder.name: read_manifest(folder) for folder in folders if (folder / MANIFEST_NAME).is_file()}
+    stages = workdir.manifests() if workdir is not None else {}
     lines = [
         "---", "library_name: transformers", "tags: [gristmill]", "---", "",
         f"# {_recipe(stages).get('name', checkpoint.name)}", "",
@@ -77,7 +69,7 @@ def model_card(checkpoint: Path, architecture: str, parameters: int, workdir: Pa
     for name, stage in stages.items():
         inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stage.inputs.items()))
         lines.append(f"| {name} | `{stage.fingerprint}` | {inputs} |")
-    lines += ["", *_facts(stages), *_scores(scores or workdir / "evaluate")]
+    lines += ["", *_facts(stages), *_scores(scores or workdir.stage("evaluate"))]
     lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
     return "\n".join(lines)
 

@@ -10,12 +10,13 @@ from gristmill.evaluation.models.huggingface import is_huggingface, read_hugging
 from gristmill.evaluation.models.int8 import quantise
 from gristmill.evaluation.models.parallel_backbone import load_parallel
 from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from gristmill.training.checkpoint import load_model, read_card, step_folder, steps_in
+from gristmill.training.checkpoint import load_model, read_card
 from gristmill.training.config import LayoutConfig
 from gristmill.training.parallel.mesh import Mesh
 
@@ -34,13 +35,10 @@ class LoadedModel:
 
 
 def load_for_evaluation(
-    checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, device: str | torch.device = "cpu"
+    paths: CheckpointPaths, config: EvaluateConfig, device: str | torch.device = "cpu"
 ) -> LoadedModel:
-    """Raises InputError on a half-written or damaged checkpoint, and if the tokenizer is not the checkpoint's."""
-    checkpoint = newest_step(checkpoint)
-    folder = tokenizer or find_tokenizer(checkpoint)
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; name the tokenizer the checkpoint was trained with")
+    """Raises InputError on an incomplete or damaged checkpoint, and if the tokenizer is not the checkpoint's."""
+    checkpoint, folder = paths.resolve()
     codec = load_tokenizer(folder)
     dtype = DTYPES[config.precision]
     foreign = is_huggingface(checkpoint)
@@ -59,36 +57,15 @@ def load_for_evaluation(
 
 
 def load_for_evaluation_sharded(
-    checkpoint: Path, tokenizer: Path | None, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
+    paths: CheckpointPaths, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
 ) -> LoadedModel:
-    """This process's part of a checkpoint of ours, and the tokenizer. Raises InputError as `load_subject` does."""
-    checkpoint = newest_step(checkpoint)
-    folder = tokenizer or find_tokenizer(checkpoint)
+    """This rank's shard of a gristmill checkpoint. Raises InputError as `load_for_evaluation` does."""
+    checkpoint, folder = paths.resolve()
     codec, card = load_tokenizer(folder), read_card(checkpoint)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded="padded_rows" in card)
     backbone = load_parallel(checkpoint, layout, mesh, DTYPES[config.precision])
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
     return LoadedModel(checkpoint.name, backbone, codec, fingerprint(parts))
-
-
-def newest_step(path: Path) -> Path:
-    """A checkpoint as it is; of a folder of checkpoints, or of the stage `train` or a work folder, the newest one."""
-    for folder in (path, path / "checkpoints", path / "train" / "checkpoints"):
-        steps = steps_in(folder)
-        if steps:
-            return step_folder(folder, steps[-1])
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder; name a folder like checkpoints/step-00000100")
-    return path
-
-
-def find_tokenizer(checkpoint: Path) -> Path:
-    """A folder of transformers brings its own; a run keeps it beside `train`. Raises InputError if it is at neither."""
-    places = [checkpoint, *(parent / "tokenizer" for parent in checkpoint.resolve().parents[:3])]
-    for place in places:
-        if (place / "tokenizer.model").is_file() or (place / "tokenizer.json").is_file():
-            return place
-    raise InputError(f"{checkpoint}: no tokenizer beside it; name its folder with --tokenizer")
 
 
 def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:

@@ -1,4 +1,4 @@
-"""Continuations of prompts: batched, with a key/value cache, greedy or sampled."""
+"""Batched text generation with a KV cache, greedy or sampled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from gristmill.foundation.errors import InputError
 # B rows, T tokens, S tokens before them and they, V vocabulary
 
 GREEDY = SamplingConfig()
+TextStream = Callable[[int, str], None]  # called with (prompt index, new text)
 
 
 class Decoder(Protocol):
@@ -23,9 +24,18 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Generated:
-    """A continuation without its prompt. text ends before the stop string; tokens are all that were drawn, the
-    end-of-document token left out. ended: by that token, by a stop string, or because the length was reached."""
+class GenerationSettings:
+    """max_new_tokens: of one continuation. stops: a continuation ends before the first of these strings."""
+
+    max_new_tokens: int
+    sampling: SamplingConfig = GREEDY
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A continuation without its prompt. text ends before the stop string; tokens: all that were generated,
+    without the end-of-document token. ended: by that token, by a stop string, or at the maximum length."""
 
     tokens: tuple[int, ...]
     text: str
@@ -36,57 +46,61 @@ def generate(
     backbone: Backbone,
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    sampling: SamplingConfig = GREEDY,
-    stops: Sequence[str] = (),
+    settings: GenerationSettings,
     batch_tokens: int = 8192,
-    stream: Callable[[int, str], None] | None = None,
-) -> list[Generated]:
-    """One continuation a prompt, in order; the same whatever is generated beside it, up to rounding.
+    stream: TextStream | None = None,
+) -> list[Generation]:
+    """One continuation for each prompt, in order; independent of the other prompts of the batch, up to rounding.
 
-    `stream` is told (prompt index, new text) as soon as the text is settled. A prompt that fills the context raises
-    InputError; one that nearly does is continued until the context is full."""
+    `stream` is called as soon as no later token can change the text. A prompt as long as the model's sequence length
+    raises InputError; a shorter one is continued up to that length."""
     for index, prompt in enumerate(prompts):
         if not 0 < len(prompt) < backbone.sequence_length:
             raise InputError(
                 f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {backbone.sequence_length - 1}: "
                 "shorten it"
             )
-    found: dict[int, Generated] = {}
+    found: dict[int, Generation] = {}
     order = sorted(range(len(prompts)), key=lambda index: (-len(prompts[index]), index))
     while order:
-        rows = max(1, batch_tokens // (len(prompts[order[0]]) + new_tokens))
-        lot, order = order[:rows], order[rows:]
-        writers = [_Writer(index, decoder, sampling, stops, stream) for index in lot]
-        _write(backbone, [prompts[index] for index in lot], writers, new_tokens)
-        found.update({writer.index: writer.result() for writer in writers})
+        batch_size = max(1, batch_tokens // (len(prompts[order[0]]) + settings.max_new_tokens))
+        batch, order = order[:batch_size], order[batch_size:]
+        generation_rows = [_Row(index, decoder, settings, stream) for index in batch]
+        _decode_batch(backbone, [prompts[index] for index in batch], generation_rows, settings.max_new_tokens)
+        found.update({row.index: row.result() for row in generation_rows})
     return [found[index] for index in range(len(prompts))]
 
 
 @torch.inference_mode()
-def _write(backbone: Backbone, prompts: Sequence[Sequence[int]], writers: Sequence["_Writer"], new_tokens: int) -> None:
-    """Continues all prompts of a batch. Prompts stand flush right, so that all rows write at the same place."""
+def _decode_batch(
+    backbone: Backbone, prompts: Sequence[Sequence[int]], rows: Sequence["_Row"], max_new_tokens: int
+) -> None:
+    """Generates all continuations of a batch. Prompts are padded on the left, so that all rows end at one column."""
     longest = max(len(prompt) for prompt in prompts)
     padding_B = torch.tensor([longest - len(prompt) for prompt in prompts], device=backbone.device)
     tokens_BT = torch.zeros((len(prompts), longest), dtype=torch.long, device=backbone.device)
     for index, prompt in enumerate(prompts):
         tokens_BT[index, longest - len(prompt) :] = torch.as_tensor(prompt)
-        writers[index].seen.update(prompt)
+        rows[index].seen.update(prompt)
     state = None
-    steps = min(new_tokens, backbone.sequence_length - min(len(prompt) for prompt in prompts))
+    steps = min(max_new_tokens, backbone.sequence_length - min(len(prompt) for prompt in prompts))
     for step in range(steps):
         first = 0 if step == 0 else longest + step - 1
-        positions_BT, visible_BTS = _places(padding_B, first, first + tokens_BT.shape[1], backbone.sequence_length)
+        positions_BT, visible_BTS = _positions_and_mask(
+            padding_B, first, first + tokens_BT.shape[1], backbone.sequence_length
+        )
         hidden_BTD, state = backbone.extend(tokens_BT, positions_BT, visible_BTS, state)
         logits_BV = backbone.head(hidden_BTD[:, -1]).double().cpu().numpy()
-        for index, writer in enumerate(writers):
-            writer.write(logits_BV[index], full=len(prompts[index]) + step + 1 >= backbone.sequence_length)
-        if all(writer.done for writer in writers):
+        for index, row in enumerate(rows):
+            row.add_token(logits_BV[index], full=len(prompts[index]) + step + 1 >= backbone.sequence_length)
+        if all(row.done for row in rows):
             return
-        tokens_BT = torch.tensor([[writer.last] for writer in writers], device=backbone.device)
+        tokens_BT = torch.tensor([[row.last] for row in rows], device=backbone.device)
 
 
-def _places(padding_B: torch.Tensor, first: int, end: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _positions_and_mask(
+    padding_B: torch.Tensor, first: int, end: int, context: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(positions_BT, visible_BTS) of the columns first..end-1: padding on the left has no position and is not seen.
 
     Each column sees itself, padding too: an empty softmax is not a number. A full row waits at the last place."""
@@ -99,19 +113,19 @@ def _places(padding_B: torch.Tensor, first: int, end: int, context: int) -> tupl
     return positions_BT, visible_BTS
 
 
-class _Writer:
-    """One row: draws tokens, watches for its end, streams settled text."""
+class _Row:
+    """One sequence of a batch: samples tokens, detects its end, streams text that no later token can change."""
 
     def __init__(
         self,
         index: int,
         decoder: Decoder,
-        sampling: SamplingConfig,
-        stops: Sequence[str],
-        stream: Callable[[int, str], None] | None,
+        settings: GenerationSettings,
+        stream: TextStream | None,
     ):
-        self.index, self.decoder, self.sampling, self.stops, self.stream = index, decoder, sampling, stops, stream
-        self.rng = np.random.default_rng([sampling.seed, index])
+        self.index, self.decoder, self.stream = index, decoder, stream
+        self.sampling, self.stops = settings.sampling, settings.stops
+        self.rng = np.random.default_rng([settings.sampling.seed, index])
         self.tokens: list[int] = []
         self.seen: set[int] = set()
         self.text = ""
@@ -123,20 +137,20 @@ class _Writer:
     def last(self) -> int:
         return self.tokens[-1] if self.tokens else self.decoder.end_of_document
 
-    def write(self, logits_V: np.ndarray, full: bool) -> None:
-        """Draws one token, unless this row has ended."""
+    def add_token(self, logits_V: np.ndarray, full: bool) -> None:
+        """Samples one token, unless this row has ended."""
         if self.done:
             return
-        token = draw(logits_V, self.sampling, self.seen, self.rng)
+        token = sample_token(logits_V, self.sampling, self.seen, self.rng)
         if token == self.decoder.end_of_document:
             self.ended, self.done = "document", True
         else:
             self.tokens.append(token)
             self.seen.add(token)
             self.text = self.decoder.decode(self.tokens)
-            places = [place for place in map(self.text.find, self.stops) if place >= 0]
-            if places:
-                self.text, self.ended, self.done = self.text[: min(places)], "stop", True
+            starts = [start for start in map(self.text.find, self.stops) if start >= 0]
+            if starts:
+                self.text, self.ended, self.done = self.text[: min(starts)], "stop", True
         self.done = self.done or full
         self._flush()
 
@@ -150,13 +164,13 @@ class _Writer:
             self.stream(self.index, settled)
             self.streamed += len(settled)
 
-    def result(self) -> Generated:
+    def result(self) -> Generation:
         self.done = True
         self._flush()
-        return Generated(tuple(self.tokens), self.text, self.ended)
+        return Generation(tuple(self.tokens), self.text, self.ended)
 
 
-def draw(logits_V: np.ndarray, sampling: SamplingConfig, seen: set[int], rng: np.random.Generator) -> int:
+def sample_token(logits_V: np.ndarray, sampling: SamplingConfig, seen: set[int], rng: np.random.Generator) -> int:
     """The next token. Penalty, temperature, top-k and top-p in the order of transformers; equal logits: lowest id.
 
     logits [2, 1, -1], penalty 2 on tokens 0 and 2 -> [1, 1, -2]: token 0 of the two equals."""

@@ -11,7 +11,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gristmill.evaluation.config import SamplingConfig
 from gristmill.evaluation.models.backbone import Backbone
-from gristmill.evaluation.scoring.generate import generate
+from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.loglikelihood import Score, score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.evaluation.scoring.request_cache import RequestCache, question
@@ -160,7 +160,7 @@ class LanguageModel(TemplateLM):
                     index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
                 }
                 fitting = [index for index in indices if self._leaves_room(requests[index], len(prompts[index]))]
-                found = self._generate([prompts[index] for index in fitting], *settings)
+                found = self._generate([prompts[index] for index in fitting], settings)
                 for index, (text, cut_off) in zip(fitting, found, strict=True):
                     answers[index] = text
                     if cut_off:
@@ -175,19 +175,21 @@ class LanguageModel(TemplateLM):
             self._too_long(request, f"its prompt of {tokens} tokens fills the model's context of {self.max_length}")
         return tokens < self.max_length
 
-    def _generate(
-        self, prompts: list[list[int]], stops: tuple[str, ...], new_tokens: int, sampling: SamplingConfig
-    ) -> list[tuple[str, bool]]:
-        """(text, was it cut off by the context?). What is sampled is drawn anew each time; only what is greedy can be
-        remembered."""
+    def _generate(self, prompts: list[list[int]], settings: GenerationSettings) -> list[tuple[str, bool]]:
+        """(text, was it truncated by the sequence length?). Only greedy text is cached."""
 
         def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
-            found = generate(self.backbone, self.codec, prompts, new_tokens, sampling, stops, self._generation_tokens)
-            return [(made.text, made.ended == "length" and len(made.tokens) < new_tokens) for made in found]
+            found = generate(self.backbone, self.codec, prompts, settings, self._generation_tokens)
+            return [
+                (made.text, made.ended == "length" and len(made.tokens) < settings.max_new_tokens) for made in found
+            ]
 
-        if self.cache is None or sampling.temperature > 0:
+        if self.cache is None or settings.sampling.temperature > 0:
             return write(prompts)
-        asked = [question("write", prompt, stops, new_tokens, sampling.model_dump()) for prompt in prompts]
+        asked = [
+            question("write", prompt, settings.stops, settings.max_new_tokens, settings.sampling.model_dump())
+            for prompt in prompts
+        ]
         known = self.cache.find(asked)
         new = {digest: prompt for digest, prompt in zip(asked, prompts, strict=True) if digest not in known}
         answers = dict(zip(new, write([*new.values()]), strict=True))
@@ -223,18 +225,15 @@ def _texts(context: str, continuation: str) -> tuple[str, str]:
     return context + continuation, context.rstrip()
 
 
-Settings = tuple[tuple[str, ...], int, SamplingConfig]
-
-
-def _by_settings(requests: Sequence[Instance]) -> dict[Settings, list[int]]:
+def _by_settings(requests: Sequence[Instance]) -> dict[GenerationSettings, list[int]]:
     """Requests that stop and sample alike can be generated together."""
-    groups: dict[Settings, list[int]] = {}
+    groups: dict[GenerationSettings, list[int]] = {}
     for index, request in enumerate(requests):
         groups.setdefault(_settings(dict(request.args[1])), []).append(index)
     return groups
 
 
-def _settings(options: dict) -> Settings:
+def _settings(options: dict) -> GenerationSettings:
     """lm-eval's generation_kwargs as ours. Raises InputError on an option this model does not know."""
     until = options.pop("until", [])
     stops = (until,) if isinstance(until, str) else tuple(until)
@@ -245,4 +244,4 @@ def _settings(options: dict) -> Settings:
     known = {name: options.pop(name) for name in ("top_k", "top_p", "repetition_penalty") if name in options}
     if options:
         raise InputError(f"generation_kwargs {sorted(options)} are not known; remove them from the task")
-    return stops, new_tokens, SamplingConfig(temperature=temperature, **known)
+    return GenerationSettings(new_tokens, SamplingConfig(temperature=temperature, **known), stops)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.backbone import Backbone
-from gristmill.evaluation.scoring.generate import generate
+from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.language_model import Codec
 from gristmill.evaluation.tasks.corpus_tasks import HeldOut
 from gristmill.foundation.config import Config
@@ -31,8 +31,8 @@ def continuations(
     room = max(1, min(PROMPT_TOKENS, backbone.sequence_length - config.sample_tokens))
     whole = [list(codec.encode(document.text[:4000])) for document in chosen]
     prompts = [[codec.end_of_document, *ids[:room]][:room] for ids in whole]
-    greedy = generate(backbone, codec, prompts, config.sample_tokens)
-    sampled = generate(backbone, codec, prompts, config.sample_tokens, config.sampling)
+    greedy = generate(backbone, codec, prompts, GenerationSettings(config.sample_tokens))
+    sampled = generate(backbone, codec, prompts, GenerationSettings(config.sample_tokens, config.sampling))
     return [
         Continuation(
             source=document.source,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipe_file import validate_config
 
@@ -35,20 +35,27 @@ def evaluate_checkpoint(
 ) -> None:
     """Scores a checkpoint, or `every` n-th of a run, without a recipe and prints the table. settings: fields of
     EvaluateConfig. parts: the tensor ranks and pipeline stages of one copy. Raises InputError or RecipeError."""
+    from gristmill.evaluation.commands import ModelParallel, evaluate_series
     from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
-    from gristmill.evaluation.commands import evaluate_series
+    from gristmill.evaluation.run import EvaluationPaths
+    from gristmill.evaluation.workdir import CheckpointPaths, Workdir
     from gristmill.training.processes import RankInfo
 
     config = validate_config(EvaluateConfig, {**settings, "samples": 0})
     folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
-    cache = folder / "cache"
+    data = None if config.data is None else Path(config.data)
+    held_out = None if corpus is None else Workdir(corpus).held_out_corpus()
+    if corpus is not None and held_out is None:
+        raise InputError(f"{corpus}: the stages curate and index are not complete here; name a run's work folder")
+    paths = EvaluationPaths(folder, data, held_out, folder / "cache", download, include_path)
+    source = CheckpointPaths(checkpoint, tokenizer)
     if every is not None:
-        evaluate_series(checkpoint, folder, config, reporter, every, tokenizer, cache, corpus, download, include_path)
+        evaluate_series(source, paths, config, reporter, every)
         print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
         return
-    place = RankInfo.from_environment()
-    evaluate_one(checkpoint, folder, config, reporter, tokenizer, cache, corpus, download, include_path, place, *parts)
-    if place.rank == 0:
+    rank = RankInfo.from_environment()
+    evaluate_one(source, paths, config, reporter, rank, ModelParallel(*parts))
+    if rank.rank == 0:
         print((folder / "table.md").read_text("utf-8"))
 
 
@@ -72,6 +79,8 @@ def generate(
 ) -> None:
     """Go on from a prompt; the text appears as it is drawn."""
     from gristmill.evaluation.commands import generate_text
+    from gristmill.evaluation.scoring.generate import GenerationSettings
+    from gristmill.evaluation.workdir import CheckpointPaths
 
     if not prompt:
         raise RecipeError("--prompt is empty; give some text to go on from")
@@ -93,7 +102,8 @@ def generate(
         sys.stdout.flush()
         begun = True
 
-    generate_text(checkpoint, [prompt], tokens, sampling, tokenizer, stop or [], stream=show)
+    generation = GenerationSettings(tokens, sampling, tuple(stop or ()))
+    generate_text(CheckpointPaths(checkpoint, tokenizer), [prompt], generation, stream=show)
     sys.stdout.write("\n" if begun else f"{prompt}\n")
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.errors import InputError
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
@@ -17,17 +16,17 @@ def config(recipe: Recipe) -> dict[str, Any]:
 def run(context: StageContext) -> dict[str, Any]:
     """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
     # Loaded here: torch and lm-eval take seconds, which `gristmill plan` and the other stages need not wait for.
-    from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate_folder
+    from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
+    from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus, find_checkpoint
     from gristmill.training.processes import RankInfo, local_device
 
-    checkpoint = last_checkpoint(context.inputs["train"])
+    checkpoint = find_checkpoint(context.inputs["train"])
     # No cache of answers: in another batch an answer may differ in its last digit, and the stage's bytes must not tell.
     data = context.recipe.evaluate.data
-    corpus = Corpus(context.inputs["curate"], context.inputs["index"], context.recipe.seed)
+    corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], context.recipe.seed)
     rows = evaluate_folder(
-        checkpoint=checkpoint,
-        tokenizer=context.inputs["tokenizer"],
-        places=EvaluationPaths(context.folder, None if data is None else Path(data), corpus),
+        source=CheckpointPaths(checkpoint, context.inputs["tokenizer"]),
+        paths=EvaluationPaths(context.folder, None if data is None else Path(data), corpus),
         config=context.recipe.evaluate,
         reporter=context.reporter,
         device=local_device(RankInfo.from_environment()),
@@ -39,14 +38,6 @@ def run(context: StageContext) -> dict[str, Any]:
             for row in rows
         ],
     }
-
-
-def last_checkpoint(train: Path) -> Path:
-    """The checkpoint with the greatest step."""
-    found = sorted((train / "checkpoints").glob("step-*"))
-    if not found:
-        raise InputError(f"{train / 'checkpoints'}: no checkpoint; run the stage `train`")
-    return found[-1]
 
 
 STAGE: Stage = Stage(

@@ -78,12 +78,12 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     """What asks the live model the tasks of train.evaluation. Raises InputError or RecipeError before the first step if
     they cannot be asked."""
     from gristmill.evaluation.during_training import check_live, evaluate_live  # as above
-    from gristmill.evaluation.run import Corpus
+    from gristmill.evaluation.workdir import HeldOutCorpus
 
     recipe = context.recipe
     evaluation = recipe.training().train.evaluation
     tasks_folder = None if recipe.evaluate.data is None else Path(recipe.evaluate.data)
-    corpus = Corpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
+    corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
     tokenizer = context.inputs["tokenizer"]
     check_live(tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
 

@@ -10,6 +10,7 @@ from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task
 from gristmill.evaluation.tasks.corpus_tasks import HeldOut
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
+from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter
 
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs accelerate; pip install 'gristmill[bench]'")
@@ -34,7 +35,7 @@ CHOICES = [
 def both(tmp_path, random_checkpoint, tokenizer_folder):
     """(ours, theirs): one random model of 8 heads and 700 tokens of context."""
     checkpoint = random_checkpoint("llama", sequence_length=700)
-    subject = load_for_evaluation(checkpoint, tokenizer_folder, EvaluateConfig())
+    subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     write_huggingface(tmp_path / "exported", subject.backbone.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
     return LanguageModel(subject.backbone, subject.codec, 4096, Reporter.silent()), theirs

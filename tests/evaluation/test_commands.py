@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from gristmill.evaluation.commands import evaluate_checkpoint, evaluate_series
+from gristmill.evaluation.commands import ModelParallel, evaluate_checkpoint, evaluate_series
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate_folder
+from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
+from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.processes import RankInfo
@@ -23,18 +24,32 @@ def config(tmp_path) -> EvaluateConfig:
 
 
 def test_a_checkpoint_alone(tmp_path, config, random_checkpoint, tokenizer_folder):
+    data = tmp_path / "data"
     rows = evaluate_checkpoint(
-        random_checkpoint(), tmp_path / "out", config, Reporter.silent(), cache=tmp_path / "cache"
+        CheckpointPaths(random_checkpoint()),
+        EvaluationPaths(tmp_path / "out", data, cache=tmp_path / "cache"),
+        config,
+        Reporter.silent(),
     )
     assert {row.metric for row in rows} == {"acc", "acc_norm"} and rows[0].count == 6
-    again = evaluate_checkpoint(tmp_path, tmp_path / "again", config, Reporter.silent(), cache=tmp_path / "cache")
+    again = evaluate_checkpoint(
+        CheckpointPaths(tmp_path),
+        EvaluationPaths(tmp_path / "again", data, cache=tmp_path / "cache"),
+        config,
+        Reporter.silent(),
+    )
     assert again == rows
     assert (tmp_path / "out" / "results.json").read_bytes() == (tmp_path / "again" / "results.json").read_bytes()
 
 
 def test_the_cost_of_eight_bits_is_shown(tmp_path, config, random_checkpoint, tokenizer_folder):
     eight = EvaluateConfig(**{**config.model_dump(), "weights": "int8"})
-    evaluate_checkpoint(random_checkpoint(), tmp_path / "out", eight, Reporter.silent())
+    evaluate_checkpoint(
+        CheckpointPaths(random_checkpoint()),
+        EvaluationPaths(tmp_path / "out", tmp_path / "data"),
+        eight,
+        Reporter.silent(),
+    )
     assert "quantised to int8" in (tmp_path / "out" / "table.md").read_text()
     assert "| gristmill_hans | 6 | acc |" in (tmp_path / "out" / "cost_of_int8.md").read_text()
 
@@ -42,13 +57,21 @@ def test_the_cost_of_eight_bits_is_shown(tmp_path, config, random_checkpoint, to
 def test_a_series_is_a_curve_by_tokens(tmp_path, config, random_checkpoint, tokenizer_folder):
     for step in (10, 15, 20):
         random_checkpoint(step=step)
-    points = evaluate_series(tmp_path, tmp_path / "out", config, Reporter.silent(), every=10)
+    points = evaluate_series(
+        CheckpointPaths(tmp_path),
+        EvaluationPaths(tmp_path / "out", tmp_path / "data"),
+        config,
+        Reporter.silent(),
+        every=10,
+    )
     assert [(point["step"], point["metric"]) for point in points] == [
         (10, "acc"), (10, "acc_norm"), (20, "acc"), (20, "acc_norm"),
     ]  # fmt: skip
     assert json.loads((tmp_path / "out" / "curve.json").read_text()) == points
     with pytest.raises(InputError, match="no checkpoints"):
-        evaluate_series(tmp_path / "data", tmp_path / "out", config, Reporter.silent())
+        evaluate_series(
+            CheckpointPaths(tmp_path / "data"), EvaluationPaths(tmp_path / "out"), config, Reporter.silent()
+        )
 
 
 def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_checkpoint, tokenizer_folder):
@@ -61,8 +84,10 @@ def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_c
         for number, fate in ((1, "annotated"), (4, "split"))
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    places = EvaluationPaths(tmp_path / "out", tmp_path / "data", Corpus(tmp_path / "curate", tmp_path / "index", 0))
-    rows = evaluate_folder(random_checkpoint(), None, places, config, Reporter.silent())
+    paths = EvaluationPaths(
+        tmp_path / "out", tmp_path / "data", HeldOutCorpus(tmp_path / "curate", tmp_path / "index", 0)
+    )
+    rows = evaluate_folder(CheckpointPaths(random_checkpoint()), paths, config, Reporter.silent())
     by_name = {(row.task, row.metric): row for row in rows}
     whole, clean, held = (by_name[f"gristmill_hans{part}", "acc"] for part in ("", ", clean", ", contaminated"))
     assert (whole.count, clean.count, held.count) == (6, 4, 2)
@@ -75,10 +100,10 @@ def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_c
     assert "2 of the 6 questions asked were found in the corpus (contaminated): 1 were taken out" in table
     (folder / "questions.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"questions\.jsonl: damaged .*; run the stage `curate` again"):
-        evaluate_folder(random_checkpoint(), None, places, config, Reporter.silent())
+        evaluate_folder(CheckpointPaths(random_checkpoint()), paths, config, Reporter.silent())
 
 
-def test_processes_must_make_whole_copies(tmp_path, config, random_checkpoint, tokenizer_folder):
-    checkpoint = random_checkpoint()
-    with pytest.raises(RecipeError, match="3 processes do not make whole copies of tensor=2 x pipeline=1"):
-        evaluate_checkpoint(checkpoint, tmp_path / "out", config, Reporter.silent(), place=RankInfo(0, 0, 3), tensor=2)
+def test_world_size_must_be_a_multiple_of_model_parallel_size(tmp_path, config, random_checkpoint, tokenizer_folder):
+    checkpoint, paths = CheckpointPaths(random_checkpoint()), EvaluationPaths(tmp_path / "out")
+    with pytest.raises(RecipeError, match="3 processes are not a multiple of tensor=2 x pipeline=1"):
+        evaluate_checkpoint(checkpoint, paths, config, Reporter.silent(), RankInfo(0, 0, 3), ModelParallel(tensor=2))

@@ -9,7 +9,8 @@ import pytest
 from gristmill.data_pipeline.indexed.writer import indexed_writer
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.results.statistics import unigram_bits_per_byte
-from gristmill.evaluation.run import Corpus, EvaluationPaths, evaluate_folder
+from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
+from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
@@ -22,7 +23,7 @@ def document(source: str, number: int) -> str:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, tokenizer_folder: Path) -> Corpus:
+def corpus(tmp_path: Path, tokenizer_folder: Path) -> HeldOutCorpus:
     """The folders `curate` and `index` of a run, with two sources of five held-out documents."""
     codec = load_tokenizer(tokenizer_folder)
     for source in ("code", "prose"):
@@ -35,14 +36,17 @@ def corpus(tmp_path: Path, tokenizer_folder: Path) -> Corpus:
         with indexed_writer(tmp_path / "index" / "train" / source, np.dtype("uint16"), 257) as writer:
             for text in texts:
                 writer.add(np.array(codec.encode(text)))
-    return Corpus(tmp_path / "curate", tmp_path / "index", seed=1)
+    return HeldOutCorpus(tmp_path / "curate", tmp_path / "index", seed=1)
 
 
 def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint("llama", sequence_length=700)
     for name in ("first", "second"):
         rows = evaluate_folder(
-            checkpoint, tokenizer_folder, EvaluationPaths(tmp_path / name, corpus=corpus), CONFIG, Reporter.silent()
+            CheckpointPaths(checkpoint, tokenizer_folder),
+            EvaluationPaths(tmp_path / name, corpus=corpus),
+            CONFIG,
+            Reporter.silent(),
         )
     found = {(row.task, row.metric): row for row in rows}
     assert found["cloze", "acc"].count == 20 and found["cloze", "acc"].chance == 0.25
@@ -64,16 +68,18 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
 def test_held_out_tasks_need_a_corpus(tmp_path, random_checkpoint, tokenizer_folder):
     with pytest.raises(RecipeError, match="bits_per_byte, cloze need the held-out documents"):
         evaluate_folder(
-            random_checkpoint(), tokenizer_folder, EvaluationPaths(tmp_path / "out"), CONFIG, Reporter.silent()
+            CheckpointPaths(random_checkpoint(), tokenizer_folder),
+            EvaluationPaths(tmp_path / "out"),
+            CONFIG,
+            Reporter.silent(),
         )
 
 
 def test_a_corpus_without_held_out_documents_is_said(tmp_path, random_checkpoint, tokenizer_folder):
-    empty = Corpus(tmp_path / "none", tmp_path / "none", seed=1)
+    empty = HeldOutCorpus(tmp_path / "none", tmp_path / "none", seed=1)
     with pytest.raises(InputError, match="no held-out document"):
         evaluate_folder(
-            random_checkpoint(),
-            tokenizer_folder,
+            CheckpointPaths(random_checkpoint(), tokenizer_folder),
             EvaluationPaths(tmp_path / "out", corpus=empty),
             CONFIG,
             Reporter.silent(),
@@ -84,4 +90,6 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, random_checkpoint, token
     checkpoint = random_checkpoint()
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"no manifest\.json"):
-        evaluate_folder(checkpoint, tokenizer_folder, EvaluationPaths(tmp_path / "out"), CONFIG, Reporter.silent())
+        evaluate_folder(
+            CheckpointPaths(checkpoint, tokenizer_folder), EvaluationPaths(tmp_path / "out"), CONFIG, Reporter.silent()
+        )

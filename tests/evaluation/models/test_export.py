@@ -2,10 +2,12 @@ import pytest
 import torch
 
 from gristmill.evaluation.commands import generate_text
-from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation
+from gristmill.evaluation.scoring.generate import GenerationSettings
+from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import write_manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
@@ -19,8 +21,8 @@ def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokeniz
     checkpoint = random_checkpoint(family)
     export_checkpoint(checkpoint, tmp_path / "out")
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
-    before = load_for_evaluation(checkpoint, None, EvaluateConfig())
-    after = load_for_evaluation(imported, None, EvaluateConfig())
+    before = load_for_evaluation(CheckpointPaths(checkpoint), EvaluateConfig())
+    after = load_for_evaluation(CheckpointPaths(imported), EvaluateConfig())
     tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
     assert torch.equal(before.backbone.model(tokens), after.backbone.model(tokens))
     assert before.codec.fingerprint == after.codec.fingerprint
@@ -46,7 +48,7 @@ def test_a_checkpoint_of_pool_leaves_and_comes_back(tmp_path, checkpoint_of_layo
 def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
     write_huggingface(tmp_path / "out", load_model(random_checkpoint(vocab_size=320))[0], 256, tokenizer_folder)
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
-    assert load_for_evaluation(imported, None, EvaluateConfig()).backbone.vocab_size == 320
+    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).backbone.vocab_size == 320
 
 
 def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_folder):
@@ -71,7 +73,7 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
     export_checkpoint(checkpoint, tmp_path / "out")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     prompts = ["The mill", "x", "Grain goes in and flour", ""]
-    found = generate_text(checkpoint, prompts, 24, SamplingConfig())
+    found = generate_text(CheckpointPaths(checkpoint), prompts, GenerationSettings(24))
     codec = load_tokenizer(tokenizer_folder)
     for prompt, result in zip(prompts, found, strict=True):
         ids = torch.tensor([[256, *codec.encode(prompt)]])
@@ -81,4 +83,4 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
 
 def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
     with pytest.raises(InputError, match="has 201 tokens, the model takes 127; shorten it"):
-        generate_text(random_checkpoint(), ["y" * 200], 4, SamplingConfig())
+        generate_text(CheckpointPaths(random_checkpoint()), ["y" * 200], GenerationSettings(4))

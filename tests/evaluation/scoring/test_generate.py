@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from gristmill.evaluation.config import SamplingConfig
-from gristmill.evaluation.scoring.generate import candidates, draw, generate
+from gristmill.evaluation.scoring.generate import GenerationSettings, candidates, generate, sample_token
 from gristmill.foundation.errors import InputError
 
 PROMPTS = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3]]
@@ -24,7 +24,7 @@ def greedy_without_cache(backbone, prompt, new_tokens, end):
 @pytest.mark.parametrize("batch_tokens", [1, 40, 5000])
 def test_greedy_equals_reading_the_whole_text_anew(small_backbone, byte_codec, batch_tokens):
     backbone = small_backbone(sequence_length=30)
-    found = generate(backbone, byte_codec, PROMPTS, 40, batch_tokens=batch_tokens)
+    found = generate(backbone, byte_codec, PROMPTS, GenerationSettings(40), batch_tokens=batch_tokens)
     for prompt, result in zip(PROMPTS, found, strict=True):
         assert result.tokens == greedy_without_cache(backbone, prompt, 40, byte_codec.end_of_document)
         assert result.ended in ("length", "document")
@@ -33,18 +33,21 @@ def test_greedy_equals_reading_the_whole_text_anew(small_backbone, byte_codec, b
 def test_sampling_depends_on_the_seed_and_the_prompts_place_alone(small_backbone, byte_codec):
     backbone = small_backbone()
     warm = SamplingConfig(temperature=1.0, top_k=50, top_p=0.9, seed=5)
-    together = generate(backbone, byte_codec, PROMPTS, 12, warm)
-    apart = generate(backbone, byte_codec, PROMPTS, 12, warm, batch_tokens=1)
+    together = generate(backbone, byte_codec, PROMPTS, GenerationSettings(12, warm))
+    apart = generate(backbone, byte_codec, PROMPTS, GenerationSettings(12, warm), batch_tokens=1)
     assert together == apart
     assert together[0] != together[3]  # the same prompt twice is two draws
-    assert generate(backbone, byte_codec, PROMPTS, 12, SamplingConfig(temperature=1.0, seed=6)) != together
+    assert (
+        generate(backbone, byte_codec, PROMPTS, GenerationSettings(12, SamplingConfig(temperature=1.0, seed=6)))
+        != together
+    )
 
 
 def test_a_stop_string_ends_the_text_before_it(small_backbone, byte_codec):
     backbone = small_backbone()
-    whole = generate(backbone, byte_codec, [[1, 2, 3]], 12)[0]
+    whole = generate(backbone, byte_codec, [[1, 2, 3]], GenerationSettings(12))[0]
     stop = whole.text[4:6]
-    stopped = generate(backbone, byte_codec, [[1, 2, 3]], 12, stops=[stop])[0]
+    stopped = generate(backbone, byte_codec, [[1, 2, 3]], GenerationSettings(12, stops=(stop,)))[0]
     assert stopped.ended == "stop"
     assert stopped.text == whole.text[: whole.text.find(stop)]
 
@@ -55,15 +58,21 @@ def test_streamed_pieces_make_the_text(small_backbone, byte_codec):
     def stream(index: int, text: str) -> None:
         pieces[index] = pieces.get(index, "") + text
 
-    found = generate(small_backbone(), byte_codec, PROMPTS, 12, SamplingConfig(temperature=2.0), ["e"], stream=stream)
+    found = generate(
+        small_backbone(),
+        byte_codec,
+        PROMPTS,
+        GenerationSettings(12, SamplingConfig(temperature=2.0), ("e",)),
+        stream=stream,
+    )
     assert pieces == {index: result.text for index, result in enumerate(found) if result.text}
 
 
 def test_a_prompt_must_fit(small_backbone, byte_codec):
     with pytest.raises(InputError, match="prompt 1 has 64 tokens; the model takes 1 to 63"):
-        generate(small_backbone(sequence_length=64), byte_codec, [[1], [1] * 64], 4)
+        generate(small_backbone(sequence_length=64), byte_codec, [[1], [1] * 64], GenerationSettings(4))
     with pytest.raises(InputError, match="prompt 0 has 0 tokens"):
-        generate(small_backbone(), byte_codec, [[]], 4)
+        generate(small_backbone(), byte_codec, [[]], GenerationSettings(4))
 
 
 def test_top_p_takes_the_likeliest_until_it_is_reached():
@@ -78,7 +87,7 @@ def test_top_p_takes_the_likeliest_until_it_is_reached():
 def test_draws_follow_the_probabilities():
     logits = np.log([0.2, 0.5, 0.3])
     rng = np.random.default_rng(0)
-    drawn = [draw(logits, SamplingConfig(temperature=1.0), set(), rng) for _ in range(4000)]
+    drawn = [sample_token(logits, SamplingConfig(temperature=1.0), set(), rng) for _ in range(4000)]
     shares = np.bincount(drawn, minlength=3) / 4000
     assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=4 * np.sqrt(0.25 / 4000))
 
@@ -86,8 +95,8 @@ def test_draws_follow_the_probabilities():
 def test_the_penalty_moves_logits_towards_less_likely():
     logits = np.array([2.0, 1.5, -1.0])
     rng = np.random.default_rng(0)
-    assert draw(logits, SamplingConfig(), {0}, rng) == 0
-    assert draw(logits, SamplingConfig(repetition_penalty=2.0), {0}, rng) == 1
+    assert sample_token(logits, SamplingConfig(), {0}, rng) == 0
+    assert sample_token(logits, SamplingConfig(repetition_penalty=2.0), {0}, rng) == 1
 
 
 def test_the_samplers_filters_are_those_of_transformers():
