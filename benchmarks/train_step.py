@@ -80,11 +80,11 @@ class Ours:
             float8=setting.float8,
         )
         self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
-        self.passes = GradientAccumulation(self.parts.parts[0], setting.samples)
+        self.passes = GradientAccumulation(self.model.stages[0], setting.samples)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
         losses = self.passes.train({"x": x, "targets": y, "weights": torch.ones_like(x).float()}, 1 / self.tokens)
-        norm = global_norm(self.parts.counted, self.mesh).item()
+        norm = global_norm(self.parts.norm_parameters, self.mesh).item()
         clip(self.parts.parameters.values(), norm, 1.0)
         self.optimizer.step(1.0)
         self.parts.clear_gradients()

@@ -18,7 +18,7 @@ from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import read_card, step_folder, steps_in, verified
+from gristmill.training.checkpoint import read_model_config, step_folder, steps_in, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.processes import RankInfo, init_distributed, local_device
 
@@ -121,7 +121,7 @@ def _evaluate_distributed(
 
 
 def _model_config(checkpoint: Path) -> ModelConfig:
-    return ModelConfig.model_validate(read_card(checkpoint)["model"])
+    return ModelConfig.model_validate(read_model_config(checkpoint)["model"])
 
 
 def evaluate_series(

@@ -64,7 +64,7 @@ def evaluate_live(
 ) -> LiveScores:
     """{"piqa": {"acc": 0.61, "acc_stderr": 0.02, ...}, ...}, the same on every process; all must call it.
 
-    model: the live parts of this process by stage (`ModelParts.parts`), sharded or not, or a whole model; layout and
+    model: the live parts of this process by stage (`LocalModel.stages`), sharded or not, or a whole model; layout and
     mesh: those it trains on. Its own weights are read in the precision it computes in; gradients, optimizer, random
     numbers and sharding stay as they are. On a mesh each process gathers its tensor and pipeline share once (so much
     memory is needed beside the run, without activations), and the data ranks share the documents. data: the folder of
@@ -111,7 +111,7 @@ def live_backbone(parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: 
 @torch.no_grad()
 def _copy(live: Transformer, layout: LayoutConfig, mesh: Mesh) -> Transformer:
     values = _whole_over_data(live)
-    copy = Transformer(live.config, live.vocab_size, mesh, layout, live.part, live.dtype)
+    copy = Transformer(live.config, live.vocab_size, mesh, layout, live.stage, live.dtype)
     fill(copy, lambda name, _: values[name])
     return copy
 

@@ -145,7 +145,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "decay_shape": "wsd: the shape of the last decay",
     },
     "ValidationConfig": {"samples": "samples of each source that are read"},
-    "LiveEvaluationConfig": {
+    "TrainingEvaluationConfig": {
         "tasks": "names of tasks, as in evaluate.tasks",
         "limit": "documents of each task, at most",
         "budget_seconds": "tasks not begun when it is spent are left out; null sets no limit",

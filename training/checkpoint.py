@@ -74,7 +74,7 @@ def save(
     root: Path,
     step: int,
     tensors: Mapping[str, Tensor],
-    card: SavedModelConfig,
+    saved_config: SavedModelConfig,
     facts: Mapping[str, Any],
     mesh: Mesh,
     texts: Mapping[str, bytes] | None = None,
@@ -84,7 +84,7 @@ def save(
     folder = _fresh_folder(root, step, mesh)
     with _quiet(), disk_errors():
         dcp.save(dict(tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
-    commit(root, step, card, facts, mesh, mesh.world.group, texts)
+    commit(root, step, saved_config, facts, mesh, mesh.world.group, texts)
 
 
 def start_saving(
@@ -101,7 +101,7 @@ def start_saving(
 def commit(
     root: Path,
     step: int,
-    card: SavedModelConfig,
+    saved_config: SavedModelConfig,
     facts: Mapping[str, Any],
     mesh: Mesh,
     group: dist.ProcessGroup | None,
@@ -111,7 +111,7 @@ def commit(
     _wait_for_all(group)
     if mesh.is_first:
         half, whole = _half_written(root, step), step_folder(root, step)
-        write_card(half, card)
+        write_model_config(half, saved_config)
         for name, content in (texts or {}).items():
             write_atomic(half / name, content)
         write_manifest(half, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
@@ -134,7 +134,9 @@ def verified(folder: Path) -> dict[str, Any]:
     return _verified_manifest(folder).facts
 
 
-def newest_complete(root: Path, card: SavedModelConfig, reporter: Reporter) -> tuple[Path, dict[str, Any]] | None:
+def newest_complete(
+    root: Path, saved_config: SavedModelConfig, reporter: Reporter
+) -> tuple[Path, dict[str, Any]] | None:
     """The last checkpoint of this model that is whole, and its facts. Damaged ones are named and passed over; what a
     killed process left half written or half removed is swept."""
     for rubble in root.glob(".step-*"):
@@ -142,20 +144,20 @@ def newest_complete(root: Path, card: SavedModelConfig, reporter: Reporter) -> t
     for step in reversed(steps_in(root)):
         folder = step_folder(root, step)
         try:
-            return folder, _resumable(folder, step, card)
+            return folder, _resumable(folder, step, saved_config)
         except InputError as error:
             reporter.say(f"passed over: {error}")
     return None
 
 
-def _resumable(folder: Path, step: int, card: SavedModelConfig) -> dict[str, Any]:
+def _resumable(folder: Path, step: int, saved_config: SavedModelConfig) -> dict[str, Any]:
     """The facts a run goes on from. Raises InputError if the checkpoint is damaged, or stands in another's place."""
     manifest = _verified_manifest(folder)
     if manifest.config != {"step": step}:
         raise InputError(
             f"{folder}: holds the checkpoint of step {manifest.config.get('step')}; give it that name or remove it"
         )
-    if read_card(folder) != card or not {"trainer", "data"} <= manifest.facts.keys():
+    if read_model_config(folder) != saved_config or not {"trainer", "data"} <= manifest.facts.keys():
         raise InputError(f"{folder}: a checkpoint of another run or model ({MODEL_NAME} differs); move it away")
     return manifest.facts
 
@@ -184,19 +186,19 @@ def load_model(
 
     checkpoint is a step's folder. Raises InputError if it is no checkpoint or a damaged one."""
     verified(checkpoint)
-    card = read_card(checkpoint)
-    config = ModelConfig.model_validate(card["model"])
-    model = Transformer(config, card["vocab_size"], dtype=dtype)
+    saved_config = read_model_config(checkpoint)
+    config = ModelConfig.model_validate(saved_config["model"])
+    model = Transformer(config, saved_config["vocab_size"], dtype=dtype)
     fill(model, lambda _, parameter: torch.empty(parameter.shape))
     load(checkpoint, {f"model.{name}": value.detach() for name, value in model.named_parameters()}, model.tensor.mesh)
     return model.to(device, dtype).eval().requires_grad_(False), config
 
 
-def write_card(folder: Path, card: SavedModelConfig) -> None:
-    write_atomic(folder / MODEL_NAME, canonical_json(dict(card)) + b"\n")
+def write_model_config(folder: Path, saved_config: SavedModelConfig) -> None:
+    write_atomic(folder / MODEL_NAME, canonical_json(dict(saved_config)) + b"\n")
 
 
-def read_card(checkpoint: Path) -> SavedModelConfig:
+def read_model_config(checkpoint: Path) -> SavedModelConfig:
     """Raises InputError if model.json is missing or does not say what a SavedModelConfig says."""
     path = checkpoint / MODEL_NAME
     if not path.is_file():
@@ -204,12 +206,12 @@ def read_card(checkpoint: Path) -> SavedModelConfig:
             f"{path}: not there, so {checkpoint} is no checkpoint; name a folder like checkpoints/step-00000100"
         )
     try:
-        card = SavedModelConfig(json.loads(path.read_bytes()))
-        ModelConfig.model_validate(card["model"])
-        int(card["vocab_size"]), int(card["end_of_document"])
+        saved_config = SavedModelConfig(json.loads(path.read_bytes()))
+        ModelConfig.model_validate(saved_config["model"])
+        int(saved_config["vocab_size"]), int(saved_config["end_of_document"])
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path}: does not describe a model ({error}); take another checkpoint") from error
-    return card
+    return saved_config
 
 
 def saved_tensors(parameters: Mapping[str, nn.Parameter], optimizer_state: Mapping[str, Tensor]) -> dict[str, Tensor]:

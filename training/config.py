@@ -274,7 +274,7 @@ class ValidationConfig(Config):
     samples: int = Field(32, ge=1)
 
 
-class LiveEvaluationConfig(Config):
+class TrainingEvaluationConfig(Config):
     """Tasks that the model is asked while it trains, every so many steps and at the end; every: 0 leaves it out.
 
     The budget is stated in documents: `limit` of each task, the same on every machine, so that a resumed run finds what
@@ -299,7 +299,7 @@ class GuardConfig(Config):
 
     sigmas: float | None = Field(None, gt=0)
     window: int = Field(128, ge=2)
-    most_in_a_row: int = Field(10, ge=1, description="more skipped steps in a row stop the run")
+    max_consecutive_skips: int = Field(10, ge=1, description="more skipped steps in a row stop the run")
 
 
 class CheckpointConfig(Config):
@@ -338,7 +338,7 @@ class TrainConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
-    evaluation: LiveEvaluationConfig = LiveEvaluationConfig()
+    evaluation: TrainingEvaluationConfig = TrainingEvaluationConfig()
     init_from: str | None = Field(
         None,
         description="a checkpoint whose weights the run begins with, like checkpoints/step-00000000 of `gristmill "

@@ -14,30 +14,30 @@ from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.parallel.mesh import Mesh
 
 
-def check_init_from(folder: Path, card: Mapping[str, Any]) -> None:
-    """Raises InputError unless the checkpoint is whole and holds the model that `card` speaks of."""
+def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
+    """Raises InputError unless the checkpoint is whole and holds the model that `saved_config` speaks of."""
     checkpoint.verified(folder)
-    there = checkpoint.read_card(folder)
-    wrong = differing(architecture(there["model"]), architecture(card["model"]))
+    there = checkpoint.read_model_config(folder)
+    wrong = differing(architecture(there["model"]), architecture(saved_config["model"]))
     if wrong:
         raise InputError(
             f"train.init_from: {folder} holds another model than the recipe's: {'; '.join(wrong)}; set the recipe's "
             f"model as {folder / checkpoint.MODEL_NAME} has it"
         )
     for name in ("vocab_size", "end_of_document"):
-        if there[name] != card[name]:
+        if there[name] != saved_config[name]:
             padded = f", {there['padded_rows']} of them padding" if there.get("padded_rows") else ""
             raise InputError(
                 f"train.init_from: {folder} was trained with {name} {there[name]}{padded}, this run's data has "
-                f"{card[name]}; index the data with the checkpoint's tokenizer"
+                f"{saved_config[name]}; index the data with the checkpoint's tokenizer"
             )
 
 
-def load_init_from(folder: Path, parts: LocalModel, mesh: Mesh) -> None:
+def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> None:
     """Fills the parameters, on any layout. The folder must be checked before."""
-    tensors: dict[str, Tensor] = {f"model.{name}": value.detach() for name, value in parts.parameters.items()}
+    tensors: dict[str, Tensor] = {f"model.{name}": value.detach() for name, value in model.parameters.items()}
     checkpoint.load(folder, tensors, mesh)
-    parts.publish()
+    model.sync_tied_weights()
 
 
 def architecture(model: Mapping[str, Any]) -> dict[str, Any]:

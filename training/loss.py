@@ -101,8 +101,8 @@ def _chunk_loss(
     total_N, target_N = _over_ranks(torch.stack([total_N, target_N]), scoring.tensor, dist.ReduceOp.SUM)
     log_z_N = total_N.log() + highest_N
     weights_N = weights_N.to(log_z_N.dtype)
-    likelihood_N = weights_N * (log_z_N - target_N)
-    loss_N = likelihood_N + scoring.z_loss * weights_N * log_z_N.square()
+    nll_N = weights_N * (log_z_N - target_N)
+    loss_N = nll_N + scoring.z_loss * weights_N * log_z_N.square()
     half = raw_NVt.dtype == torch.float16
     unit_N = torch.full_like(total_N, HALF_UNIT) if half else total_N
     if wanted:
@@ -113,7 +113,7 @@ def _chunk_loss(
         raw_NVt[row_N, index_N] = (raw_NVt[row_N, index_N] - unit_N * mine_N).to(raw_NVt.dtype)
         if bent_NVt is not None:
             raw_NVt *= bent_NVt
-    return torch.stack([loss_N, likelihood_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
+    return torch.stack([loss_N, nll_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
 
 
 def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:

@@ -22,6 +22,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
+from gristmill.training.processes import RankInfo, local_device
 
 # Square, tall and thin: what a transformer multiplies, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (
@@ -215,7 +216,7 @@ def calibrate(path: Path, base: str | None, reporter: Reporter, repeats: int = 1
         raise RecipeError(f"{path}: a hardware profile is a .yaml file")
     if not path.parent.is_dir():
         raise RecipeError(f"{path.parent}: no such folder; make it, or write the profile elsewhere")
-    device = _own_device()
+    device = local_device(RankInfo.from_environment())
     started = _start_processes(device)
     try:
         profile = measure(device, load_hardware(base) if base else None, reporter, repeats)
@@ -225,14 +226,6 @@ def calibrate(path: Path, base: str | None, reporter: Reporter, repeats: int = 1
         if started:
             dist.destroy_process_group()
     return profile
-
-
-def _own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
 
 
 def _start_processes(device: torch.device) -> bool:

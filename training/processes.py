@@ -40,7 +40,7 @@ _TORCHRUN = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELA
 
 @contextmanager
 def init_distributed(
-    place: RankInfo,
+    rank_info: RankInfo,
     layout: LayoutConfig,
     model: ModelConfig,
     recipe_digest: str,
@@ -48,19 +48,21 @@ def init_distributed(
 ) -> Iterator[Mesh]:
     """The mesh of all processes; without a process group if this is the only one. Raises RecipeError if the processes
     were given different recipes."""
-    device = local_device(place)
-    if place.world_size == 1:
+    device = local_device(rank_info)
+    if rank_info.world_size == 1:
         yield single_process(device)
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store, _, _ = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"start-{place.restarts}", store)  # what the processes before a restart left is not read
-    patience = timedelta(seconds=2 * timeout_seconds)  # the watchdog, which can name the place, comes first
-    connect(backend, store, layout.position_of(place.rank), place.world_size, patience)
+    store = dist.PrefixStore(
+        f"start-{rank_info.restarts}", store
+    )  # what the processes before a restart left is not read
+    patience = timedelta(seconds=2 * timeout_seconds)  # the watchdog, which can name the rank_info, comes first
+    connect(backend, store, layout.position_of(rank_info.rank), rank_info.world_size, patience)
     silence_redistribution()
     try:
-        with first_failure_named(place.rank, store):
-            check_same_recipe(recipe_digest, place)
+        with first_failure_named(rank_info.rank, store):
+            check_same_recipe(recipe_digest, rank_info)
             yield build_mesh(layout, model.num_kv_heads, device)
     finally:
         dist.destroy_process_group()
@@ -108,23 +110,23 @@ def _try_to_connect(backend: str, store: dist.Store, rank: int, world_size: int,
     return None
 
 
-def local_device(place: RankInfo) -> torch.device:
+def local_device(rank_info: RankInfo) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", rank_info.local_rank)
     torch.cuda.set_device(device)
     return device
 
 
-def device_bytes(place: RankInfo) -> int:
+def device_bytes(rank_info: RankInfo) -> int:
     """Memory of the GPU that this process takes, or of the machine."""
     if not torch.cuda.is_available():
         return host_bytes()
-    return torch.cuda.get_device_properties(place.local_rank).total_memory
+    return torch.cuda.get_device_properties(rank_info.local_rank).total_memory
 
 
-def check_same_recipe(digest: str, place: RankInfo) -> None:
-    digests: list[str] = [""] * place.world_size
+def check_same_recipe(digest: str, rank_info: RankInfo) -> None:
+    digests: list[str] = [""] * rank_info.world_size
     dist.all_gather_object(digests, digest)
     others = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if others:

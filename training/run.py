@@ -66,7 +66,7 @@ class Data:
 
 
 class Run:
-    """Everything of one run on this process. `to_the_end` trains until the tokens are spent.
+    """Everything of one run on this process. `train` trains until the tokens are spent.
 
     evaluate, where train.evaluation asks for it, is called with the live parts on all processes at the same steps; it
     must leave them as they are, and gives the same scores everywhere."""
@@ -84,47 +84,59 @@ class Run:
     ):
         self.evaluate = evaluate if train.evaluation.every else None
         self.data, self._waited, self._spent = data, 0.0, 0.0
-        self.train, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
+        self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
         precision = PRECISIONS[train.precision]
         if train.float8:
             check_float8(mesh.device)
-        self.parts = build_local_model(
+        self.model = build_local_model(
             model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, train.compile, train.float8
         )
-        passes = build_forward_backward(self.parts, model, train, mesh)
-        self.optimizer = build_optimizer(self.parts.parameters, train.optimizer, model)
+        forward_backward = build_forward_backward(self.model, model, train, mesh)
+        self.optimizer = build_optimizer(self.model.parameters, train.optimizer, model)
         self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
         self.trainer = Trainer(
-            train, model.sequence_length, self.parts, passes, self.optimizer, self.batches, Guard(train.guard), mesh
+            train,
+            model.sequence_length,
+            self.model,
+            forward_backward,
+            self.optimizer,
+            self.batches,
+            Guard(train.guard),
+            mesh,
         )
         self.validation = None
         if data.held_out is not None and train.validation.every:
             self.validation = Validation(
-                data.held_out, train.validation.samples, data.bytes_per_token, passes, mesh, data.mask_documents
+                data.held_out,
+                train.validation.samples,
+                data.bytes_per_token,
+                forward_backward,
+                mesh,
+                data.mask_documents,
             )
-        self.card = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
-        self.saver = Saver(self.root, train.checkpoint, self.card, mesh)
+        self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
+        self.saver = Saver(self.root, train.checkpoint, self.saved_config, mesh)
         self.data_fingerprint = data.samples.fingerprint
         shape = shape_of(model, vocab_size)
         self.flops_per_token, self.peak_flops = flops_per_token(shape), device_peak(mesh.device)
         self.num_parameters = parameter_count(shape)
 
-    def to_the_end(self) -> dict[str, Any]:
+    def train(self) -> dict[str, Any]:
         """Trains from the last whole checkpoint, or from the start; returns the facts of the run. When it is asked to
         stop it saves first, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit)."""
-        if self._writes:
+        if self._is_first:
             remove_temporary_files(self.folder)
         saved = self._resume()
-        if self._writes:
-            checkpoint.write_card(self.folder, self.card)
+        if self._is_first:
+            checkpoint.write_model_config(self.folder, self.saved_config)
             self._open_log(saved)
         try:
             with (
-                self.reporter.meter("train", self.train.tokens, "tokens") as meter,
-                Watchdog(self.mesh, self.train.watch.timeout_seconds) as watchdog,
+                self.reporter.meter("train", self.config.tokens, "tokens") as meter,
+                Watchdog(self.mesh, self.config.watch.timeout_seconds) as watchdog,
                 stop_requests() as request,
             ):
                 meter.advance(self.trainer.progress.tokens)
@@ -136,20 +148,20 @@ class Run:
                 self.log.close()
         self._check_kept()
         self.reporter.say(f"train: {self._waited / max(self._spent, 1e-9):.2%} of the time was spent waiting for data")
-        return self._facts()
+        return self._summary()
 
     def _open_log(self, saved: Path | None) -> None:
         step, evaluates = self.trainer.progress.step, self.evaluate is not None
-        self.log = MetricsLog(self.folder, step, self.train.watch, evaluates, saved, self.reporter)
+        self.log = MetricsLog(self.folder, step, self.config.watch, evaluates, saved, self.reporter)
 
     def _steps(self, meter: ProgressMeter, watchdog: Watchdog, request: StopRequest) -> None:
-        started, watch = time.monotonic(), self.train.watch
-        limit = self.train.checkpoint.stop_after_seconds
+        started, watch = time.monotonic(), self.config.watch
+        limit = self.config.checkpoint.stop_after_seconds
         stopping = False
         while not self.trainer.finished and not stopping:
             out_of_time = limit is not None and time.monotonic() - started > limit
             with self._observed() as observation:
-                report = self.trainer.step(request.asked is not None or out_of_time, watchdog.at)
+                report = self.trainer.step(request.signal is not None or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, writing down and saving")
             metrics = self._metrics(report)
             timing = self._timing(report, observation) if report.progress.step % watch.log_every == 0 else {}
@@ -161,17 +173,17 @@ class Run:
             meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
             stopping = report.stop and not self.trainer.finished
             self._save_if_due(stopping or self.trainer.finished)
-        if stopping or request.asked is not None:
+        if stopping or request.signal is not None:
             step = self.trainer.progress.step
             raise request.error(step, checkpoint.step_folder(self.root, step))
 
     def _resume(self) -> Path | None:
         """Returns the checkpoint that the run goes on from, if there is one."""
-        found = checkpoint.newest_complete(self.root, self.card, self.reporter) if self._writes else None
-        folder, state = self._from_first(found)
+        found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter) if self._is_first else None
+        folder, state = self._broadcast_from_first(found)
         if folder is None:
-            if self.train.init_from is not None:
-                self._begin_with(Path(self.train.init_from))
+            if self.config.init_from is not None:
+                self._init_from_checkpoint(Path(self.config.init_from))
             return None
         if state["data"] != self.data_fingerprint:
             raise InputError(f"{folder}: trained on other data than this run's; remove {self.root} to start anew")
@@ -183,15 +195,15 @@ class Run:
 
     def _check_kept(self) -> None:
         """Raises InputError if a checkpoint was damaged after it was saved: the stage's manifest must not cover it."""
-        for step in checkpoint.steps_in(self.root) if self._writes else []:
+        for step in checkpoint.steps_in(self.root) if self._is_first else []:
             checkpoint.verified(checkpoint.step_folder(self.root, step))
 
-    def _begin_with(self, initial: Path) -> None:
+    def _init_from_checkpoint(self, initial: Path) -> None:
         """The first process's word that the checkpoint is whole and fits is enough for all."""
         error = None
-        if self._writes:
+        if self._is_first:
             try:
-                check_init_from(initial, self.card)
+                check_init_from(initial, self.saved_config)
             except InputError as found:
                 error = str(found)
         said = [error]
@@ -199,7 +211,7 @@ class Run:
             dist.broadcast_object_list(said, src=0)
         if said[0] is not None:
             raise InputError(said[0])
-        load_init_from(initial, self.parts, self.mesh)
+        load_init_from(initial, self.model, self.mesh)
         self.reporter.say(f"train: begins with the weights of {initial}")
 
     def _save_if_due(self, now: bool) -> None:
@@ -212,7 +224,7 @@ class Run:
             self.saver.wait()
 
     def _tensors(self) -> dict[str, Tensor]:
-        return checkpoint.saved_tensors(self.parts.parameters, self.optimizer.state())
+        return checkpoint.saved_tensors(self.model.parameters, self.optimizer.state())
 
     def _metrics(self, report: StepReport) -> dict[str, Any]:
         """What this step was, the same in every run on this layout."""
@@ -226,11 +238,11 @@ class Run:
         }
         if (per_token := self._bytes_per_token(report)) is not None:
             metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
-        if self.train.z_loss:
+        if self.config.z_loss:
             metrics["objective"] = _finite(report.objective)
         if report.skipped is not None:
             metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
-        every = self.train.validation.every
+        every = self.config.validation.every
         if self.validation is not None and (report.progress.step % every == 0 or self.trainer.finished):
             metrics["validation"] = self.validation.run()
         return metrics
@@ -242,7 +254,7 @@ class Run:
         return sum(known) / len(known) if known and len(known) == len(found) else None
 
     def _observed(self) -> AbstractContextManager[Observation]:
-        step, watch = self.trainer.progress.step + 1, self.train.watch
+        step, watch = self.trainer.progress.step + 1, self.config.watch
         measured = bool(watch.communication_every) and step % watch.communication_every == 0
         rank = self.mesh.world.rank
         return observed(self.folder, step, rank, step in watch.profile_steps, measured and self.mesh.distributed)
@@ -269,19 +281,19 @@ class Run:
     def _evaluation_is_due(self, step: int) -> bool:
         if self.evaluate is None:
             return False
-        return step % self.train.evaluation.every == 0 or self.trainer.finished
+        return step % self.config.evaluation.every == 0 or self.trainer.finished
 
     def _evaluate(self, report: StepReport) -> dict[str, Any]:
         """Written before the step's checkpoint, so that a run that goes on from there has the line."""
         started = time.monotonic()
-        scores = self.evaluate(self.parts)
+        scores = self.evaluate(self.model)
         if self.log is not None:
             self.log.write_evaluation(report.progress.step, report.progress.tokens, scores)
         return {"step": report.progress.step, "evaluation_seconds": time.monotonic() - started}
 
-    def _facts(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         """Read back from metrics.jsonl, so that a run that was killed after its last step says the same."""
-        if not self._writes:
+        if not self._is_first:
             return {}
         lines = read_metrics(self.folder / METRICS_NAME)
         facts = {name: lines[-1][name] for name in ("step", "tokens", "loss")}
@@ -293,7 +305,7 @@ class Run:
             facts["evaluation"] = read_metrics(self.folder / EVALUATIONS_NAME)[-1]["scores"]
         return facts
 
-    def _from_first(self, found: tuple[Path, dict[str, Any]] | None) -> tuple[Path | None, dict[str, Any]]:
+    def _broadcast_from_first(self, found: tuple[Path, dict[str, Any]] | None) -> tuple[Path | None, dict[str, Any]]:
         """The first process looks for the checkpoint, the others take its word."""
         said = [found or (None, {})]
         if self.mesh.distributed:
@@ -301,15 +313,15 @@ class Run:
         return said[0]
 
     @property
-    def _writes(self) -> bool:
+    def _is_first(self) -> bool:
         return self.mesh.is_first
 
 
-def build_forward_backward(parts: LocalModel, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> ForwardBackward:
+def build_forward_backward(local: LocalModel, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> ForwardBackward:
     micro_batch = micro_batch_size(model, train)
     if train.layout.pipeline > 1:
-        return PipelineSchedule(parts.parts, train.layout, mesh, micro_batch)
-    return GradientAccumulation(parts.parts[0], micro_batch)
+        return PipelineSchedule(local.stages, train.layout, mesh, micro_batch)
+    return GradientAccumulation(local.stages[0], micro_batch)
 
 
 def remove_temporary_files(folder: Path) -> None:

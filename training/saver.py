@@ -17,8 +17,8 @@ class Saver:
     """Saves at regular steps. Asynchronously, the state is copied and written behind the next steps, over a process
     group of its own; the one before is waited for first, so that at most one is under way."""
 
-    def __init__(self, root: Path, config: CheckpointConfig, card: checkpoint.SavedModelConfig, mesh: Mesh):
-        self.root, self.config, self.card, self.mesh = root, config, card, mesh
+    def __init__(self, root: Path, config: CheckpointConfig, saved_config: checkpoint.SavedModelConfig, mesh: Mesh):
+        self.root, self.config, self.saved_config, self.mesh = root, config, saved_config, mesh
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None
         self._group = dist.new_group(backend="gloo") if config.asynchronous and mesh.distributed else None
@@ -37,7 +37,7 @@ class Saver:
         """texts: files that are kept in the checkpoint (see checkpoint.save)."""
         self.wait()
         if not self.config.asynchronous:
-            checkpoint.save(self.root, step, tensors, self.card, facts, self.mesh, texts)
+            checkpoint.save(self.root, step, tensors, self.saved_config, facts, self.mesh, texts)
             self.prune(step, finished)
             return
         written = checkpoint.start_saving(self.root, step, tensors, self.mesh, self._group)
@@ -65,7 +65,7 @@ class Saver:
     ) -> None:
         with checkpoint.disk_errors():
             written.result()
-        checkpoint.commit(self.root, step, self.card, facts, self.mesh, self._group, texts)
+        checkpoint.commit(self.root, step, self.saved_config, facts, self.mesh, self._group, texts)
         self.prune(step, finished)
 
 

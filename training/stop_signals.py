@@ -16,12 +16,12 @@ class StopRequest:
     """asked: the signal that arrived, or None. A second Ctrl-C raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
+        self.signal: signal.Signals | None = None
 
     def receive(self, number: int, _: FrameType | None) -> None:
-        if self.asked is not None and number == signal.SIGINT:
+        if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt("stopped at once; the same command goes on from the last checkpoint")
-        self.asked = signal.Signals(number)
+        self.signal = signal.Signals(number)
         # os.write, because a signal may arrive while print or rich holds its lock
         os.write(sys.__stderr__.fileno(), b"\ntrain: stopping after this step, then saving; Ctrl-C stops at once\n")
 
@@ -31,7 +31,7 @@ class StopRequest:
             f"stopped after step {step} as asked, and saved; run the same command to go on. Kept: {saved} and the "
             f"metrics of {step} steps"
         )
-        return KeyboardInterrupt(said) if self.asked == signal.SIGINT else InputError(said)
+        return KeyboardInterrupt(said) if self.signal == signal.SIGINT else InputError(said)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What happens in a step."""
+"""One training step: batch, forward and backward, gradient norm, update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from gristmill.training.sums import sum_over_world
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: steps taken, tokens in them, and the number of the next sample."""
+    """Steps taken, tokens in them, and the number of the next sample."""
 
     step: int = 0
     tokens: int = 0
@@ -35,9 +35,8 @@ class StepReport:
     """progress: after the step. samples: those it took. loss: negative log-likelihood a valid token, in nats.
     objective: what was minimised, the z-loss included.
 
-    skipped: why the step was not taken, or None. stop: some process was asked to stop. seconds: by phase: data (waiting
-    for it), agreement (counting valid tokens together), forward, backward, pipeline, optimizer (norm and clipping
-    too)."""
+    skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
+    (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping)."""
 
     progress: Progress
     samples: range
@@ -53,20 +52,25 @@ class StepReport:
 
 
 class Trainer:
-    """One process's side of a run: every process makes the same calls in the same order."""
+    """Trains on this process. All processes make the same calls in the same order."""
 
     def __init__(
         self,
         config: TrainConfig,
         sequence_length: int,
         model: LocalModel,
-        passes: ForwardBackward,
+        forward_backward: ForwardBackward,
         optimizer: Optimizer,
         batches: Batches,
         guard: Guard,
         mesh: Mesh,
     ):
-        self.config, self.sequence_length, self.model, self.passes = config, sequence_length, model, passes
+        self.config, self.sequence_length, self.model, self.forward_backward = (
+            config,
+            sequence_length,
+            model,
+            forward_backward,
+        )
         self.optimizer, self.batches, self.guard, self.mesh = optimizer, batches, guard, mesh
         self.scale = LossScale(dynamic=config.precision == "fp16")
         self.progress = Progress()
@@ -75,26 +79,24 @@ class Trainer:
     def finished(self) -> bool:
         return self.progress.tokens >= self.config.tokens
 
-    def step(self, stop_wanted: bool = False, tell: Callable[[str], None] = lambda where: None) -> StepReport:
-        """One step on all processes. tell hears what is begun, for the watchdog."""
-        clock = Clock(self.mesh.device, lambda phase: tell(f"step {self.progress.step + 1}, {phase}"))
+    def step(self, stop_wanted: bool = False, on_phase: Callable[[str], None] = lambda phase: None) -> StepReport:
+        """One training step on all processes. on_phase is called at the begin of each phase (for the watchdog)."""
+        clock = Clock(self.mesh.device, lambda phase: on_phase(f"step {self.progress.step + 1}, {phase}"))
         clock.begin("data")
         batch = self._next_batch()
-        clock.begin("agreement")
-        valid_tokens, stop = self._agree(batch, stop_wanted)
-        losses = self.passes.train(batch, self.scale.value / valid_tokens, clock.begin)
+        clock.begin("token_count_allreduce")
+        valid_tokens, stop = self._count_valid_tokens(batch, stop_wanted)
+        losses = self.forward_backward.train(batch, self.scale.value / valid_tokens, clock.begin)
         clock.begin("optimizer")
         self.model.sum_tied_gradients()
         scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
-        loss, objective = self._mean_over_all(losses, valid_tokens)
-        norm = global_norm(self.model.counted, self.mesh).item()
-        before, self.progress = self.progress, self._after_this_batch()
-        skipped = self.scale.overflowed(norm) or self.guard.refuses(self.progress.step, objective, norm)
-        rate = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
+        loss, objective = self._mean_losses(losses, valid_tokens)
+        norm = global_norm(self.model.norm_parameters, self.mesh).item()
+        before, self.progress = self.progress, self._progress_after_batch()
+        skipped = self.scale.skip_reason(norm) or self.guard.skip_reason(self.progress.step, objective, norm)
+        rate_factor = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
         if skipped is None:
-            clip(self.model.parameters.values(), norm, self.config.optimizer.clip_norm)
-            self.optimizer.step(rate)
-            self.model.publish()
+            self._update(norm, rate_factor)
         self.model.clear_gradients()
         return StepReport(
             progress=self.progress,
@@ -103,19 +105,24 @@ class Trainer:
             loss=loss,
             objective=objective,
             grad_norm=norm,
-            learning_rate=rate * self.config.optimizer.learning_rate,
+            learning_rate=rate_factor * self.config.optimizer.learning_rate,
             valid_tokens=valid_tokens,
             skipped=skipped,
             stop=stop,
             seconds=clock.end(),
         )
 
+    def _update(self, norm: float, rate_factor: float) -> None:
+        clip(self.model.parameters.values(), norm, self.config.optimizer.clip_norm)
+        self.optimizer.step(rate_factor)
+        self.model.sync_tied_weights()
+
     def batch_samples(self, tokens: int) -> int:
-        """Samples of the batch that is drawn after so many tokens."""
+        """Number of samples of the batch drawn after `tokens` tokens."""
         return batch_tokens_at(self.config.batch_ramp, self.config.batch_tokens, tokens) // self.sequence_length
 
     def state(self) -> dict[str, Any]:
-        """All that a continued run needs beside the tensors, as JSON. It does not depend on the layout."""
+        """State of the run besides the tensors, as JSON; independent of the layout."""
         progress = {"step": self.progress.step, "tokens": self.progress.tokens, "samples": self.progress.samples}
         return {
             "progress": progress,
@@ -125,31 +132,32 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """After the tensors were loaded."""
+        """Restores `state` after the tensors were loaded."""
         self.progress = Progress(**state["progress"])
         self.optimizer.updates = state["updates"]
         self.guard.restore(state["guard"])
         self.scale.restore(state["scale"])
-        self.model.publish()
+        self.model.sync_tied_weights()
 
     def _next_batch(self) -> dict[str, Tensor]:
         batch = self.batches.take(self.progress.samples, self.batch_samples(self.progress.tokens))
-        after = self._after_this_batch()
+        after = self._progress_after_batch()
         self.batches.prepare(after.samples, self.batch_samples(after.tokens))
         return batch
 
-    def _after_this_batch(self) -> Progress:
+    def _progress_after_batch(self) -> Progress:
         now, samples = self.progress, self.batch_samples(self.progress.tokens)
         return Progress(now.step + 1, now.tokens + samples * self.sequence_length, now.samples + samples)
 
-    def _agree(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[float, bool]:
-        """The weight of all valid tokens of the whole batch, known before the first backward pass, and whether any
-        process wants to stop."""
+    def _count_valid_tokens(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[float, bool]:
+        """(total weight of the valid tokens of the global batch, whether any process wants to stop).
+
+        The total divides the loss, so it is needed before the first backward pass."""
         weight, stop = sum_over_world([batch["weights"].sum(dtype=torch.float64), float(stop_wanted)], self.mesh)
         return max(1.0, weight * self.mesh.data.size / self.mesh.world.size), stop > 0
 
-    def _mean_over_all(self, losses_b2: Tensor | None, valid_tokens: float) -> tuple[float, float]:
+    def _mean_losses(self, losses_b2: Tensor | None, valid_tokens: float) -> tuple[float, float]:
         """(negative log-likelihood, objective) a valid token; only processes with the head have losses."""
         own = [0.0, 0.0] if losses_b2 is None else list(losses_b2.sum(dim=0, dtype=torch.float64))
-        objective, likelihood = sum_over_world(own, self.mesh)
-        return likelihood / self.mesh.tensor.size / valid_tokens, objective / self.mesh.tensor.size / valid_tokens
+        objective, nll = sum_over_world(own, self.mesh)
+        return nll / self.mesh.tensor.size / valid_tokens, objective / self.mesh.tensor.size / valid_tokens

@@ -22,13 +22,15 @@ class Validation:
         samples: Samples,
         count: int,
         bytes_per_token: Mapping[str, float],
-        passes: ForwardBackward,
+        forward_backward: ForwardBackward,
         mesh: Mesh,
         mask_documents: bool,
     ):
-        self.passes, self.mesh, self.bytes_per_token = passes, mesh, dict(bytes_per_token)
+        self.forward_backward, self.mesh, self.bytes_per_token = forward_backward, mesh, dict(bytes_per_token)
         share = -(-count // mesh.data.size)
-        numbers = range(mesh.data.rank * share, (mesh.data.rank + 1) * share)  # all ranks make equally many passes
+        numbers = range(
+            mesh.data.rank * share, (mesh.data.rank + 1) * share
+        )  # all ranks make equally many forward_backward
         batch = collate(samples, numbers, mask_documents)
         del batch["samples"]  # without them there is no dropout
         batch["weights"][max(0, count - numbers.start) :] = 0.0
@@ -38,20 +40,20 @@ class Validation:
 
     def run(self) -> dict[str, Any]:
         """{"loss": nats a token over all, "sources": {name: {"loss", "bits_per_byte"}}}."""
-        losses_b2 = self.passes.evaluate(self._batch)
-        likelihood_b = None if losses_b2 is None else losses_b2[:, 1].double().tolist()
+        losses_b2 = self.forward_backward.evaluate(self._batch)
+        nll_b = None if losses_b2 is None else losses_b2[:, 1].double().tolist()
         weight_b = self._batch["weights"].sum(dim=1, dtype=torch.float64).tolist()
         own = []
         for name in self._names:
             rows = [row for row, source in enumerate(self._sources) if source == name]
-            own += [sum(likelihood_b[row] for row in rows) if likelihood_b else 0.0, sum(weight_b[row] for row in rows)]
+            own += [sum(nll_b[row] for row in rows) if nll_b else 0.0, sum(weight_b[row] for row in rows)]
         sums = sum_over_world(own, self.mesh)
         copies = self.mesh.world.size / self.mesh.data.size
-        likelihoods = dict(zip(self._names, (value / self.mesh.tensor.size for value in sums[::2]), strict=True))
+        nlls = dict(zip(self._names, (value / self.mesh.tensor.size for value in sums[::2]), strict=True))
         weights = dict(zip(self._names, (value / copies for value in sums[1::2]), strict=True))
         return {
-            "loss": sum(likelihoods.values()) / sum(weights.values()),
-            "sources": {name: self._scores(name, likelihoods[name] / weights[name]) for name in self._names},
+            "loss": sum(nlls.values()) / sum(weights.values()),
+            "sources": {name: self._scores(name, nlls[name] / weights[name]) for name in self._names},
         }
 
     def _scores(self, source: str, loss: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import Manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.checkpoint import load_model, read_card, save, step_folder
+from gristmill.training.checkpoint import load_model, read_model_config, save, step_folder
 from gristmill.training.parallel.mesh import single_process
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -29,7 +29,7 @@ def export_checkpoint(
     if scores is not None and not (scores / "table.md").is_file():
         raise InputError(f"{scores}: holds no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
-    card, codec = read_card(checkpoint), load_tokenizer(folder)
+    card, codec = read_model_config(checkpoint), load_tokenizer(folder)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=False)
     model, _ = load_model(checkpoint, dtype=DTYPES[precision])
     architecture = write_huggingface(output, model, card["end_of_document"], folder)

@@ -16,7 +16,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from gristmill.training.checkpoint import load_model, read_card
+from gristmill.training.checkpoint import load_model, read_model_config
 from gristmill.training.config import LayoutConfig
 from gristmill.training.parallel.mesh import Mesh
 
@@ -46,7 +46,7 @@ def load_for_evaluation(
         model, card = read_huggingface(checkpoint, device, dtype)
     else:
         model, _ = load_model(checkpoint, device, dtype)
-        card = read_card(checkpoint)
+        card = read_model_config(checkpoint)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign or "padded_rows" in card)
     if config.weights == "int8":
         quantise(model)
@@ -61,7 +61,7 @@ def load_for_evaluation_sharded(
 ) -> LoadedModel:
     """This rank's shard of a gristmill checkpoint. Raises InputError as `load_for_evaluation` does."""
     checkpoint, folder = paths.resolve()
-    codec, card = load_tokenizer(folder), read_card(checkpoint)
+    codec, card = load_tokenizer(folder), read_model_config(checkpoint)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded="padded_rows" in card)
     backbone = load_parallel(checkpoint, layout, mesh, DTYPES[config.precision])
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
-from gristmill.training.checkpoint import load, read_card, verified
+from gristmill.training.checkpoint import load, read_model_config, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.model.attention_metadata import AttentionMetadata
@@ -87,7 +87,7 @@ def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: tor
     """This rank's part of a checkpoint that any layout saved. layout: tensor and pipeline of this evaluation, with
     sequence_parallel off, so that any number of tokens can be read."""
     verified(checkpoint)
-    card = read_card(checkpoint)
+    card = read_model_config(checkpoint)
     config = ModelConfig.model_validate(card["model"])
     part = split_model(config, card["vocab_size"], layout)[mesh.pipeline.rank]
     model = Transformer(config, card["vocab_size"], mesh, layout, part, dtype)

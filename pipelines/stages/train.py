@@ -71,7 +71,7 @@ def run(context: StageContext) -> dict[str, Any]:
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
-        return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter, evaluate).to_the_end()
+        return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter, evaluate).train()
 
 
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
@@ -89,7 +89,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 
     def evaluate(parts: Any) -> Any:
         return evaluate_live(
-            parts.parts,
+            parts.stages,
             tokenizer,
             evaluation.tasks,
             evaluation.limit,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gristmill.training.checkpoint import SavedModelConfig, save, step_folder
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model.initialization import cut_like, fill
+from gristmill.training.model.initialization import fill, shard_like
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.precision import PRECISIONS
@@ -139,7 +139,7 @@ def save_on_mesh(root: Path, config: ModelConfig, vocab_size: int, layout: Layou
     drawn = {name: value.detach() for name, value in random_model(config, vocab_size).named_parameters()}
     with torch.no_grad():
         for name, parameter in parts.parameters.items():
-            parameter.copy_(cut_like(drawn[name], parameter))
+            parameter.copy_(shard_like(drawn[name], parameter))
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
     save(root, step, tensors, SavedModelConfig.of(config, vocab_size, 256), {}, mesh)
 

@@ -64,7 +64,7 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     for _ in range(2):
         losses.append(passes.train(batch, 1.0))
         parts.clear_gradients()
-        scores = evaluate_live(parts.parts, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=hans)
+        scores = evaluate_live(parts.stages, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=hans)
     assert losses[0] is None or torch.equal(*losses)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
     save(folder / "run", 1, tensors, SavedModelConfig.of(config, 257, 256), {}, mesh)

@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import load_model, newest_complete, read_card, step_folder
+from gristmill.training.checkpoint import load_model, newest_complete, read_model_config, step_folder
 from tests.support.mutations import mutate
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
@@ -92,13 +92,13 @@ DAMAGES: tuple[Callable[[list[Path], Path, np.random.Generator], None], ...] = (
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of three steps: checkpoints of the steps 2 and 3."""
     folder = tmp_path_factory.mktemp("fuzz") / "run"
-    new_run(folder, **THREE_STEPS).to_the_end()
+    new_run(folder, **THREE_STEPS).train()
     return folder
 
 
 def check_damages(folder: Path, numbers: range) -> int:
     """Applies each damage to the last checkpoint and undoes it; how many changed a byte."""
-    root, card = folder / "checkpoints", read_card(folder)
+    root, card = folder / "checkpoints", read_model_config(folder)
     last, before = step_folder(root, 3), step_folder(root, 2)
     contents = {path: path.read_bytes() for path in sorted(last.iterdir())}
     damaged = 0
@@ -141,5 +141,5 @@ def test_the_run_goes_on_from_the_one_before_to_the_same_bytes(run_folder: Path,
     root = tmp_path / "run" / "checkpoints"
     files = sorted(step_folder(root, 3).iterdir())
     damage(files, step_folder(root, 2), np.random.default_rng(SEED))
-    new_run(tmp_path / "run", **THREE_STEPS).to_the_end()
+    new_run(tmp_path / "run", **THREE_STEPS).train()
     assert digests(tmp_path / "run") == digests(run_folder)

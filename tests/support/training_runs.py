@@ -74,4 +74,4 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    new_run(Path(sys.argv[1])).to_the_end()
+    new_run(Path(sys.argv[1])).train()

@@ -52,7 +52,7 @@ def test_a_growing_batch_leaves_no_sample_out() -> None:
     trainer = Trainer(config, 8, None, None, None, None, Guard(config.guard), single_process())
     steps = []
     while not trainer.finished:
-        after = trainer._after_this_batch()
+        after = trainer._progress_after_batch()
         steps.append(list(range(trainer.progress.samples, after.samples)))
         trainer.progress = after
     assert steps == [[0], [1], [2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]

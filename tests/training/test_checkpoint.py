@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.training.checkpoint import prune, read_card, step_folder, steps_in, verified
+from gristmill.training.checkpoint import prune, read_model_config, step_folder, steps_in, verified
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "watch": {"tensorboard": False}}
@@ -17,7 +17,7 @@ SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "watch": {"tensorboard
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of the steps 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    new_run(folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).to_the_end()
+    new_run(folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).train()
     return folder
 
 
@@ -41,7 +41,7 @@ def test_a_damaged_later_checkpoint_never_takes_the_place_of_a_whole_one(run_fol
     run.saver.prune(2, finished=False)
     verified(step_folder(root, 2))  # the only whole one stays, though only one is kept
     assert steps_in(root) == [2, 4, 6]
-    run.to_the_end()
+    run.train()
     assert steps_in(root) == [6]
     verified(step_folder(root, 6))
 
@@ -52,7 +52,7 @@ def test_what_an_interrupted_prune_left_goes_at_the_start(whole: Path, run_folde
     (root / ".step-00000003.old").mkdir()
     (root / ".step-00000003.old" / "__0_0.distcp").write_bytes(b"half removed")
     (root / ".step-00000005.tmp").write_bytes(b"no folder")
-    new_run(run_folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).to_the_end()
+    new_run(run_folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).train()
     assert digests(run_folder) == digests(whole)
 
 
@@ -60,9 +60,9 @@ def test_a_damaged_checkpoint_is_not_sealed_into_the_stage(run_folder: Path) -> 
     damage(step_folder(run_folder / "checkpoints", 4))
     keeping = {"checkpoint": {"every": 2, "keep_last": 3}} | SIX_STEPS
     with pytest.raises(InputError, match=r"step-00000004: this checkpoint is damaged: .*remove it"):
-        new_run(run_folder, **keeping).to_the_end()
+        new_run(run_folder, **keeping).train()
     shutil.rmtree(step_folder(run_folder / "checkpoints", 4))
-    assert new_run(run_folder, **keeping).to_the_end()["step"] == 6
+    assert new_run(run_folder, **keeping).train()["step"] == 6
 
 
 def test_other_names_are_no_checkpoints(run_folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_flipped_value_in_the_manifest_is_seen(run_folder: Path) -> None:
 
 def test_a_checkpoint_of_another_model_is_passed_over(run_folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    new_run(other, model=MODEL.model_copy(update={"layers": 2}), checkpoint={"every": 2}, **SIX_STEPS).to_the_end()
+    new_run(other, model=MODEL.model_copy(update={"layers": 2}), checkpoint={"every": 2}, **SIX_STEPS).train()
     shutil.rmtree(step_folder(run_folder / "checkpoints", 6))
     shutil.copytree(step_folder(other / "checkpoints", 6), step_folder(run_folder / "checkpoints", 6))
     run = new_run(run_folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS)
@@ -103,4 +103,4 @@ def test_a_checkpoint_of_another_model_is_passed_over(run_folder: Path, tmp_path
 def test_a_card_that_describes_no_model_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.json").write_bytes(content)
     with pytest.raises(InputError, match=r"model.json: does not describe a model"):
-        read_card(tmp_path)
+        read_model_config(tmp_path)

@@ -33,7 +33,7 @@ LIVE = {"evaluate": scores_of, "evaluation": {"every": 2, "tasks": ["a_task"]}}
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    new_run(folder, **LIVE).to_the_end()
+    new_run(folder, **LIVE).train()
     return folder
 
 
@@ -51,7 +51,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     run.trainer.step = killed
     with pytest.raises(SystemExit):
-        run.to_the_end()
+        run.train()
     return folder
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_file_is_restored_from_the_checkpoint(
     before = path.read_bytes()
     path.write_bytes(DAMAGES[damage](before))
     assert path.read_bytes() != before
-    new_run(run_folder, reporter=(said := Said()), **LIVE).to_the_end()
+    new_run(run_folder, reporter=(said := Said()), **LIVE).train()
     assert [line for line in said.lines if str(path) in line and "restored from the copy in" in line]
     assert digests(run_folder) == digests(undisturbed)
 
@@ -89,7 +89,7 @@ def test_a_damaged_file_is_restored_from_the_checkpoint(
 def test_what_stands_after_the_last_checkpoint_may_be_anything(undisturbed: Path, run_folder: Path) -> None:
     with (run_folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 8, "tok')
-    new_run(run_folder, reporter=(said := Said()), **LIVE).to_the_end()
+    new_run(run_folder, reporter=(said := Said()), **LIVE).train()
     assert not [line for line in said.lines if "restored" in line]
     assert digests(run_folder) == digests(undisturbed)
 
@@ -98,7 +98,7 @@ def test_a_damaged_line_of_times_is_named_and_the_others_stay(run_folder: Path) 
     path = run_folder / "logs" / "timing.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"\x00\xff{\n", *lines[2:]]))
-    new_run(run_folder, reporter=(said := Said()), **LIVE).to_the_end()
+    new_run(run_folder, reporter=(said := Said()), **LIVE).train()
     assert [line for line in said.lines if line.startswith(f"{path}: lines [2] are damaged")]
     steps = [line["step"] for line in read_metrics(path)]
     assert steps == [1, *range(3, 13)]

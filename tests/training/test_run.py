@@ -34,7 +34,7 @@ RUN_IN_A_PROCESS = [sys.executable, "-m", "tests.support.training_runs"]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    new_run(folder).to_the_end()
+    new_run(folder).train()
     return folder
 
 
@@ -51,21 +51,21 @@ def test_a_run_learns_and_says_what_it_did(undisturbed: Path) -> None:
 
 
 def test_equal_runs_write_equal_bytes(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path).to_the_end()
+    new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
 
 
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_nothing_had_been(undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="stopped after step 1 as asked"):
-        new_run(tmp_path, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).to_the_end()
-    new_run(tmp_path).to_the_end()
+        new_run(tmp_path, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).train()
+    new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
 
 
 def test_a_damaged_checkpoint_is_passed_over(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path).to_the_end()
+    new_run(tmp_path).train()
     (step_folder(tmp_path / "checkpoints", 12) / ".metadata").write_bytes(b"not what it was")
-    new_run(tmp_path).to_the_end()
+    new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
 
 
@@ -82,12 +82,12 @@ def test_load_model_gives_the_model_that_was_validated(undisturbed: Path) -> Non
 
 
 def test_saving_behind_the_steps_writes_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path, checkpoint={"every": 3, "asynchronous": True}).to_the_end()
+    new_run(tmp_path, checkpoint={"every": 3, "asynchronous": True}).train()
     assert digests(tmp_path) == digests(undisturbed)
 
 
 def test_fp16_finds_its_loss_scale_and_learns(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path, precision="fp16", optimizer={"learning_rate": 1e-2}).to_the_end()
+    new_run(tmp_path, precision="fp16", optimizer={"learning_rate": 1e-2}).train()
     here, there = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, tmp_path))
     assert there[-1]["loss"] == pytest.approx(here[-1]["loss"], abs=0.05)
 
@@ -144,19 +144,19 @@ def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path
 
 def test_a_step_that_is_not_finite_is_not_taken(tmp_path: Path) -> None:
     run = new_run(tmp_path, tokens=4 * BATCH * MODEL.sequence_length)
-    train, before = run.trainer.passes.train, {}
+    train, before = run.trainer.forward_backward.train, {}
 
     def broken_at_step_3(batch: dict[str, torch.Tensor], factor: float, begin: Any) -> torch.Tensor:
         losses = train(batch, factor, begin)
         if run.trainer.progress.step == 2:
-            before.update({name: value.detach().clone() for name, value in run.parts.parameters.items()})
-            run.parts.parameters["head.weight"].grad[0, 0] = float("inf")
+            before.update({name: value.detach().clone() for name, value in run.model.parameters.items()})
+            run.model.parameters["head.weight"].grad[0, 0] = float("inf")
         elif run.trainer.progress.step == 3:
-            assert all(torch.equal(before[name], value) for name, value in run.parts.parameters.items())
+            assert all(torch.equal(before[name], value) for name, value in run.model.parameters.items())
         return losses
 
-    run.trainer.passes.train = broken_at_step_3
-    assert run.to_the_end()["skipped_steps"] == 1
+    run.trainer.forward_backward.train = broken_at_step_3
+    assert run.train()["skipped_steps"] == 1
     line = read_metrics(tmp_path / "metrics.jsonl")[2]
     assert line["skipped"].endswith("gradient norm inf: not finite")
     assert line["samples"] == list(range(2 * BATCH, 3 * BATCH))
@@ -173,13 +173,13 @@ def test_a_full_or_read_only_disk_leaves_nothing_that_looks_whole(
 
     monkeypatch.setattr("gristmill.training.checkpoint._Writer.write_data", failing)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
-        new_run(tmp_path, checkpoint={"every": 3, "asynchronous": asynchronous}).to_the_end()
+        new_run(tmp_path, checkpoint={"every": 3, "asynchronous": asynchronous}).train()
     assert caught.value.errno == number
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
 def test_chosen_steps_are_traced(tmp_path: Path) -> None:
-    new_run(tmp_path, tokens=3 * BATCH * MODEL.sequence_length, watch={"profile_steps": [2]}).to_the_end()
+    new_run(tmp_path, tokens=3 * BATCH * MODEL.sequence_length, watch={"profile_steps": [2]}).train()
     trace = json.loads((tmp_path / "logs" / "trace-00000002-rank0.json").read_text())
     assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
 
@@ -191,7 +191,7 @@ def scores_of(parts: LocalModel) -> dict[str, dict[str, float]]:
 
 def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> None:
     asked = {"evaluation": {"every": 4, "tasks": ["a_task"]}}
-    new_run(tmp_path / "unbroken", evaluate=scores_of, **asked).to_the_end()
+    new_run(tmp_path / "unbroken", evaluate=scores_of, **asked).train()
     lines = read_metrics(tmp_path / "unbroken" / "evaluations.jsonl")
     assert [line["step"] for line in lines] == [4, 8, 12]
     assert lines[0]["tokens"] == 4 * BATCH * MODEL.sequence_length and lines[0]["scores"] != lines[1]["scores"]
@@ -202,8 +202,8 @@ def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> No
         return scores_of(parts)
 
     with pytest.raises(KeyboardInterrupt):
-        new_run(tmp_path / "broken", evaluate=killed_at_10, **asked).to_the_end()
-    facts = new_run(tmp_path / "broken", evaluate=scores_of, **asked).to_the_end()
+        new_run(tmp_path / "broken", evaluate=killed_at_10, **asked).train()
+    facts = new_run(tmp_path / "broken", evaluate=scores_of, **asked).train()
     assert digests(tmp_path / "broken") == digests(tmp_path / "unbroken")
     assert facts["evaluation"] == lines[-1]["scores"]
 
@@ -215,7 +215,7 @@ def weights_and_metrics(folder: Path) -> dict[str, str]:
 
 
 def test_asking_the_model_changes_nothing_of_the_run(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path, evaluate=scores_of, evaluation={"every": 5}).to_the_end()
+    new_run(tmp_path, evaluate=scores_of, evaluation={"every": 5}).train()
     assert weights_and_metrics(tmp_path) == weights_and_metrics(undisturbed)
 
 
@@ -225,14 +225,14 @@ def test_a_run_begins_with_the_weights_of_another(undisturbed: Path, tmp_path: P
     run._resume()
     expected, _ = load_model(last)
     for name, value in expected.named_parameters():
-        assert torch.equal(run.parts.parameters[name], value)
+        assert torch.equal(run.model.parameters[name], value)
     assert run.trainer.progress.step == 0 and not run.optimizer.first["head.weight"].any()
-    new_run(tmp_path, init_from=str(last)).to_the_end()
+    new_run(tmp_path, init_from=str(last)).train()
     first = read_metrics(tmp_path / "metrics.jsonl")[0]["loss"]
     assert first < read_metrics(undisturbed / "metrics.jsonl")[0]["loss"] - 0.3
     before = digests(tmp_path)
     (step_folder(tmp_path / "checkpoints", STEPS) / ".metadata").write_bytes(b"damaged")
-    new_run(tmp_path, init_from=str(last)).to_the_end()  # goes on from step 9, not from the other's weights
+    new_run(tmp_path, init_from=str(last)).train()  # goes on from step 9, not from the other's weights
     assert digests(tmp_path) == before
 
 
@@ -252,7 +252,7 @@ def test_weights_of_another_model_are_refused(
     last = step_folder(undisturbed / "checkpoints", STEPS)
     run = Run(other, train_config(init_from=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
     with pytest.raises(InputError, match=said):
-        run.to_the_end()
+        run.train()
 
 
 def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: Path) -> None:
@@ -260,14 +260,21 @@ def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: 
     last = step_folder(undisturbed / "checkpoints", STEPS)
     run = Run(MODEL, train_config(init_from=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
     with pytest.raises(InputError, match="trained with end_of_document 0, this run's data has 3"):
-        run.to_the_end()
+        run.train()
 
 
 def test_every_step_says_where_its_time_went(pool, tmp_path: Path) -> None:
     layout = {"data": 2, "pipeline": 2, "micro_batch": 1}
     pool.run(4, run_on_mesh, str(tmp_path), layout, {"communication_every": 6})
     lines = read_metrics(tmp_path / "logs" / "timing.jsonl")
-    assert list(lines[0]["seconds"]) == ["data", "agreement", "pipeline", "forward", "backward", "optimizer"]
+    assert list(lines[0]["seconds"]) == [
+        "data",
+        "token_count_allreduce",
+        "pipeline",
+        "forward",
+        "backward",
+        "optimizer",
+    ]
     assert [line["step"] for line in lines if "communication_seconds" in line] == [6, 12]
     assert lines[5]["communication_seconds"] > 0 and lines[5]["memory_bytes"] > 10**7
 
@@ -290,11 +297,11 @@ def test_torchrun_starts_a_killed_rank_again(tmp_path: Path) -> None:
 
 
 def test_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path).to_the_end()
+    new_run(tmp_path).train()
     other = new_run(tmp_path)
     other.data_fingerprint = "other"
     with pytest.raises(InputError, match="trained on other data"):
-        other.to_the_end()
+        other.train()
 
 
 def killed_run(folder: Path, delay_seconds: float) -> int:
@@ -313,7 +320,7 @@ def killed_run(folder: Path, delay_seconds: float) -> int:
 def test_killed_at_any_moment_the_run_ends_with_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
     codes = [killed_run(tmp_path, delay) for delay in (0.03, 0.15)]
     assert -signal.SIGKILL in codes
-    new_run(tmp_path).to_the_end()
+    new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
 
 
@@ -332,13 +339,13 @@ def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> Non
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 0 or "as asked, and saved; run the same command to go on" in said
-    new_run(tmp_path).to_the_end()
+    new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
 
 
 def run_on_mesh(folder: str, layout: dict[str, Any], watch: dict[str, Any] | None = None) -> None:
     mesh = build_mesh(train_config(layout=layout).layout, MODEL.num_kv_heads, torch.device("cpu"))
-    new_run(Path(folder), mesh, layout=layout, watch=watch or {}).to_the_end()
+    new_run(Path(folder), mesh, layout=layout, watch=watch or {}).train()
 
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"data": 2, "tensor": 2, "pipeline": 2}])
@@ -377,7 +384,7 @@ def on_two_ranks(folder: Path, kill_once: bool) -> None:
             return step(*arguments)
 
         run.trainer.step = killed_at_five
-        run.to_the_end()
+        run.train()
 
 
 if __name__ == "__main__":

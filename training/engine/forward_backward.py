@@ -1,4 +1,4 @@
-"""Forward and backward over the micro-batches of one step, by a process that holds the whole depth of the model."""
+"""Forward and backward passes over the micro-batches of one step; gradient accumulation without a pipeline."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
@@ -15,14 +15,14 @@ Batch = Mapping[str, Tensor]  # the arguments of Transformer.forward by name, ea
 
 
 def no_callback(phase: str) -> None:
-    """For callers to whom it does not matter what is begun."""
+    """Ignores phases."""
 
 
 class ForwardBackward(Protocol):
     """Both methods return the samples' losses [b, 2] (see `loss.losses`) where the head is, and None elsewhere.
 
-    train leaves the gradients of factor x (the sum of all losses), summed over the data ranks. begin hears "forward"
-    and "backward" (and, with a pipeline, "pipeline": messages, and waiting for other stages) as they begin."""
+    train leaves the gradients of factor x (the sum of all losses), summed over the data ranks. begin is called with
+    "forward" and "backward" as they begin (with a pipeline also "pipeline": messages and waiting for other stages)."""
 
     def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = no_callback) -> Tensor | None: ...
 
@@ -30,10 +30,10 @@ class ForwardBackward(Protocol):
 
 
 class GradientAccumulation:
-    """Micro-batches one after another; gradients are summed over ranks once, with the last."""
+    """Runs micro-batches one after another; gradients are reduced over the data ranks once, with the last one."""
 
-    def __init__(self, part: Transformer, micro_batch: int):
-        self.part, self.micro_batch = part, micro_batch
+    def __init__(self, model: Transformer, micro_batch: int):
+        self.model, self.micro_batch = model, micro_batch
 
     def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = no_callback) -> Tensor:
         micro_batches = list(split(batch, self.micro_batch))
@@ -41,7 +41,7 @@ class GradientAccumulation:
         for index, micro in enumerate(micro_batches):
             self._sum_over_ranks(index == len(micro_batches) - 1)
             begin("forward")
-            losses_b2 = self.part(**micro)
+            losses_b2 = self.model(**micro)
             begin("backward")
             (losses_b2[:, 0].sum() * factor).backward()
             losses.append(losses_b2.detach())
@@ -49,12 +49,12 @@ class GradientAccumulation:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        return torch.cat([self.part(**micro) for micro in split(batch, self.micro_batch)])
+        return torch.cat([self.model(**micro) for micro in split(batch, self.micro_batch)])
 
     def _sum_over_ranks(self, last: bool) -> None:
-        if isinstance(self.part, FSDPModule):
-            self.part.set_requires_gradient_sync(last)
-            self.part.set_is_last_backward(last)
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+            self.model.set_is_last_backward(last)
 
 
 def split(batch: Batch, micro_batch: int) -> Iterator[dict[str, Tensor]]:

@@ -9,19 +9,19 @@ from gristmill.training.parallel.mesh import Mesh
 
 
 def shard_over_data(
-    part: Transformer, layout: LayoutConfig, mesh: Mesh, compute: torch.dtype, reduce: torch.dtype
+    model: Transformer, layout: LayoutConfig, mesh: Mesh, compute: torch.dtype, reduce: torch.dtype
 ) -> None:
-    """Cuts each layer by itself, and embedding, last norm and head together (so that a tied table is one parameter).
+    """Shards each layer by itself, and embedding, final norm and head together (so that a tied table is one parameter).
 
     Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. Their sum is forced on
     gloo, which lacks the scaled sum that a factor of 1 would need. With a pipeline nothing is gathered anew by
     micro-batch."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = layout.reshard_after_forward and layout.pipeline == 1
-    for layer in part.layers.values():
+    for layer in model.layers.values():
         fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(part, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
-    for module in part.modules():
+    fully_shard(model, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
+    for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(mesh.device.type == "cpu")

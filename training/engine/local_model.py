@@ -1,4 +1,4 @@
-"""The model as this process holds it: one part, or several where a pipeline rank has several stages."""
+"""The model of one process: one stage, or several where a pipeline rank has several."""
 
 from dataclasses import dataclass, field
 
@@ -18,39 +18,39 @@ from gristmill.training.parallel.precision import Precision
 
 @dataclass
 class LocalModel:
-    """parts by stage number. parameters: what the optimizer updates and a checkpoint saves, by their one name.
+    """stages: by stage number. parameters: what the optimizer updates and a checkpoint saves, by name.
 
     A tied table on both ends of a pipeline is two parameters with one name. On two ranks, `tie` is the group of both:
-    their gradients are summed and each is updated alike. On one rank (V-shaped schedules) `second_copy` is added to the
+    their gradients are summed and each is updated alike. On one rank (V-shaped schedules) `tied_copy` is added to the
     first and takes its value after the update."""
 
-    parts: dict[int, Transformer]
+    stages: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]
-    second_copy: nn.Parameter | None = None
+    tied_copy: nn.Parameter | None = None
     tie: dist.ProcessGroup | None = None
-    uncounted: frozenset[str] = field(default_factory=frozenset)
+    excluded_from_norm: frozenset[str] = field(default_factory=frozenset)
 
     @property
-    def counted(self) -> list[nn.Parameter]:
-        """The parameters whose gradients this process adds to the norm: no tied table is counted twice."""
-        return [parameter for name, parameter in self.parameters.items() if name not in self.uncounted]
+    def norm_parameters(self) -> list[nn.Parameter]:
+        """Parameters whose gradients this process adds to the global norm, so that a tied table is counted once."""
+        return [parameter for name, parameter in self.parameters.items() if name not in self.excluded_from_norm]
 
     @torch.no_grad()
     def sum_tied_gradients(self) -> None:
         table = self.parameters.get("embedding.weight")
-        if self.second_copy is not None:
-            local(table.grad).add_(local(self.second_copy.grad))
+        if self.tied_copy is not None:
+            local(table.grad).add_(local(self.tied_copy.grad))
         elif self.tie is not None:
             dist.all_reduce(local(table.grad), group=self.tie)
 
     @torch.no_grad()
-    def publish(self) -> None:
-        """After an update or a load: what is a copy equals its original again."""
-        if self.second_copy is not None:
-            local(self.second_copy.detach()).copy_(local(self.parameters["embedding.weight"].detach()))
+    def sync_tied_weights(self) -> None:
+        """Copies the embedding to the tied head of the same rank, after an update or a load."""
+        if self.tied_copy is not None:
+            local(self.tied_copy.detach()).copy_(local(self.parameters["embedding.weight"].detach()))
 
     def clear_gradients(self) -> None:
-        for part in self.parts.values():
+        for part in self.stages.values():
             part.zero_grad(set_to_none=True)
 
 
@@ -66,9 +66,11 @@ def build_local_model(
     float8: bool = False,
     materialise: bool = True,
 ) -> LocalModel:
-    """Built, drawn, compiled by layer and sharded. Without `materialise` the parameters stay on the meta device."""
+    """Builds, initialises, compiles (by layer) and shards the stages of this process.
+
+    Without `materialise` the parameters stay on the meta device."""
     stage_specs = split_model(config, vocab_size, layout)
-    parts = {}
+    stages = {}
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
         part = Transformer(
             config, vocab_size, mesh, layout, stage_specs[stage], precision.compute, z_loss, seed, float8
@@ -83,28 +85,28 @@ def build_local_model(
                 layer.compute = torch.compile(layer.compute)
         if mesh.distributed:
             shard_over_data(part, layout, mesh, precision.compute, precision.reduce)
-        parts[stage] = part
-    return _with_one_name_each(parts, config, layout, mesh)
+        stages[stage] = part
+    return _with_one_name_each(stages, config, layout, mesh)
 
 
 def _with_one_name_each(
-    parts: dict[int, Transformer], config: ModelConfig, layout: LayoutConfig, mesh: Mesh
+    stages: dict[int, Transformer], config: ModelConfig, layout: LayoutConfig, mesh: Mesh
 ) -> LocalModel:
     parameters: dict[str, nn.Parameter] = {}
-    second_copy = None
-    for part in parts.values():
+    tied_copy = None
+    for part in stages.values():
         for name, parameter in part.named_parameters():
             name = stored_name(name, config)
             if name in parameters:
-                second_copy = parameter
+                tied_copy = parameter
             else:
                 parameters[name] = parameter
-    tied_apart = config.tied_embeddings and layout.pipeline > 1 and second_copy is None
+    tied_apart = config.tied_embeddings and layout.pipeline > 1 and tied_copy is None
     if not (tied_apart and stages_of_rank(layout, 0)[-1] != layout.num_stages - 1):
-        return LocalModel(parts, parameters, second_copy)
+        return LocalModel(stages, parameters, tied_copy)
     tie = _tie_group(mesh)
-    is_last = layout.num_stages - 1 in parts
-    return LocalModel(parts, parameters, None, tie, frozenset({"embedding.weight"} if is_last else ()))
+    is_last = layout.num_stages - 1 in stages
+    return LocalModel(stages, parameters, None, tie, frozenset({"embedding.weight"} if is_last else ()))
 
 
 def _tie_group(mesh: Mesh) -> dist.ProcessGroup | None:

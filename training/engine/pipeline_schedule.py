@@ -1,5 +1,4 @@
-"""PipelineSchedule parallelism: stages on ranks, micro-batches down the stages in the order of one of torch's
-schedules."""
+"""Pipeline parallelism: runs the micro-batches of a step through the stages with one of torch's schedules."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,18 +28,18 @@ SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTIPLE = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble, "dualpipev": ScheduleDualPipeV}
 
 
-class _Heard:
-    """Who hears of the passes of the step under way."""
+class _PhaseCallback:
+    """Phase callback of the current step."""
 
     begin: Callable[[str], None] = staticmethod(no_callback)
 
 
 class _Stage(PipelineStage):
-    """Says when its passes begin, and when they are over."""
+    """A pipeline stage that reports the begin and end of its forward and backward passes."""
 
-    def __init__(self, heard: _Heard, *arguments: Any, **named: Any):
+    def __init__(self, phase_callback: _PhaseCallback, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
-        self._heard = heard
+        self._phase = phase_callback
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         return self._within("forward", super().forward_one_chunk, arguments, named)
@@ -52,9 +51,9 @@ class _Stage(PipelineStage):
         return self._within("backward", super().backward_weight_one_chunk, arguments, named)
 
     def _within(self, phase: str, work: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        self._heard.begin(phase)
+        self._phase.begin(phase)
         result = work(*arguments, **named)
-        self._heard.begin("pipeline")
+        self._phase.begin("pipeline")
         return result
 
 
@@ -62,48 +61,48 @@ class PipelineSchedule:
     """What crosses a stage boundary is this tensor rank's share of the tokens under sequence parallelism (the saving of
     arXiv 2104.04473, section 4.1, without its gather), all of them otherwise.
 
-    torch fixes the shapes of a schedule when it is made, so each shape of batch has its own. Evaluation needs no order
-    but first stage to last, and is done here, for any number of samples."""
+    torch fixes the shapes of a schedule when it is built, so each batch shape has its own schedule. Evaluation runs the
+    stages in order without a schedule, for any number of samples."""
 
-    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh, micro_batch: int):
-        self.parts, self.layout, self.mesh, self.micro_batch = parts, layout, mesh, micro_batch
+    def __init__(self, stages: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh, micro_batch: int):
+        self.stages, self.layout, self.mesh, self.micro_batch = stages, layout, mesh, micro_batch
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
-        self._heard = _Heard()
+        self._phase = _PhaseCallback()
         self._schedules: dict[tuple[int, int], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
     def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = no_callback) -> Tensor | None:
-        self._heard.begin = begin
+        self._phase.begin = begin
         begin("pipeline")
         fields = dict(batch)
         tokens = fields.pop("x")
         shape = (tokens.shape[0], tokens.shape[1])
         if shape not in self._schedules:
             self._schedules[shape] = self._schedule(*shape)
-        first = (tokens,) if 0 in self.parts else ()
-        target = fields["weights"] if self._last in self.parts else None  # torch wants one; the head has its own
+        first = (tokens,) if 0 in self.stages else ()
+        target = fields["weights"] if self._last in self.stages else None  # torch wants one; the head has its own
         losses = self._schedules[shape].step(*first, target=target, loss_kwargs={"factor": factor}, **fields)
         return None if losses is None else losses.detach()
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor | None:
         losses = [self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)]
-        return torch.cat(losses) if self._last in self.parts else None
+        return torch.cat(losses) if self._last in self.stages else None
 
     def _evaluate_micro(self, micro: Batch) -> Tensor | None:
         fields = dict(micro)
         tokens = x = fields.pop("x")
-        for stage in sorted(self.parts):
-            if stage > 0 and stage - 1 not in self.parts:
+        for stage in sorted(self.stages):
+            if stage > 0 and stage - 1 not in self.stages:
                 x = self._boundary(*tokens.shape)
                 dist.recv(x, group=self.mesh.pipeline.group, group_src=self._rank_of[stage - 1])
-            x = self.parts[stage](x, **fields)
-            if stage < self._last and stage + 1 not in self.parts:
+            x = self.stages[stage](x, **fields)
+            if stage < self._last and stage + 1 not in self.stages:
                 dist.send(x, group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
-        return x if self._last in self.parts else None
+        return x if self._last in self.stages else None
 
     def _schedule(self, samples: int, tokens: int) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        stages = [self._stage(number, tokens) for number in sorted(self.parts)]
+        stages = [self._stage(number, tokens) for number in sorted(self.stages)]
         micro_batches = samples // self.micro_batch
         if self.layout.schedule in SINGLE:
             single = SINGLE[self.layout.schedule]
@@ -114,14 +113,14 @@ class PipelineSchedule:
     def _stage(self, number: int, tokens: int) -> PipelineStage:
         """A stage of known shapes; torch would otherwise find them out with a real extra pass on uninitialised
         memory."""
-        part = self.parts[number]
+        part = self.stages[number]
         hidden = self._boundary(self.micro_batch, tokens).requires_grad_()
         first = torch.empty(self.micro_batch, tokens, dtype=torch.int64, device=self.mesh.device)
         losses = torch.empty(
             self.micro_batch, 2, dtype=upcast_dtype(hidden), device=self.mesh.device, requires_grad=True
         )
         return _Stage(
-            self._heard,
+            self._phase,
             part,
             number,
             self.layout.num_stages,
@@ -132,8 +131,8 @@ class PipelineSchedule:
         )
 
     def _boundary(self, samples: int, tokens: int) -> Tensor:
-        part = next(iter(self.parts.values()))
-        share = tokens // part.tensor.size if part.tensor.cuts_tokens else tokens
+        part = next(iter(self.stages.values()))
+        share = tokens // part.tensor.size if part.tensor.shards_tokens else tokens
         return torch.empty(samples, share, part.config.width, dtype=part.dtype, device=self.mesh.device)
 
 

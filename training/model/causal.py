@@ -15,14 +15,14 @@ from gristmill.training.loss import upcast
 # B batch, H heads, Z = B x H, T tokens, K head width; N queries of a block, S keys up to the block's end
 
 BLOCK = 64  # queries of a block; the keys behind its end are never looked at
-GREATEST_SCORES = 2**24  # Z T^2; above it, keeping the weights for the backward pass would take more than 32 MB a layer
+MAX_SCORES = 2**24  # Z T^2; above it, keeping the weights for the backward pass would take more than 32 MB a layer
 
 
 def fits_blocks(query_BHTK: Tensor) -> bool:
     """Whether `causal_blocks` is the better way: on the CPU, when a backward pass follows, for samples of some size."""
     batch, heads, tokens, _ = query_BHTK.shape
     trains = query_BHTK.requires_grad and torch.is_grad_enabled()
-    return trains and query_BHTK.device.type == "cpu" and batch * heads * tokens**2 <= GREATEST_SCORES
+    return trains and query_BHTK.device.type == "cpu" and batch * heads * tokens**2 <= MAX_SCORES
 
 
 def causal_blocks(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, scale: float) -> Tensor:

@@ -17,7 +17,7 @@ def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch
 
     def first_value(name: str, parameter: Tensor) -> Tensor:
         whole = draw(stored_name(name, model.config), parameter.shape, seed, model.config).to(device, dtype)
-        return cut_like(whole, parameter)
+        return shard_like(whole, parameter)
 
     fill(model, first_value)
 
@@ -45,7 +45,7 @@ def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
             module.register_parameter(leaf, replaced[id(parameter)])
 
 
-def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
+def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:
     """The whole tensor, stored as `parameter` is."""
     if not isinstance(parameter, DTensor):
         return whole

@@ -20,10 +20,10 @@ MIXERS = {"attention": Attention}
 class Layer(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)); with norm_order "post" the norm stands after the addition."""
 
-    def __init__(self, config: ModelConfig, index: int, tensor: TensorAxis, retention: ActivationCheckpointing):
+    def __init__(self, config: ModelConfig, index: int, tensor: TensorAxis, checkpointing: ActivationCheckpointing):
         super().__init__()
         layer: LayerConfig = config.layer_list[index]
-        self.index, self.pre, self.retention = index, layer.norm_order == "pre", retention
+        self.index, self.pre, self.checkpointing = index, layer.norm_order == "pre", checkpointing
         self.mixer_norm = Norm(config, tensor, config.width)
         self.mixer = MIXERS[layer.mixer](config, layer, tensor)
         self.mlp_norm = Norm(config, tensor, config.width)
@@ -31,10 +31,10 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None) -> tuple[Tensor, Any]:
         """The stream after this layer, and the mixer's state if the metadata keeps it."""
-        return self.retention.layer(self.compute, x_BTD, metadata, state)
+        return self.checkpointing.layer(self.compute, x_BTD, metadata, state)
 
     def compute(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None) -> tuple[Tensor, Any]:
-        mixed_BTD, state = self.retention.mixer(self._mix, x_BTD, metadata, state)
+        mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
         x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
         mlp_BTD = self.mlp(self.mlp_norm(x_BTD) if self.pre else x_BTD)
         return self._add(x_BTD, metadata.drop(mlp_BTD, self.index, site=1), self.mlp_norm), state

@@ -22,7 +22,7 @@ from gristmill.training.model.attention_metadata import (
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.norm import Norm
-from gristmill.training.parallel.activation_checkpointing import retention
+from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyEmbedding
 
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
         vocab_size: int,
         mesh: Mesh | None = None,
         layout: LayoutConfig | None = None,
-        part: StageSpec | None = None,
+        stage: StageSpec | None = None,
         dtype: torch.dtype = torch.float32,
         z_loss: float = 0.0,
         seed: int = 0,
@@ -68,18 +68,20 @@ class Transformer(nn.Module):
         super().__init__()
         layout = layout or LayoutConfig()
         self.config, self.vocab_size, self.dtype, self.seed = config, vocab_size, dtype, seed
-        self.part = part or StageSpec(0, config.layers, embeds=True, scores=True)
+        self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, float8)
         self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
-        if self.part.embeds:
+        if self.stage.embeds:
             self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, dtype)
             if config.embedding_norm:
                 self.embedding_norm = Norm(config, self.tensor, config.width)
             if config.positions == "learned":
                 self.positions = PositionEmbedding(self.tensor, config.sequence_length, config.width)
-        indices = range(self.part.first, self.part.last)
-        self.layers = nn.ModuleDict({str(i): Layer(config, i, self.tensor, retention(layout, i)) for i in indices})
-        if self.part.scores:
+        indices = range(self.stage.first, self.stage.last)
+        self.layers = nn.ModuleDict(
+            {str(i): Layer(config, i, self.tensor, activation_checkpointing(layout, i)) for i in indices}
+        )
+        if self.stage.scores:
             self.final_norm = Norm(config, self.tensor, config.width)
             self.head = Head(config, vocab_size, self.tensor, z_loss)
             if config.tied_embeddings and self.embedding is not None:
@@ -126,12 +128,12 @@ class Transformer(nn.Module):
         """Causal attention over whole sequences, also where x holds this rank's tokens only.
 
         flex: use the flex kernels on GPUs, which are compiled for each sequence length."""
-        tokens = x.shape[1] * (1 if self.part.embeds or not self.tensor.cuts_tokens else self.tensor.size)
+        tokens = x.shape[1] * (1 if self.stage.embeds or not self.tensor.shards_tokens else self.tensor.size)
         token_index_T = torch.arange(tokens, device=x.device)
         positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
         dropout = None
         if samples is not None and self.config.dropout:
-            own_T = self.tensor.own_tokens(token_index_T, dim=0)
+            own_T = self.tensor.local_tokens(token_index_T, dim=0)
             features_D = torch.arange(self.config.width, device=x.device)
             dropout = Dropout(self.config.dropout, self.seed, samples, own_T, features_D)
         if flex and x.device.type == "cuda" and self.config.positions != "alibi":
@@ -188,4 +190,4 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor:
         table_TD = self.tensor.local(self.weight, Sharding.REPLICATED, dtype)
-        return nn.functional.embedding(self.tensor.own_tokens(positions_BT), table_TD)
+        return nn.functional.embedding(self.tensor.local_tokens(positions_BT), table_TD)

@@ -1,23 +1,23 @@
-"""fp16's narrow range, stretched: the loss is scaled up before the backward pass and the gradients down after it."""
+"""Dynamic loss scaling for fp16: the loss is multiplied before the backward pass, the gradients divided after it."""
 
 import math
 from typing import Any
 
-FIRST = 2.0**16  # Micikevicius et al., arXiv 1710.03740, section 3.2: as high as does not overflow
+INITIAL_SCALE = 2.0**16  # Micikevicius et al., arXiv 1710.03740, section 3.2: as high as does not overflow
 STEPS_BEFORE_DOUBLING = 2000
 
 
 class LossScale:
-    """Halved after an overflow, doubled after 2000 steps without. It follows the global norm, on which all processes
-    agree, so all have the same scale. In other precisions it is 1 and stays so."""
+    """Halved after an overflow, doubled after 2000 steps without one. Depends on the global norm only, so all processes
+    have the same scale. In other precisions it is always 1."""
 
     def __init__(self, dynamic: bool):
         self.dynamic = dynamic
-        self.value = FIRST if dynamic else 1.0
+        self.value = INITIAL_SCALE if dynamic else 1.0
         self.good_steps = 0
 
-    def overflowed(self, norm: float) -> str | None:
-        """Why the step must be left out, or None. A scale that is down to 1 leaves the judgement to the guard."""
+    def skip_reason(self, norm: float) -> str | None:
+        """Why the step is skipped, or None. At a scale of 1 a non-finite norm is left to the guard."""
         if not self.dynamic:
             return None
         if math.isfinite(norm):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gristmill.training.config import ModelConfig, OptimizerConfig
 from gristmill.training.model.roles import role_of
 from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.local import local, own_piece, stored_like
+from gristmill.training.optim.local import local, local_shard, stored_like
 
 # Newton-Schulz quintic a x + b x^3 + c x^5 whose fixed slope at 0 is steep: singular values reach 0.7 to 1.2 in 5
 # rounds
@@ -55,7 +55,7 @@ class Muon:
         ahead = stored_like(gradient.add(momentum, alpha=self.config.muon_momentum), parameter)
         whole = ahead.full_tensor() if hasattr(ahead, "full_tensor") else ahead
         rows, columns = whole.shape
-        return own_piece(orthogonal(whole), parameter) * max(1.0, rows / columns) ** 0.5
+        return local_shard(orthogonal(whole), parameter) * max(1.0, rows / columns) ** 0.5
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

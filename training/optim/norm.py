@@ -1,4 +1,4 @@
-"""The norm of all gradients over all processes, each element counted once, and the cut to a greatest norm."""
+"""The norm of all gradients over all processes, each element counted once, and the cut to a max_norm norm."""
 
 from collections.abc import Iterable
 
@@ -27,10 +27,10 @@ def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
     return total.sqrt()
 
 
-def clip(parameters: Iterable[nn.Parameter], norm: float, greatest: float | None) -> None:
-    """Scales all gradients so that their norm is at most `greatest`."""
-    if greatest is not None and norm > greatest:
-        scale_gradients(parameters, greatest / norm)
+def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:
+    """Scales all gradients so that their norm is at most `max_norm`."""
+    if max_norm is not None and norm > max_norm:
+        scale_gradients(parameters, max_norm / norm)
 
 
 @torch.no_grad()

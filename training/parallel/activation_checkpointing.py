@@ -1,4 +1,4 @@
-"""Which activations a layer keeps for the backward pass, and which it computes again."""
+"""Activation checkpointing: which activations a layer saves for the backward pass, and which it recomputes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from gristmill.training.config import LayoutConfig, Recompute
 
-# What "operators" keeps: the results of matrix products and of attention are dear, all between them is cheap to redo.
+# Saved under recompute: operators: results of matmuls and attention; all other operators are cheap to recompute.
 # Collectives are not listed: torch refuses to keep the result of an in-place one.
 _KEPT_OPERATORS = (
     torch.ops.aten.mm.default,
@@ -39,7 +39,7 @@ class ActivationCheckpointing:
         return _recomputed(mix, inputs) if self.mode == "attention" else mix(*inputs)
 
 
-def retention(layout: LayoutConfig, layer_index: int) -> ActivationCheckpointing:
+def activation_checkpointing(layout: LayoutConfig, layer_index: int) -> ActivationCheckpointing:
     return ActivationCheckpointing(layout.recompute if layer_index % layout.recompute_every == 0 else "none")
 
 

@@ -10,12 +10,12 @@ from torch.autograd.function import once_differentiable
 
 from gristmill.foundation.errors import RecipeError
 
-LEAST_CAPABILITY = (8, 9)  # CUDA compute capability of the first GPUs with 8-bit matmuls (Ada; Hopper is 9.0)
+MIN_CAPABILITY = (8, 9)  # CUDA compute capability of the first GPUs with 8-bit matmuls (Ada; Hopper is 9.0)
 
 
 def check_float8(device: torch.device) -> None:
     """Raises RecipeError where the device has no 8-bit matmuls."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         raise RecipeError(
             f"train.float8 needs a GPU with 8-bit matmuls (H100, L40S or newer), not {device}; set it false"
         )

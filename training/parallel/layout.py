@@ -35,12 +35,12 @@ def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
     fitting = [
         size
         for size in divisors(math.gcd(*shares) or 1)
-        if size * model.sequence_length <= 8192 and min(shares) // size >= least_micro_batches(layout)
+        if size * model.sequence_length <= 8192 and min(shares) // size >= min_micro_batches(layout)
     ]
     return max(fitting, default=1)
 
 
-def least_micro_batches(layout: LayoutConfig) -> int:
+def min_micro_batches(layout: LayoutConfig) -> int:
     """A pipeline needs a micro-batch for each rank (dualpipev: for each stage) to be in flight."""
     if layout.pipeline == 1:
         return 1
@@ -58,11 +58,11 @@ def batch_sizes(model: ModelConfig, train: TrainConfig) -> list[int]:
 def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
     if layout.world_size != world_size:
         rest = layout.world_size // layout.data
-        mend = f"set data: {world_size // rest}" if world_size % rest == 0 else f"tensor x pipeline x context is {rest}"
+        fix = f"set data: {world_size // rest}" if world_size % rest == 0 else f"tensor x pipeline x context is {rest}"
         yield (
             f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} = "
             f"{layout.world_size} processes, but {world_size} run; start {layout.world_size} (torchrun "
-            f"--nproc-per-node {layout.world_size}), or {mend}"
+            f"--nproc-per-node {layout.world_size}), or {fix}"
         )
 
 
@@ -120,9 +120,9 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         share = samples // layout.data
         if share % size:
             yield f"{share} samples a data rank do not split into micro-batches of {size}; try one of {divisors(share)}"
-        elif share // size < least_micro_batches(layout):
+        elif share // size < min_micro_batches(layout):
             yield (
-                f"schedule {layout.schedule} needs {least_micro_batches(layout)} micro-batches or more, a data rank "
+                f"schedule {layout.schedule} needs {min_micro_batches(layout)} micro-batches or more, a data rank "
                 f"has {share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
             )
         elif layout.pipeline > 1 and layout.schedule == "interleaved" and share // size % layout.pipeline:

@@ -46,7 +46,7 @@ class TensorAxis:
         return self.mesh.tensor.rank
 
     @property
-    def cuts_tokens(self) -> bool:
+    def shards_tokens(self) -> bool:
         return self.size > 1 and self.sequence_parallel
 
     def enter(self, x: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ class TensorAxis:
         collective = scatter_tokens if self.sequence_parallel else sum_over_ranks
         return collective(x, self.mesh.tensor.group)
 
-    def own_tokens(self, per_token: Tensor, dim: int = 1) -> Tensor:
+    def local_tokens(self, per_token: Tensor, dim: int = 1) -> Tensor:
         """The slice that belongs to the tokens of this rank's residual stream."""
-        if not self.cuts_tokens:
+        if not self.shards_tokens:
             return per_token
         share = per_token.shape[dim] // self.size
         return per_token.narrow(dim, self.rank * share, share)
@@ -85,7 +85,7 @@ class TensorAxis:
             placements = list(_STORED[sharding])
             if sharding is Sharding.KEY_VALUE:
                 placements = [Shard(0), Partial()]
-            elif sharding is Sharding.REPLICATED_OVER_HEADS or (sharding is Sharding.REPLICATED and self.cuts_tokens):
+            elif sharding is Sharding.REPLICATED_OVER_HEADS or (sharding is Sharding.REPLICATED and self.shards_tokens):
                 placements = [Partial()]
             parameter = parameter.to_local(grad_placements=placements)
         return parameter.to(dtype)

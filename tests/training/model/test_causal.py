@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.training.model.causal import BLOCK, GREATEST_SCORES, causal_blocks, fits_blocks
+from gristmill.training.model.causal import BLOCK, MAX_SCORES, causal_blocks, fits_blocks
 
 
 def outcome(attend, parts: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -47,5 +47,5 @@ def test_blocks_are_for_training_on_the_cpu() -> None:
     assert not fits_blocks(query.detach())
     with torch.no_grad():
         assert not fits_blocks(query)
-    tokens = int(GREATEST_SCORES**0.5)
+    tokens = int(MAX_SCORES**0.5)
     assert not fits_blocks(torch.empty(2, 1, tokens, 1, requires_grad=True))

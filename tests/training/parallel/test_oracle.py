@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
-from gristmill.training.model.initialization import cut_like, fill
+from gristmill.training.model.initialization import fill, shard_like
 from gristmill.training.model.layer import Layer
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.mesh import build_mesh
@@ -88,7 +88,7 @@ def weights() -> dict[str, Tensor]:
     return {name: torch.randn_like(value, dtype=torch.float64) for name, value in PlainBlock().named_parameters()}
 
 
-def own_tokens(x: Tensor, sequence_parallel: bool, rank: int) -> Tensor:
+def local_tokens(x: Tensor, sequence_parallel: bool, rank: int) -> Tensor:
     return x.chunk(SIZE, dim=1)[rank].contiguous() if sequence_parallel else x
 
 
@@ -96,7 +96,7 @@ def outcome(block: Any, named: nn.Module, sequence_parallel: bool, rank: int) ->
     generator = torch.Generator().manual_seed(1)
     shape = (SAMPLES, TOKENS, MODEL.width)
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2)]
-    x, upstream = (own_tokens(each, sequence_parallel, rank) for each in drawn)
+    x, upstream = (local_tokens(each, sequence_parallel, rank) for each in drawn)
     x.requires_grad_()
     y = block(x)
     y.backward(upstream)
@@ -111,7 +111,7 @@ def on_this_rank(sequence_parallel: bool) -> tuple[Outcome, Outcome]:
     mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
     values, rank = weights(), mesh.tensor.rank
     layer = Layer(MODEL, 0, TensorAxis(mesh, sequence_parallel), ActivationCheckpointing())
-    fill(layer, lambda name, parameter: cut_like(values[name], parameter))
+    fill(layer, lambda name, parameter: shard_like(values[name], parameter))
     plan = AttentionMetadata(torch.arange(TOKENS).unsqueeze(0), {None: None})
     ours = outcome(lambda x: layer(x, plan)[0], layer, sequence_parallel, rank)
 
@@ -130,7 +130,7 @@ def test_our_layer_is_what_torch_parallelises(sequence_parallel: bool, pool: Any
         block.zero_grad()
         for index in (0, 1):
             np.testing.assert_allclose(ours[index], oracle[index], rtol=0, atol=1e-12 * oracle[index].abs().max())
-            there = own_tokens(alone[index], sequence_parallel, rank)
+            there = local_tokens(alone[index], sequence_parallel, rank)
             np.testing.assert_allclose(ours[index], there, rtol=0, atol=1e-12 * there.abs().max())
         assert ours[2].keys() == oracle[2].keys() == alone[2].keys()
         for name, value in oracle[2].items():

@@ -128,7 +128,7 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     passes.train(batches.take(0, SAMPLES), 1 / 64)
     parts.sum_tied_gradients()
     gradients = {name: whole(parameter.grad) for name, parameter in parts.parameters.items()}
-    norms = [global_norm(parts.counted, mesh).item()]
+    norms = [global_norm(parts.norm_parameters, mesh).item()]
     parts.clear_gradients()
     reports = [trainer.step() for _ in range(STEPS)]
     parameters = {name: whole(parameter.detach()) for name, parameter in parts.parameters.items()}
@@ -309,10 +309,10 @@ MUTATIONS: dict[str | None, Any] = {
     "no all-reduce behind the column layers": patched(("parallel.collectives.all_reduce", lambda x, group: x)),
     "no sum in the reduce-scatter": patched(("parallel.collectives.reduce_scatter_tokens", own_share)),
     "gradients averaged over data ranks": patched(
-        ("parallel.data.FSDPModule.set_gradient_divide_factor", lambda self, factor: None)
+        ("engine.fsdp.FSDPModule.set_gradient_divide_factor", lambda self, factor: None)
     ),
     "a replicated norm counted twice": patched(("optim.norm.copies", lambda parameter: 1)),
-    "tied gradients not summed": patched(("parallel.parts.ModelParts.sum_tied_gradients", lambda self: None)),
+    "tied gradients not summed": patched(("engine.local_model.LocalModel.sum_tied_gradients", lambda self: None)),
     "valid tokens counted on this rank only": patched(
         ("trainer.sum_over_world", lambda values, mesh: [float(value) for value in values])
     ),

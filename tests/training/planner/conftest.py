@@ -38,7 +38,7 @@ def engine_shapes() -> Callable[[ModelConfig, int, LayoutConfig, int], dict[str,
     def shapes(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> dict[str, tuple[int, ...]]:
         parts = parts_of_rank(model, vocab, layout, rank)
         found = {name: tuple(local(p).shape) for name, p in parts.parameters.items()}
-        return found if parts.second_copy is None else found | {"": tuple(local(parts.second_copy).shape)}
+        return found if parts.tied_copy is None else found | {"": tuple(local(parts.tied_copy).shape)}
 
     return shapes
 

@@ -71,7 +71,7 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
     layout = LayoutConfig(data=4, micro_batch=micro_batch, reshard_after_forward=reshard)
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
-        parts = build_local_model(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).parts
+        parts = build_local_model(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).stages
         sent.clear()
         batch = {
             "x": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
