@@ -52,7 +52,7 @@ AXES: dict[str, dict[str, Any]] = {
 }
 LAID_OUT = ModelConfig(layers=4, width=256, heads=8, sequence_length=256)
 VOCABULARY, SAMPLES = 4096, 4
-# A number of fp32 counts as two of 16 bits: half the rate of memory and wires, half the bytes of what is fp32 anyway.
+# A number of fp32 counts as two of 16 bits: half the rate of memory and links, half the bytes of what is fp32 anyway.
 FP32 = GRISTMILL.model_dump() | {"kernels": "eager", "loss": "whole", "reduce_bytes": 2, "optimizer_bytes": 16}
 
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def measured_profile() -> Hardware:
-    """Of one process with one thread, and of the wire between two."""
+    """Of one process with one thread, and of the link between two."""
     return measure(torch.device("cpu"), None, Reporter.silent(), repeats=3)
 
 
@@ -148,7 +148,7 @@ def published_figures() -> list[Figure]:
     for claim in made:
         said.add_row(claim.name, claim.published, claim.forecast + ("" if claim.holds else " (against it)"))
     Console(width=120).print(said)
-    figures.append(Figure("claims_foretold", 100 * sum(claim.holds for claim in made) / len(made), "%"))
+    figures.append(Figure("claims_confirmed", 100 * sum(claim.holds for claim in made) / len(made), "%"))
     return figures
 
 
@@ -198,8 +198,10 @@ def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
 
 def search_figure() -> Figure:
     """3072 GPUs, a trillion parameters: at most 2 seconds of wall clock were asked for."""
-    job = PlanRequest(named_shape("gpt-1t"), load_hardware("a100-80g"), 3072, 3072)
-    return Figure("search_3072_gpus_1t", statistics.median(wall_seconds(lambda: search(job)) for _ in range(3)), "s")
+    request = PlanRequest(named_shape("gpt-1t"), load_hardware("a100-80g"), 3072, 3072)
+    return Figure(
+        "search_3072_gpus_1t", statistics.median(wall_seconds(lambda: search(request)) for _ in range(3)), "s"
+    )
 
 
 def _slug(name: str) -> str:

@@ -132,7 +132,7 @@ def _throughput_falls(name: str, batches: Sequence[int], layout: Callable[[int],
     )
 
 
-def _speed(shape: ModelShape, layout: Layout, samples: int, software: Framework = MEGATRON_2021) -> float:
+def _speed(shape: ModelShape, layout: Layout, samples: int, framework: Framework = MEGATRON_2021) -> float:
     """Samples per second."""
-    model = StepModel(shape, Rates(load_hardware("a100-80g"), FITTED), software)
+    model = StepModel(shape, Rates(load_hardware("a100-80g"), FITTED), framework)
     return samples / model.step(layout, samples).total

@@ -13,7 +13,7 @@ from published.run import PublishedRun
 
 from gristmill.training.costs.flops import recomputed_flops, step_flops
 from gristmill.training.pattern_search import pattern_search
-from gristmill.training.planner.framework import PROGRAMS
+from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.step_time import StepModel
@@ -26,7 +26,7 @@ PRIOR = 0.02
 def forecast_row(row: PublishedRun, sustained: Sustained, hardware: Hardware) -> float:
     """TFLOP/s per GPU, counted as the source counts them."""
     rates = Rates(hardware, sustained, float8=row.float8)
-    step = StepModel(row.shape, rates, PROGRAMS[row.software]).step(row.layout, row.samples)
+    step = StepModel(row.shape, rates, FRAMEWORKS[row.framework]).step(row.layout, row.samples)
     flops = step_flops(row.shape, row.samples)
     if row.recompute_counted:
         flops += recomputed_flops(row.shape.blocks, row.samples, row.shape.sequence_length, row.layout.recompute)

@@ -19,6 +19,6 @@ class PublishedRun:
     tflops: float
     source: str
     hardware: str = "a100-80g"
-    software: str = "megatron-2021"
+    framework: str = "megatron-2021"
     recompute_counted: bool = True
     float8: bool = False

@@ -49,7 +49,7 @@ def _foundry(
         tflops=mfu / 100 * peak,
         source=FOUNDRY,
         hardware=hardware,
-        software="torch-fsdp",
+        framework="torch-fsdp",
         recompute_counted=False,
     )
 
@@ -90,12 +90,12 @@ def by_tokens(
     tokens: float,
     source: str,
     hardware: str,
-    software: str,
+    framework: str,
     float8: bool = False,
 ) -> PublishedRun:
     """A run whose source gives tokens per second per GPU."""
     tflops = tokens * flops_per_token(shape) / 1e12
-    return PublishedRun(name, shape, layout, samples, tflops, source, hardware, software, False, float8)
+    return PublishedRun(name, shape, layout, samples, tflops, source, hardware, framework, False, float8)
 
 
 TITAN = "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100 of 96 GB at 500 W"

@@ -12,7 +12,7 @@ from gristmill.foundation.strict_yaml import SIZE_SUFFIXES, parse_size
 from gristmill.pipelines.console import print_block
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import MAX_PROCESSES
-from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, write_plot
+from gristmill.training.planner.command import compare_recipe, make_request, plan_recipe, recipe_text, write_plot
 from gristmill.training.planner.known_models import load_shape
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices
 from gristmill.training.planner.report import tables, to_json
@@ -34,7 +34,7 @@ def layout(
     tokens: Size = None,
     sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None,
     vocab: Annotated[int | None, typer.Option(min=1)] = None,
-    software: Annotated[
+    framework: Annotated[
         str, typer.Option(help="gristmill, gristmill-eager, megatron-core, torchtitan ...")
     ] = "gristmill",
     tensor: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
@@ -59,7 +59,7 @@ def layout(
     plot: Annotated[Path | None, typer.Option(help="Writes throughput against GPUs: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Rank the legal layouts of a model on a machine, with memory and time, before a GPU is rented."""
-    pins = FixedChoices(
+    fixed = FixedChoices(
         tensor=tensor,
         pipeline=pipeline,
         replicate=replicate,
@@ -80,29 +80,29 @@ def layout(
         if train.layout.auto and gpus is None:
             raise RecipeError("the recipe leaves its layout to the planner; say how many GPUs there are: --gpus")
         count = train.layout.world_size if gpus is None else gpus
-        plan = plan_recipe(shape_config, vocabulary, train, count, hardware, pins, memory_margin)
+        plan = plan_recipe(shape_config, vocabulary, train, count, hardware, fixed, memory_margin)
         if train.layout.world_size == count and not train.layout.auto:
             said = compare_recipe(plan, shape_config, train)
     else:
         if gpus is None:
             raise RecipeError("--gpus is needed beside --model")
         shape = load_shape(str(model), sequence_length, vocab)
-        job = make_job(
+        request = make_request(
             shape,
             gpus,
             hardware,
             _size(batch_tokens),
             _size(tokens),
-            software,
-            pins,
+            framework,
+            fixed,
             offload=offload,
             float8=float8,
             memory_margin=memory_margin,
         )
-        plan = search(job)
+        plan = search(request)
     _show(plan, said, top, as_json)
     if plot is not None:
-        write_plot(plan.job, plot)
+        write_plot(plan.request, plot)
 
 
 def calibrate(

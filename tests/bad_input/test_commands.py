@@ -96,7 +96,7 @@ CASES = [
     call("layout on no gpus", "layout --model gpt-1t --gpus 0", "at least one GPU"),
     call("layout of no model", "layout --model gpt-2t --gpus 8", "gpt-2t"),
     call("layout on no hardware", "layout --model gpt-1t --gpus 8 --hardware h10", "did you mean h100?"),
-    call("layout of another program", "layout --model gpt-1t --gpus 8 --software megatron", "--software megatron: no such program"),
+    call("layout of another program", "layout --model gpt-1t --gpus 8 --framework megatron", "--framework megatron: no such framework"),
     call("layout of no schedule", "layout --model gpt-1t --gpus 8 --schedule 2f2b", "--schedule 2f2b: it is one of gpipe"),
     call("layout of no recomputation", "layout --model gpt-1t --gpus 8 --recompute all", "--recompute all: it is one of none"),
     call("layout of no batch", "layout --model gpt-1t --gpus 8 --batch-tokens many", "many: not a number; write 4000000, 4M"),

@@ -1,4 +1,4 @@
-"""A model as a list of blocks and two ends: the view of a ModelConfig from which every count and cost is made."""
+"""A model as a list of layer shapes: what parameter counts, FLOPs and memory are computed from."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +8,7 @@ from gristmill.training.config import ModelConfig
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. window: positions an attention row looks back, itself included; None is all."""
+    """One layer. window: positions a query attends to, its own included; None is all."""
 
     width: int
     heads: int

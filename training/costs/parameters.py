@@ -1,4 +1,4 @@
-"""Every parameter of a model, its shape and how it lies on the tensor ranks: exact counts, whole and for each rank."""
+"""Every parameter of a model with its shape and tensor-parallel sharding: exact counts, in total and for each rank."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,36 +7,37 @@ from typing import Literal
 
 from gristmill.training.costs.model_shape import Block, ModelShape
 
-Cut = Literal["output", "input", "key_value", "replicated"]
+Sharding = Literal["output", "input", "key_value", "replicated"]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """shape is the whole parameter's. output and input: that dimension is split over the tensor ranks; key_value: over
+    """shape: of the unsharded parameter. output and input: that dimension is split over the tensor ranks; key_value:
+    over
     as many of them as there are key/value heads; replicated: each rank has all of it."""
 
     name: str
     shape: tuple[int, ...]
-    cut: Cut = "replicated"
+    sharding: Sharding = "replicated"
 
     @property
     def count(self) -> int:
         return prod(self.shape)
 
     def local_shape(self, tensor: int, rank: int, kv_heads: int = 0) -> tuple[int, ...]:
-        """On one tensor rank. Rows are dealt in runs of ceil(n / tensor): 250 over 4 -> 63, 63, 63, 61."""
-        if self.cut == "replicated" or tensor == 1:
+        """Shape on one tensor rank, in chunks of ceil(n / tensor): 250 over 4 -> 63, 63, 63, 61."""
+        if self.sharding == "replicated" or tensor == 1:
             return self.shape
-        if self.cut == "key_value":
+        if self.sharding == "key_value":
             pieces = gcd(kv_heads, tensor)
-            return (run(self.shape[0], pieces, rank * pieces // tensor), *self.shape[1:])
-        if self.cut == "input":
-            return (self.shape[0], run(self.shape[1], tensor, rank))
-        return (run(self.shape[0], tensor, rank), *self.shape[1:])
+            return (chunk_length(self.shape[0], pieces, rank * pieces // tensor), *self.shape[1:])
+        if self.sharding == "input":
+            return (self.shape[0], chunk_length(self.shape[1], tensor, rank))
+        return (chunk_length(self.shape[0], tensor, rank), *self.shape[1:])
 
 
-def run(length: int, pieces: int, index: int) -> int:
-    """Length of the index-th of `pieces` runs, as torch.chunk and FSDP deal them. 10 over 4 -> 3, 3, 3, 1."""
+def chunk_length(length: int, pieces: int, index: int) -> int:
+    """Length of the index-th of `pieces` chunks, as torch.chunk and FSDP split them. 10 over 4 -> 3, 3, 3, 1."""
     share = ceil(length / pieces)
     return max(0, min(share, length - index * share))
 
@@ -58,7 +59,7 @@ def block_weights(block: Block) -> list[Weight]:
     return weights + _linear("mlp.down", block.width, block.hidden, "input", bias)
 
 
-def first_weights(shape: ModelShape) -> list[Weight]:
+def embedding_weights(shape: ModelShape) -> list[Weight]:
     """The embedding, and the table of positions where they are learned."""
     weights = [Weight("embedding.weight", (shape.vocab, shape.width), "output")]
     if shape.model.positions == "learned":
@@ -66,7 +67,7 @@ def first_weights(shape: ModelShape) -> list[Weight]:
     return weights
 
 
-def last_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
+def head_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
     """The last norm and the output table; with_table is false where it is the embedding itself (tied, same stage)."""
     weights = _norm("final_norm", shape.width, shape.model.norm == "layernorm")
     if with_table:
@@ -75,9 +76,9 @@ def last_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
 
 
 def parameter_count(shape: ModelShape) -> int:
-    """Of the whole model; a tied table counts once."""
+    """Parameters of the model; a tied table counts once."""
     counts = [sum(w.count for w in block_weights(block)) for block in shape.distinct]
-    ends = first_weights(shape) + last_weights(shape, not shape.tied)
+    ends = embedding_weights(shape) + head_weights(shape, not shape.tied)
     return sum(counts[kind] for kind in shape.kinds) + sum(w.count for w in ends)
 
 
@@ -89,18 +90,18 @@ def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) 
 
 
 def rank_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int) -> int:
-    """Numbers that one tensor rank holds before the data axis cuts them."""
+    """Numbers that one tensor rank holds before they are sharded over the data axis."""
     return sum(prod(w.local_shape(tensor, rank, kv_heads)) for w in weights)
 
 
 def sharded_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int, shard: int, index: int = 0) -> int:
-    """Numbers one rank keeps under FSDP: each parameter's first dim is dealt in runs over the shard axis.
+    """Numbers one rank keeps under FSDP: each parameter's first dim is split over the shard axis.
 
     Index 0 holds the most. A norm of 64 over 5 ranks: 13, 13, 13, 13, 12."""
     total = 0
     for weight in weights:
         rows, *rest = weight.local_shape(tensor, rank, kv_heads)
-        total += run(rows, shard, index) * prod(rest)
+        total += chunk_length(rows, shard, index) * prod(rest)
     return total
 
 
@@ -108,8 +109,8 @@ def _norm(name: str, width: int, bias: bool) -> list[Weight]:
     return [Weight(f"{name}.{kind}", (width,)) for kind in ("weight", "bias")[: 1 + bias]]
 
 
-def _linear(name: str, outputs: int, inputs: int, cut: Cut, bias: bool) -> list[Weight]:
-    weights = [Weight(f"{name}.weight", (outputs, inputs), cut)]
+def _linear(name: str, outputs: int, inputs: int, sharding: Sharding, bias: bool) -> list[Weight]:
+    weights = [Weight(f"{name}.weight", (outputs, inputs), sharding)]
     if bias:
-        weights.append(Weight(f"{name}.bias", (outputs,), "replicated" if cut == "input" else cut))
+        weights.append(Weight(f"{name}.bias", (outputs,), "replicated" if sharding == "input" else sharding))
     return weights

@@ -1,4 +1,4 @@
-"""Assigns layers to pipeline stages and stages to pipeline ranks, for the engine and the planner alike."""
+"""Assign layers to pipeline stages and stages to pipeline ranks, for the engine and the planner alike."""
 
 from collections.abc import Sequence
 from functools import lru_cache

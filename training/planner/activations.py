@@ -1,6 +1,6 @@
-"""Bytes that one micro-batch leaves for its backward pass: the closed forms of the literature, and our engine's.
+"""Activation bytes that one micro-batch keeps for its backward pass: formulas of the literature, and of our engine.
 
-Ours are counted operation by operation from what autograd saves; the tests hold them against saved-tensor hooks.
+Ours are counted operation by operation from what autograd saves; tests compare them with saved-tensor hooks.
 n tokens of the micro-batch; n_r those in this rank's residual stream (n / t under sequence parallelism); c bytes of a
 number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's widths.
 """
@@ -42,132 +42,140 @@ def korthikanti_ends(tokens: int, width: int, vocab: int, tensor: int, sequence_
     return tokens * width / share, 4 * tokens * (width / share + vocab / tensor)
 
 
-class Kept(NamedTuple):
-    """kept stands from a layer's forward to its backward pass; extra while that layer is computed again."""
+class ActivationBytes(NamedTuple):
+    """kept: from a layer's forward to its backward pass; extra: only while that layer is recomputed."""
 
     kept: float
     extra: float
 
 
-class Numbers(NamedTuple):
-    """Bytes of a number: in the computation, and of statistics. cuda: whether the fused CUDA kernels run."""
+class ElementSizes(NamedTuple):
+    """Bytes of one number in the computation and in statistics. cuda: the fused CUDA kernels run."""
 
     compute: int = 2
-    exact: int = 4
+    statistics: int = 4
     cuda: bool = True
 
 
 def layer_bytes(
-    block: Block, layout: Layout, sequence_length: int, software: Framework, numbers: Numbers, dropout: bool, norm: str
-) -> Kept:
-    """Of one layer under the layout's recomputation."""
-    if software.activations == "literature":
-        return _megatron_layer(block, layout, sequence_length, software)
-    mixer = _mixer(block, layout, sequence_length, numbers, dropout, norm)
-    mlp = _mlp(block, layout, sequence_length, numbers, dropout, norm)
-    stream = _residual(block, layout, sequence_length) * numbers.compute
+    block: Block,
+    layout: Layout,
+    sequence_length: int,
+    framework: Framework,
+    sizes: ElementSizes,
+    dropout: bool,
+    norm: str,
+) -> ActivationBytes:
+    """Activation bytes of one layer under the layout's recomputation."""
+    if framework.activations == "literature":
+        return _megatron_layer(block, layout, sequence_length, framework)
+    mixer = _mixer(block, layout, sequence_length, sizes, dropout, norm)
+    mlp = _mlp(block, layout, sequence_length, sizes, dropout, norm)
+    stream = _residual(block, layout, sequence_length) * sizes.compute
     if layout.recompute == "full":
-        return Kept(stream, mixer + mlp)
+        return ActivationBytes(stream, mixer + mlp)
     if layout.recompute == "attention":
-        return Kept(stream + mlp, mixer)
+        return ActivationBytes(stream + mlp, mixer)
     if layout.recompute == "operators":
-        kept = _products(block, layout, sequence_length, numbers)
-        return Kept(stream + kept, max(0.0, mixer + mlp - kept))
-    return Kept(mixer + mlp, 0.0)
+        kept = _products(block, layout, sequence_length, sizes)
+        return ActivationBytes(stream + kept, max(0.0, mixer + mlp - kept))
+    return ActivationBytes(mixer + mlp, 0.0)
 
 
-def ends_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> tuple[float, float]:
-    """(embedding, head) of one micro-batch, without the logits of the chunk at work."""
+def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> tuple[float, float]:
+    """(embedding, head) activation bytes of one micro-batch, without the logits."""
     tokens = layout.micro_batch * shape.sequence_length // layout.context
-    if software.activations == "literature":
+    if framework.activations == "literature":
         first, last = korthikanti_ends(tokens, shape.width, 0, layout.tensor, layout.sequence_parallel)
-        return (first if software.dropout else 0.0), last
+        return (first if framework.dropout else 0.0), last
     residual = tokens // (layout.tensor if layout.sequence_parallel else 1)
     drop = residual * shape.width if shape.model.dropout else 0
     # The head keeps its own gradients: of the hidden states, and of its share of the table.
     table = -(-shape.vocab // layout.tensor) * shape.width
-    norm = _norm(residual, shape.width, numbers, shape.model.norm)
-    return drop + 8 * tokens, norm + (tokens * shape.width + table) * numbers.compute
+    norm = _norm(residual, shape.width, sizes, shape.model.norm)
+    return drop + 8 * tokens, norm + (tokens * shape.width + table) * sizes.compute
 
 
-def logits_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> float:
-    """Of the logits at work. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
+def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
+    """Bytes of the logits. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
     tokens = layout.micro_batch * shape.sequence_length // layout.context
     count = tokens * -(-shape.vocab // layout.tensor)
-    if software.activations == "literature":
-        return 4 * count if software.loss == "whole" else 2 * count
-    return min(count, 2**27 if numbers.cuda else 2**21) * (2 * numbers.exact + 2 * numbers.compute)
+    if framework.activations == "literature":
+        return 4 * count if framework.loss == "whole" else 2 * count
+    return min(count, 2**27 if sizes.cuda else 2**21) * (2 * sizes.statistics + 2 * sizes.compute)
 
 
-def boundary_bytes(shape: ModelShape, layout: Layout, software: Framework, numbers: Numbers) -> float:
-    """What a stage keeps of one micro-batch beside its layers until the backward pass: its output, and its input where
-    no layer keeps that itself to start again from. Megatron frees its outputs once they are sent."""
-    if software.activations == "literature":
+def boundary_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
+    """Bytes of a stage's input and output of one micro-batch, kept until its backward pass.
+
+    With recomputation the first layer keeps the input already. Megatron frees its outputs once they are sent."""
+    if framework.activations == "literature":
         return 0.0
     tokens = layout.micro_batch * shape.sequence_length // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
-    return (2 if layout.recompute == "none" else 1) * tokens * shape.width / share * numbers.compute
+    return (2 if layout.recompute == "none" else 1) * tokens * shape.width / share * sizes.compute
 
 
 def _residual(block: Block, layout: Layout, sequence_length: int) -> float:
     return widths(block, layout, sequence_length).residual
 
 
-def _norm(tokens: float, width: int, numbers: Numbers, norm: str) -> float:
-    """LayerNorm keeps its input in fp32 and two statistics a token, our RMSNorm its input as it came and one."""
+def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
+    """LayerNorm keeps its input in fp32 and two statistics per token, our RMSNorm its input as it is and one."""
     if norm == "layernorm":
-        return tokens * (width + 2) * numbers.exact
-    return tokens * (width * numbers.compute + numbers.exact)
+        return tokens * (width + 2) * sizes.statistics
+    return tokens * (width * sizes.compute + sizes.statistics)
 
 
-def _mixer(block: Block, layout: Layout, sequence_length: int, numbers: Numbers, dropout: bool, norm: str) -> float:
+def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
     """Norm, its output (gathered), query, key, value, the attention's output with its log-sums, dropout's mask."""
     w = widths(block, layout, sequence_length)
     # The CPU kernel wants as many key/value heads as query heads, and is given copies.
-    keys = 2 * (w.key_value if numbers.cuda or w.key_value == w.query else w.query)
-    total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
-    total += w.tokens * (block.width + 2 * w.query + keys) * numbers.compute
-    blocks = _block_weights(block, layout, sequence_length, numbers)
-    total += blocks * numbers.compute if blocks else w.tokens * w.heads * numbers.exact
+    keys = 2 * (w.key_value if sizes.cuda or w.key_value == w.query else w.query)
+    total = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    total += w.tokens * (block.width + 2 * w.query + keys) * sizes.compute
+    blocks = _block_weights(block, layout, sequence_length, sizes)
+    total += blocks * sizes.compute if blocks else w.tokens * w.heads * sizes.statistics
     # The blocks' output is laid out by heads, so the product after it reads a copy.
-    total += w.tokens * w.query * numbers.compute if blocks else 0
+    total += w.tokens * w.query * sizes.compute if blocks else 0
     if block.qk_norm:
         heads = w.tokens * (w.query + w.key_value) / block.head_dim
-        total += _norm(heads, block.head_dim, numbers, norm)
+        total += _norm(heads, block.head_dim, sizes, norm)
     return total
 
 
-def _mlp(block: Block, layout: Layout, sequence_length: int, numbers: Numbers, dropout: bool, norm: str) -> float:
+def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
     """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
     w = widths(block, layout, sequence_length)
-    total = _norm(w.residual / block.width, block.width, numbers, norm) + w.residual * dropout
-    return total + w.tokens * (block.width + (4 if block.gated else 2) * w.hidden) * numbers.compute
+    total = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    return total + w.tokens * (block.width + (4 if block.gated else 2) * w.hidden) * sizes.compute
 
 
-def _products(block: Block, layout: Layout, sequence_length: int, numbers: Numbers) -> float:
-    """What `operators` keeps: the results of the matrix products and of attention."""
+def _products(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+    """What `recompute: operators` keeps: the results of the matrix products and of attention."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
-    count = w.tokens * (w.query + 2 * w.key_value + 2 * block.width + inner) * numbers.compute
-    if _block_weights(block, layout, sequence_length, numbers):
+    count = w.tokens * (w.query + 2 * w.key_value + 2 * block.width + inner) * sizes.compute
+    if _block_weights(block, layout, sequence_length, sizes):
         return count
-    return count + w.tokens * w.query * numbers.compute + w.tokens * w.heads * numbers.exact
+    return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
 
 
-def _block_weights(block: Block, layout: Layout, sequence_length: int, numbers: Numbers) -> int:
-    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries looks at
+def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> int:
+    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries
+    attends to
     the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
     rows = layout.micro_batch * widths(block, layout, sequence_length).heads
-    if numbers.cuda or block.window is not None or rows * sequence_length**2 > 2**24:
+    if sizes.cuda or block.window is not None or rows * sequence_length**2 > 2**24:
         return 0
     ends = [min(start + 64, sequence_length) for start in range(0, sequence_length, 64)]
     return rows * sum((end - start) * end for start, end in zip(range(0, sequence_length, 64), ends, strict=True))
 
 
-def _megatron_layer(block: Block, layout: Layout, sequence_length: int, software: Framework) -> Kept:
+def _megatron_layer(block: Block, layout: Layout, sequence_length: int, framework: Framework) -> ActivationBytes:
     tokens = layout.micro_batch * sequence_length // layout.context
-    kept = "attention" if software.attention == "flash" and layout.recompute == "none" else layout.recompute
+    kept = "attention" if framework.attention == "flash" and layout.recompute == "none" else layout.recompute
     arguments = (tokens, block.width, block.heads, sequence_length, layout.tensor, layout.sequence_parallel)
-    whole = korthikanti_layer(*arguments, "none" if software.attention == "unfused" else "attention")
+    whole = korthikanti_layer(*arguments, "none" if framework.attention == "unfused" else "attention")
     now = korthikanti_layer(*arguments, kept)
-    return Kept(now, max(0.0, whole - now) if layout.recompute != "none" else 0.0)
+    return ActivationBytes(now, max(0.0, whole - now) if layout.recompute != "none" else 0.0)

@@ -12,12 +12,12 @@ from gristmill.training.costs.flops import attention_flops
 from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.network import Wire, all_reduce_seconds, gather_seconds
+from gristmill.training.planner.network import GroupLink, all_reduce_seconds, gather_seconds
 from gristmill.training.planner.rates import Rates
 
 
 class TimeParts(NamedTuple):
-    """Seconds by kind. tensor and context: collectives that nothing hides."""
+    """Seconds by kind. tensor and context: exposed collectives, not overlapped with compute."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -35,7 +35,7 @@ class TimeParts(NamedTuple):
 
 
 class BlockTimes(NamedTuple):
-    """forward and backward of one block, and what computing it again costs: all of it, or selectively."""
+    """Forward and backward of one block, and its recomputation: full, or selective (attention only)."""
 
     forward: TimeParts
     backward: TimeParts
@@ -68,27 +68,27 @@ def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
     )
 
 
-def block_passes(
+def block_times(
     block: Block,
     layout: Layout,
     sequence_length: int,
-    software: Framework,
+    framework: Framework,
     rates: Rates,
-    tensor_wire: Wire,
-    context_wire: Wire,
+    tensor_link: GroupLink,
+    context_link: GroupLink,
 ) -> BlockTimes:
-    """Of one micro-batch."""
+    """Times of one block for one micro-batch."""
     w = widths(block, layout, sequence_length)
-    linear_forward, linear_backward = _linears(block, w, rates, software)
-    core_forward, core_backward = _attention(block, layout, w, sequence_length, software, rates)
-    light, heavy = _elementwise(block, w, software)
-    comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, software, tensor_wire, linear_forward)
-    ring = _context_comm(w, layout, context_wire)
+    linear_forward, linear_backward = _linears(block, w, rates, framework)
+    core_forward, core_backward = _attention(block, layout, w, sequence_length, framework, rates)
+    light, heavy = _elementwise(block, w, framework)
+    comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, tensor_link, linear_forward)
+    ring = _context_comm(w, layout, context_link)
     forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
     backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
-    if software.selective == "core":
+    if framework.selective == "core":
         return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=ring))
-    # torch stops computing again at the last tensor it needs: the last sum (or scatter) of a layer is not sent again.
+    # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
     cut = layout.sequence_parallel
     full = forward._replace(tensor=comm_forward * (0.75 if cut else 0.5))
     mixer = _mixer_linears(block, w, rates)
@@ -96,10 +96,12 @@ def block_passes(
     return BlockTimes(forward, backward, full, selective)
 
 
-def embedding_passes(shape: ModelShape, layout: Layout, sequence_length: int, rates: Rates, wire: Wire) -> BlockTimes:
+def embedding_times(
+    shape: ModelShape, layout: Layout, sequence_length: int, rates: Rates, link: GroupLink
+) -> BlockTimes:
     """Look-up and positions forward, scatter-add backward; partial rows are summed over the tensor ranks."""
     numbers = layout.micro_batch * sequence_length // layout.context * shape.width
-    comm = all_reduce_seconds(2 * numbers, layout.tensor, wire) / (2 if layout.sequence_parallel else 1)
+    comm = all_reduce_seconds(2 * numbers, layout.tensor, link) / (2 if layout.sequence_parallel else 1)
     behind = comm if layout.sequence_parallel else 0.0  # a scatter's mirror is a gather, a sum's is nothing
     return BlockTimes(
         forward=TimeParts(memory=rates.memory(15 * numbers), tensor=comm),
@@ -107,8 +109,8 @@ def embedding_passes(shape: ModelShape, layout: Layout, sequence_length: int, ra
     )
 
 
-def head_passes(
-    shape: ModelShape, layout: Layout, sequence_length: int, software: Framework, rates: Rates, wire: Wire
+def head_times(
+    shape: ModelShape, layout: Layout, sequence_length: int, framework: Framework, rates: Rates, link: GroupLink
 ) -> BlockTimes:
     """Logits over this rank's share of the vocabulary and the cross entropy, which never gathers them."""
     tokens = layout.micro_batch * sequence_length // layout.context
@@ -116,17 +118,17 @@ def head_passes(
     forward = rates.matmul(tokens, shape.width, vocab)
     backward = rates.matmul(tokens, vocab, shape.width) + rates.matmul(vocab, tokens, shape.width)
     # whole: to fp32 2+4, maximum 4, subtract 8, exp 8, sum 4, divide 8; back: 8 twice, to 16 bits 6. fused: 2; back 4.
-    light, heavy = (38, 22) if software.loss == "whole" else (4, 6)
-    comm = all_reduce_seconds(2 * tokens * shape.width, layout.tensor, wire)
+    light, heavy = (38, 22) if framework.loss == "whole" else (4, 6)
+    comm = all_reduce_seconds(2 * tokens * shape.width, layout.tensor, link)
     comm_forward, comm_backward = (comm / 2, comm / 2) if layout.sequence_parallel else (0.0, comm)
-    sums = all_reduce_seconds(12 * tokens, layout.tensor, wire)
+    sums = all_reduce_seconds(12 * tokens, layout.tensor, link)
     return BlockTimes(
         TimeParts(matmul=forward, memory=rates.memory(light * tokens * vocab), tensor=comm_forward + sums),
         TimeParts(matmul=backward, memory=rates.memory(heavy * tokens * vocab), tensor=comm_backward),
     )
 
 
-def _linears(block: Block, w: Widths, rates: Rates, software: Framework) -> tuple[float, float]:
+def _linears(block: Block, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.hidden * (2 if block.gated else 1)
     shapes = (
@@ -135,7 +137,7 @@ def _linears(block: Block, w: Widths, rates: Rates, software: Framework) -> tupl
         (block.width, inner),
         (w.hidden, block.width),
     )
-    cast = software.float8_cast_bytes
+    cast = framework.float8_cast_bytes
     forward = sum(rates.linear(w.tokens, depth, columns, cast) for depth, columns in shapes)
     inputs = sum(rates.linear(w.tokens, columns, depth, cast) for depth, columns in shapes)
     weights = sum(rates.linear(columns, w.tokens, depth, cast) for depth, columns in shapes)
@@ -143,24 +145,24 @@ def _linears(block: Block, w: Widths, rates: Rates, software: Framework) -> tupl
 
 
 def _mixer_linears(block: Block, w: Widths, rates: Rates) -> float:
-    """Forward, query to output only."""
+    """Forward seconds of the attention projections only."""
     packed = rates.linear(w.tokens, block.width, w.query + 2 * w.key_value)
     return packed + rates.linear(w.tokens, w.query, block.width)
 
 
 def _attention(
-    block: Block, layout: Layout, w: Widths, sequence_length: int, software: Framework, rates: Rates
+    block: Block, layout: Layout, w: Widths, sequence_length: int, framework: Framework, rates: Rates
 ) -> tuple[float, float]:
     """Scores, softmax and product with the values."""
     rows, batch = sequence_length // layout.context, layout.micro_batch
-    if software.attention == "flash":
+    if framework.attention == "flash":
         flops = (
             batch * attention_flops(block, sequence_length, causal=True) * w.query / block.query_width / layout.context
         )
         # Heads of 64 reach nine tenths of what heads of 128 do (FlashAttention-2, figures 4 and 5).
         width_share = block.head_dim / (block.head_dim + 16) * 9 / 8
         # The backward pass does 5 products for the forward's 2.
-        second = software.flash == "second"
+        second = framework.flash == "second"
         forward = rates.flash(flops / width_share, second=second)
         return forward, rates.flash(2.5 * flops / width_share, backward=True, second=second)
     pairs = batch * w.heads
@@ -169,44 +171,46 @@ def _attention(
     columns = rates.matmul(sequence_length, rows, block.head_dim, pairs)
     numbers = pairs * rows * sequence_length
     # softmax reads and writes 2, dropout reads and writes 2 and writes its mask; backward softmax 6, dropout 5.
-    light, heavy = (9, 11) if software.dropout else (4, 6)
+    light, heavy = (9, 11) if framework.dropout else (4, 6)
     forward = scores + values + rates.memory(light * numbers)
     return forward, scores + values + 2 * columns + rates.memory(heavy * numbers)
 
 
-def _elementwise(block: Block, w: Widths, software: Framework) -> tuple[float, float]:
+def _elementwise(block: Block, w: Widths, framework: Framework) -> tuple[float, float]:
     """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
     u, f, qkv = w.residual, w.tokens * w.hidden, w.tokens * (w.query + 2 * w.key_value)
     rotary = w.tokens * (w.query + w.key_value) if block.rope else 0
     query = w.tokens * w.query
-    if software.kernels == "fused":
+    if framework.kernels == "fused":
         # norm with residual: read 2+2, write 2+2; backward read 2+2+2, write 2 and the gain's partial sums.
         light = 16 * u + (6 if block.gated else 4) * f + 4 * rotary
         heavy = 18 * u + (10 if block.gated else 6) * f + 4 * rotary + (2 * (2 * u + f + qkv) if block.biases else 0)
         return light, heavy
     # norm 2+2, residual with bias 2+2+2 and the mask of dropout; GeLU 2+2; copies of the attention's output 2+2.
-    light = 2 * (4 + 6 + software.dropout) * u + (10 if block.gated else 4) * f + 4 * query + 12 * rotary
+    light = 2 * (4 + 6 + framework.dropout) * u + (10 if block.gated else 4) * f + 4 * query + 12 * rotary
     # norm: gradient 2+2+2, gain and bias 2+2, joining the residual's gradient 2+2+2: 16; mask 2+1+2; bias sums 2.
-    heavy = 2 * (16 + 5 * software.dropout + 2) * u + (14 if block.gated else 6) * f + 4 * query + 4 * qkv + 12 * rotary
+    heavy = (
+        2 * (16 + 5 * framework.dropout + 2) * u + (14 if block.gated else 6) * f + 4 * query + 4 * qkv + 12 * rotary
+    )
     return light, heavy + (2 * f + 2 * qkv if block.biases else 0)
 
 
 def _tensor_comm(
-    block: Block, w: Widths, layout: Layout, software: Framework, wire: Wire, compute: float
+    block: Block, w: Widths, layout: Layout, framework: Framework, link: GroupLink, compute: float
 ) -> tuple[float, float, float]:
     """(exposed forward, exposed backward, hidden in each): two all-reduces each way, or as much in halves.
 
-    arXiv 1909.08053, figure 4, and 2205.05198, figure 5. What can hide stands behind the linear layers' matmuls."""
+    arXiv 1909.08053, figure 4, and 2205.05198, figure 5. Overlap is with the linear layers' matmuls."""
     if layout.tensor == 1:
         return 0.0, 0.0, 0.0
-    one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, wire)
-    hidden = min(2 * one * software.tensor_hidden, compute)
+    one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link)
+    hidden = min(2 * one * framework.tensor_hidden, compute)
     again = 0.0
-    if layout.sequence_parallel and software.regather_in_backward:
-        again = (1 - software.tensor_hidden) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, wire)
+    if layout.sequence_parallel and framework.regather_in_backward:
+        again = (1 - framework.tensor_hidden) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
     return 2 * one - hidden, 2 * one - hidden + again, hidden
 
 
-def _context_comm(w: Widths, layout: Layout, wire: Wire) -> float:
+def _context_comm(w: Widths, layout: Layout, link: GroupLink) -> float:
     """All-gather of keys and values over the context ranks; its mirror, and the gather again, in the backward pass."""
-    return gather_seconds(2 * 2 * w.tokens * layout.context * w.key_value, layout.context, wire)
+    return gather_seconds(2 * 2 * w.tokens * layout.context * w.key_value, layout.context, link)

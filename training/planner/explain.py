@@ -1,4 +1,4 @@
-"""Why the winner wins: sentences with the figures that decided, and the published rule where one applies."""
+"""Explain the choice of the best layout: sentences with figures, and the published rule where one applies."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ PAPER = "arXiv 2104.04473"
 
 
 def explain(plan: SearchResult) -> list[str]:
-    """Of the best layout, a sentence for each choice that mattered."""
+    """One sentence for each choice of the best layout."""
     best = plan.best
     sentences = [_summary(plan, best), _memory(plan, best)]
     sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
@@ -22,8 +22,8 @@ def explain(plan: SearchResult) -> list[str]:
 
 
 def compare(plan: SearchResult, own: Forecast) -> str:
-    """A recipe's own layout beside the best."""
-    best, limit = plan.best, plan.job.usable_bytes / GIB
+    """Compare a recipe's own layout with the best."""
+    best, limit = plan.best, plan.request.usable_bytes / GIB
     need = own.memory.total / GIB
     text = f"the recipe's layout ({own.layout.name()}): {own.tokens_per_second:,.0f} tokens/s, {need:.1f} GiB"
     if need > limit:
@@ -45,7 +45,7 @@ def _summary(plan: SearchResult, best: Forecast) -> str:
         "the bubble": time.bubble,
         "exposed data-parallel traffic": time.data,
         "the optimizer": time.optimizer,
-        "collectives beside compute": time.contention,
+        "contention of collectives with compute": time.contention,
     }
     largest = sorted(parts.items(), key=lambda item: -item[1])[:4]
     shares = ", ".join(f"{name} {seconds / time.total:.0%}" for name, seconds in largest if seconds > 0)
@@ -53,26 +53,27 @@ def _summary(plan: SearchResult, best: Forecast) -> str:
 
 
 def _memory(plan: SearchResult, best: Forecast) -> str:
-    memory, limit = best.memory, plan.job.hardware.device.memory_gib
+    memory, limit = best.memory, plan.request.hardware.device.memory_gib
     state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
-    ranks = [one.total / GIB for one in Planner(plan.job).memory_by_rank(best.layout, best.cuts)]
-    least = f" The lightest pipeline rank, {ranks.index(min(ranks))}, needs {min(ranks):.1f}." if len(ranks) > 1 else ""
+    ranks = [one.total / GIB for one in Planner(plan.request).memory_by_rank(best.layout, best.cuts)]
+    min_text = f" Pipeline rank {ranks.index(min(ranks))} needs the least, {min(ranks):.1f}." if len(ranks) > 1 else ""
     return (
-        f"The fullest rank needs {memory.total / GIB:.1f} of {limit:.1f} GiB ({plan.job.memory_margin:.0%} are kept "
-        f"free): {state:.1f} of parameters, gradients and optimizer, {memory.activations / GIB:.1f} of activations, "
-        f"{memory.buffers / GIB:.1f} of buffers.{least}"
+        f"The rank with the most memory needs {memory.total / GIB:.1f} of {limit:.1f} GiB "
+        f"({plan.request.memory_margin:.0%} are kept free): {state:.1f} of parameters, gradients and optimizer, "
+        f"{memory.activations / GIB:.1f} of activations, "
+        f"{memory.buffers / GIB:.1f} of buffers.{min_text}"
     )
 
 
 def _tensor(plan: SearchResult, best: Forecast) -> str:
-    size, node = best.layout.tensor, plan.job.hardware.node_gpus
+    size, node = best.layout.tensor, plan.request.hardware.node_gpus
     if size == 1:
         other = _rival(plan, best, lambda one: one.tensor)
         return f"No tensor axis: the best with tensor {other.layout.tensor} is {_slower(other, best)}." if other else ""
     if stays_in_nodes(best.layout, best.placement, "tensor", node):
         where = f"stays within a node of {node} ({PAPER}, takeaway 1)"
     else:
-        where = f"crosses nodes of {node}, against {PAPER}'s takeaway 1: what it saves in memory is worth more here"
+        where = f"crosses nodes of {node}, unlike takeaway 1 of {PAPER}: the memory it saves is worth more time here"
     share = best.time.tensor / best.time.total
     return (
         f"Tensor {size} {where}; its collectives take {share:.1%} of the step. {_against(plan, best, 'tensor', size)}"
@@ -84,10 +85,10 @@ def _pipeline(plan: SearchResult, best: Forecast) -> str:
     if layout.pipeline == 1:
         other = _rival(plan, best, lambda one: one.pipeline)
         return f"No pipeline: with {other.layout.pipeline} stages it is {_slower(other, best)}." if other else ""
-    microbatches = layout.microbatches(plan.job.samples)
+    microbatches = layout.microbatches(plan.request.samples)
     bubble = bubble_share(layout.schedule, layout.pipeline, layout.virtual, microbatches)
     text = (
-        f"Pipeline {layout.pipeline} goes across nodes, where only b s h bytes pass between stages; {microbatches} "
+        f"Pipeline {layout.pipeline} crosses nodes: only b s h bytes are sent between stages; {microbatches} "
         f"micro-batches leave a bubble of {bubble:.1%} of the work"
     )
     if layout.schedule == "interleaved":
@@ -99,12 +100,15 @@ def _data(plan: SearchResult, best: Forecast) -> str:
     layout = best.layout
     if layout.data == 1:
         return ""
-    text = f"Data {layout.data} takes the rest of the GPUs, outermost ({PAPER}, takeaway 2)"
-    if plan.job.software.data_parallel == "fsdp":
-        how = "whole copies" if layout.shard == 1 else f"the state cut over {layout.shard}"
+    text = f"Data {layout.data} uses the remaining GPUs as the outermost axis ({PAPER}, takeaway 2)"
+    if plan.request.framework.data_parallel == "fsdp":
+        how = "replicated state" if layout.shard == 1 else f"state sharded over {layout.shard} ranks"
         text += f", with {how}"
     hidden = best.time.data_hidden / max(1e-12, best.time.data_hidden + best.time.data)
-    return f"{text}; {hidden:.0%} of its traffic hides behind compute, {_seconds(best.time.data)} a step does not."
+    return (
+        f"{text}; {hidden:.0%} of its communication overlaps with compute, "
+        f"{_seconds(best.time.data)} per step does not."
+    )
 
 
 def _micro_batch(plan: SearchResult, best: Forecast) -> str:
@@ -120,8 +124,8 @@ def _recompute(plan: SearchResult, best: Forecast) -> str:
     mode = best.layout.recompute
     if mode == "none":
         return "Nothing is recomputed: all activations fit."
-    lighter = replace(best.layout, recompute="none")
-    need = Planner(plan.job).memory(lighter, best.cuts).total / GIB
+    without = replace(best.layout, recompute="none")
+    need = Planner(plan.request).memory(without, best.cuts).total / GIB
     cost = best.time.recompute / best.time.total
     return f"Recomputation ({mode}) costs {cost:.0%} of the step; without any, the layout would need {need:.0f} GiB."
 
@@ -129,11 +133,11 @@ def _recompute(plan: SearchResult, best: Forecast) -> str:
 def _clusters(plan: SearchResult, best: Forecast) -> str:
     if not best.placement.crossing:
         return ""
-    naive = Planner(plan.job).forecast(best.layout, best.memory, naive=True)
+    naive = Planner(plan.request).forecast(best.layout, best.memory, naive=True)
     text = f"Only the {best.placement.crossing[0]} axis crosses between clusters (Holmes, arXiv 2312.03549)"
     if best.cuts:
-        text += f"; layers are cut at {list(best.cuts)} for their uneven speed"
-    return f"{text}; in an order that knows nothing of clusters a step would take {_seconds(naive.time.total)}."
+        text += f"; layers are split at {list(best.cuts)} for the clusters' different speeds"
+    return f"{text}; with a rank order that ignores clusters a step would take {_seconds(naive.time.total)}."
 
 
 def _by(plan: SearchResult, choice: Callable[[Layout], object]) -> dict[object, Forecast]:

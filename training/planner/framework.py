@@ -27,14 +27,16 @@ class Framework(Config):
     kernels: Literal["fused", "eager"] = Field(
         "fused", description="fused: norms, activations, residuals in one pass each"
     )
-    loss: Literal["fused", "whole"] = Field("fused", description="whole: fp32 logits and their softmax stand in memory")
+    loss: Literal["fused", "whole"] = Field(
+        "fused", description="whole: fp32 logits and their softmax are kept in memory"
+    )
     data_parallel: Literal["replicate", "optimizer_shard", "fsdp"] = Field(
         "fsdp", description="replicate: all-reduce of gradients; optimizer_shard: ZeRO-1; fsdp: the layout's shard axis"
     )
     weight_bytes: float = Field(2, description="a weight as the matmuls read it")
     master_bytes: float = Field(4, description="its fp32 master copy, where the weight is not that itself")
-    gradient_bytes: float = Field(4, description="a gradient as it is kept until the optimizer")
-    reduce_bytes: float = Field(4, description="a gradient on the wire")
+    gradient_bytes: float = Field(4, description="a gradient as it is kept until the optimizer step")
+    reduce_bytes: float = Field(4, description="a gradient on the link")
     moments_bytes: float = Field(8, description="both moments of Adam")
     accumulate_bytes: float = Field(8, description="traffic of adding one micro-batch's gradient to the sum")
     optimizer_bytes: float = Field(32, description="traffic of clipping, one Adam step and the cast")
@@ -52,9 +54,9 @@ class Framework(Config):
     scatter_gather: bool = Field(True, description="each tensor rank sends its slice between stages")
     dropout: bool = False
     layers: Literal["even", "balanced"] = Field("even", description="stages of equal layers, or of equal cost")
-    schedules: tuple[Schedule, ...] = Field(("1f1b", "interleaved"), description="what a search tries")
+    schedules: tuple[Schedule, ...] = Field(("1f1b", "interleaved"), description="schedules that a search tries")
     recomputes: tuple[Recompute, ...] = Field(
-        ("none", "operators", "attention", "full"), description="what it offers, the cheapest first"
+        ("none", "operators", "attention", "full"), description="recomputation modes that it offers, the cheapest first"
     )
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
 
@@ -138,9 +140,9 @@ LLM_C = Framework.model_validate(
     | {"name": "llm.c", "flash": "best", "data_parallel": "optimizer_shard", "gradient_bytes": 2, "reduce_bytes": 2}
 )
 
-PROGRAMS = {
-    program.name: program
-    for program in (
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
         GRISTMILL,
         GRISTMILL_EAGER,
         MEGATRON_2021,

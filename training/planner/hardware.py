@@ -19,7 +19,7 @@ PROFILES = Path(__file__).parent / "profiles"
 
 
 class Link(Config):
-    """One kind of wire. Time of a transfer of S bytes over it: latency + S / (bandwidth * efficiency)."""
+    """One kind of link. Time of a transfer of S bytes over it: latency + S / (bandwidth * efficiency)."""
 
     kind: Literal["nvlink", "infiniband", "roce", "ethernet", "pcie", "memory"]
     gb_per_second: float = Field(gt=0, description="one direction, one GPU, as the vendor states it")
@@ -71,7 +71,7 @@ class Cluster(Config):
 
 
 class Hardware(Config):
-    """A kind of machine: the GPU, the wires within a node and between nodes, and, if they are given, the clusters."""
+    """A kind of machine: the GPU, the links within a node and between nodes, and, if they are given, the clusters."""
 
     name: str
     device: Device
@@ -114,7 +114,7 @@ class Hardware(Config):
 
 
 def load_hardware(reference: str | Path) -> Hardware:
-    """The profile of a bare name (a100-80g, h100, h200) or of a YAML file. Raises RecipeError with the mend."""
+    """The profile of a bare name (a100-80g, h100, h200) or of a YAML file. Raises RecipeError with what to change."""
     path = Path(reference)
     if path.suffix not in (".yaml", ".yml"):
         path = PROFILES / f"{reference}.yaml"

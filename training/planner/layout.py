@@ -1,4 +1,4 @@
-"""A layout as the planner weighs it: every choice that costs memory or time, and the way to and from a recipe."""
+"""A layout as the planner evaluates it: every choice that costs memory or time; conversion from and to a recipe."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from gristmill.training.config import STAGES_PER_RANK, LayoutConfig, Recompute, 
 
 @dataclass(frozen=True)
 class Layout:
-    """How `gpus` processes share the work. A plain value: thousands are weighed in a second."""
+    """How `gpus` processes share the work. A plain value, since a search evaluates thousands per second."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -38,9 +38,9 @@ class Layout:
         return batch_samples // (self.data * self.micro_batch)
 
     def config(self, cuts: tuple[int, ...] | None = None, rank_order: tuple[int, ...] | None = None) -> LayoutConfig:
-        """The recipe's `train.layout`; what has no effect keeps its default. Raises pydantic's ValidationError
+        """The recipe's `train.layout`; choices without effect keep their defaults. Raises pydantic's ValidationError
         where the engine cannot run it yet."""
-        usual = STAGES_PER_RANK.get(self.schedule)
+        default = STAGES_PER_RANK.get(self.schedule)
         return LayoutConfig(
             data=self.data,
             replicate=self.replicate,
@@ -49,7 +49,7 @@ class Layout:
             context=self.context,
             sequence_parallel=self.sequence_parallel or self.tensor == 1,
             schedule=self.schedule,
-            virtual_stages=0 if usual or self.pipeline == 1 else self.virtual,
+            virtual_stages=0 if default or self.pipeline == 1 else self.virtual,
             cuts=cuts,
             rank_order=rank_order,
             micro_batch=self.micro_batch,
@@ -61,8 +61,8 @@ class Layout:
         """tensor 8 x pipeline 8 (2 stages each, interleaved) x data 24, micro-batch 2, full recomputation."""
         axes = [f"{axis} {size}" for axis, size in (("tensor", self.tensor), ("context", self.context)) if size > 1]
         if self.pipeline > 1:
-            held = f"{self.virtual} stages each, " if self.virtual > 1 else ""
-            axes.append(f"pipeline {self.pipeline} ({held}{self.schedule})")
+            stages = f"{self.virtual} stages each, " if self.virtual > 1 else ""
+            axes.append(f"pipeline {self.pipeline} ({stages}{self.schedule})")
         if self.data > 1:
             copies = f" ({self.replicate} copies x shard {self.shard})" if self.replicate > 1 and self.shard > 1 else ""
             axes.append(f"data {self.data}{copies}")
@@ -70,14 +70,14 @@ class Layout:
         if self.tensor > 1 and self.sequence_parallel:
             extras.append("sequence parallel")
         if self.pipeline == 1 and self.shard > 1:
-            extras.append("resharded" if self.reshard else "kept whole")
+            extras.append("resharded" if self.reshard else "not resharded")
         if self.recompute != "none":
             extras.append(f"{self.recompute} recomputation")
         return f"{' x '.join(axes) or 'one GPU'}, {', '.join(extras)}"
 
 
 def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
-    """The planner's view of a recipe's layout; micro_batch is the engine's choice where the recipe leaves it open."""
+    """The planner's view of a recipe's layout; micro_batch is used where the recipe sets none."""
     return Layout(
         tensor=config.tensor,
         pipeline=config.pipeline,

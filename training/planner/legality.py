@@ -1,4 +1,4 @@
-"""Which layouts the engine can run: the rules of training/parallel/layout.py, quick enough for a search."""
+"""Which layouts the engine can run: the rules of training/parallel/layout.py, fast enough for a search."""
 
 from math import ceil
 
@@ -7,26 +7,26 @@ from pydantic import ValidationError
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.schedule import least_microbatches, microbatches_fit
+from gristmill.training.planner.schedule import microbatches_fit, min_microbatches
 
 NOT_BUILT = "the engine does not run the context axis yet"
-# Schedules that take the backward pass apart, which torch's recomputation by operator forbids.
+# Schedules that split the backward pass, which torch's selective checkpointing by operator does not support.
 SPLIT_BACKWARD = ("zbv", "dualpipev")
 
 
-def context_objection(shape: ModelShape, context: int) -> str | None:
-    """Why a search leaves so many context ranks out unless they are asked for; None if it takes them."""
+def context_skip_reason(shape: ModelShape, context: int) -> str | None:
+    """Why a search skips a context axis of this size unless it is fixed; None if it does not."""
     if shape.sequence_length % context:
         return f"context {context} does not divide {shape.sequence_length} tokens"
     try:
         LayoutConfig(context=context)
     except ValidationError:
-        return f"{NOT_BUILT}; --context-axis N forecasts it all the same"
+        return f"{NOT_BUILT}; --context-axis N forecasts it anyway"
     return None
 
 
-def tensor_objection(shape: ModelShape, tensor: int, sequence_parallel: bool) -> str | None:
-    """Why the model cannot be cut over so many tensor ranks; None if it can."""
+def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: bool) -> str | None:
+    """Why the model cannot be sharded over so many tensor ranks; None if it can."""
     model: ModelConfig = shape.model
     if tensor == 1:
         return None
@@ -48,9 +48,9 @@ def tensor_objection(shape: ModelShape, tensor: int, sequence_parallel: bool) ->
     return None
 
 
-def objection(layout: Layout, shape: ModelShape, samples: int) -> str | None:
-    """The first reason why the engine refuses a layout for a step of `samples` samples; None if it runs."""
-    tensor = tensor_objection(shape, layout.tensor, layout.sequence_parallel)
+def illegal_reason(layout: Layout, shape: ModelShape, samples: int) -> str | None:
+    """The first reason why the engine rejects a layout for a step of `samples` samples; None if it runs."""
+    tensor = tensor_illegal_reason(shape, layout.tensor, layout.sequence_parallel)
     if tensor is not None:
         return tensor
     if layout.pipeline > 1 and layout.stages > len(shape.blocks):
@@ -61,17 +61,17 @@ def objection(layout: Layout, shape: ModelShape, samples: int) -> str | None:
         return f"{samples} samples do not split over the data ranks"
     if samples // layout.data % layout.micro_batch:
         return "the samples of a data rank do not split into the micro-batches"
-    return _pipeline_objection(layout, layout.microbatches(samples))
+    return _pipeline_illegal_reason(layout, layout.microbatches(samples))
 
 
-def _pipeline_objection(layout: Layout, microbatches: int) -> str | None:
+def _pipeline_illegal_reason(layout: Layout, microbatches: int) -> str | None:
     if layout.pipeline == 1:
         return None
-    least = least_microbatches(layout.schedule, layout.pipeline, layout.virtual)
-    if microbatches < least:
+    minimum = min_microbatches(layout.schedule, layout.pipeline, layout.virtual)
+    if microbatches < minimum:
         return f"fewer micro-batches than {layout.schedule} needs to fill its pipeline (one for each rank)"
     if not microbatches_fit(layout.schedule, layout.pipeline, microbatches):
-        return "interleaved runs in rounds of as many micro-batches as ranks, and these are no whole number of rounds"
+        return "interleaved runs in rounds of as many micro-batches as ranks, and these do not fill whole rounds"
     if layout.schedule in SPLIT_BACKWARD and layout.recompute == "operators":
         return f"{layout.schedule} cannot recompute by operator"
     return None

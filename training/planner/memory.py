@@ -1,11 +1,18 @@
-"""Bytes on each rank by part, at the schedule's peak. Units: bytes; the tables print GiB (2**30)."""
+"""Peak memory of each rank by part, in bytes; the tables print GiB (2**30)."""
 
 from dataclasses import dataclass
 
 from gristmill.training.costs.model_shape import ModelShape
-from gristmill.training.costs.parameters import Weight, block_weights, first_weights, last_weights, run, sharded_count
+from gristmill.training.costs.parameters import (
+    Weight,
+    block_weights,
+    chunk_length,
+    embedding_weights,
+    head_weights,
+    sharded_count,
+)
 from gristmill.training.planner.activations import (
-    Numbers,
+    ElementSizes,
     boundary_bytes,
     ends_bytes,
     layer_bytes,
@@ -17,9 +24,9 @@ from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.rank_layers import RankLayers
 from gristmill.training.planner.schedule import live_chunks
 
-BF16_CUDA = Numbers()
+BF16_CUDA = ElementSizes()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
-FRAMEWORK_BYTES = 1.5 * GIB
+CUDA_CONTEXT_BYTES = 1.5 * GIB
 # Share of what comes and goes that the caching allocator loses to gaps.
 FRAGMENTATION = 0.05
 
@@ -34,13 +41,13 @@ class Memory:
     activations: float = 0.0
     logits: float = 0.0
     buffers: float = 0.0
-    framework: float = 0.0
+    cuda_context: float = 0.0
     fragmentation: float = 0.0
 
     @property
     def moving(self) -> float:
         """What comes and goes within a step."""
-        return self.activations + self.logits + self.buffers + self.framework + self.fragmentation
+        return self.activations + self.logits + self.buffers + self.cuda_context + self.fragmentation
 
     @property
     def total(self) -> float:
@@ -51,94 +58,104 @@ class MemoryModel:
     """Weighs layouts of one model. Counts are remembered, so that a search is quick."""
 
     def __init__(
-        self, shape: ModelShape, software: Framework, numbers: Numbers = BF16_CUDA, offload: bool = False
+        self, shape: ModelShape, framework: Framework, sizes: ElementSizes = BF16_CUDA, offload: bool = False
     ) -> None:
-        self.shape, self.software, self.numbers, self.offload = shape, software, numbers, offload
+        self.shape, self.framework, self.sizes, self.offload = shape, framework, sizes, offload
         self._counts: dict[tuple[int, RankLayers, int], int] = {}
         self._layers: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
-    def weights(self, held: RankLayers) -> list[Weight]:
+    def weights(self, rank_layers: RankLayers) -> list[Weight]:
         """Every parameter that a pipeline rank holds; a tied table on both ends of one rank once."""
         shape = self.shape
         found = [
             weight
-            for block, count in zip(shape.distinct, held.kinds, strict=True)
+            for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
             for _ in range(count)
             for weight in block_weights(block)
         ]
-        found += first_weights(shape) if held.embeds else []
-        return found + (last_weights(shape, not (shape.tied and held.embeds)) if held.scores else [])
+        found += embedding_weights(shape) if rank_layers.embeds else []
+        return found + (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [])
 
-    def count(self, layout: Layout, held: RankLayers, shard: int) -> int:
-        """Numbers on the fullest rank of the group, each parameter's rows dealt over `shard` ranks."""
-        key = (layout.tensor, held, shard)
+    def count(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:
+        """Numbers on the first rank of a shard group, which holds the most of each parameter's rows."""
+        key = (layout.tensor, rank_layers, shard)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
             parts = [
-                (block_weights(block), count) for block, count in zip(shape.distinct, held.kinds, strict=True) if count
+                (block_weights(block), count)
+                for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
+                if count
             ]
-            parts.append((first_weights(shape) if held.embeds else [], 1))
-            parts.append((last_weights(shape, not (shape.tied and held.embeds)) if held.scores else [], 1))
+            parts.append((embedding_weights(shape) if rank_layers.embeds else [], 1))
+            parts.append(
+                (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [], 1)
+            )
             self._counts[key] = sum(
                 times * sharded_count(weights, layout.tensor, 0, kv_heads, shard) for weights, times in parts
             )
         return self._counts[key]
 
-    def rank(self, layout: Layout, held: RankLayers, place: int, microbatches: int) -> Memory:
-        """Of the pipeline rank `place`, which holds `held`."""
-        static = self._static(layout, held, microbatches)
-        activations = self._activations(layout, held, place, microbatches)
-        logits = logits_bytes(self.shape, layout, self.software, self.numbers) if held.scores else 0.0
+    def rank(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> Memory:
+        """Memory of the pipeline rank `place` with `rank_layers`."""
+        static = self._static(layout, rank_layers, microbatches)
+        activations = self._activations(layout, rank_layers, place, microbatches)
+        logits = logits_bytes(self.shape, layout, self.framework, self.sizes) if rank_layers.scores else 0.0
         moving = activations + logits + static["buffers"]
         return Memory(
             **static,
             activations=activations,
             logits=logits,
-            framework=FRAMEWORK_BYTES if self.numbers.cuda else 0.0,
-            fragmentation=FRAGMENTATION * moving if self.numbers.cuda else 0.0,
+            cuda_context=CUDA_CONTEXT_BYTES if self.sizes.cuda else 0.0,
+            fragmentation=FRAGMENTATION * moving if self.sizes.cuda else 0.0,
         )
 
-    def ranks(self, layout: Layout, held: list[RankLayers], microbatches: int) -> list[Memory]:
-        """Of every pipeline rank (of its fullest tensor and data rank)."""
-        return [self.rank(layout, one, place, microbatches) for place, one in enumerate(held)]
+    def ranks(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> list[Memory]:
+        """Memory of every pipeline rank: of its tensor and data rank that needs the most."""
+        return [self.rank(layout, one, place, microbatches) for place, one in enumerate(rank_layers)]
 
-    def fullest(self, layout: Layout, held: list[RankLayers], microbatches: int) -> Memory:
-        """Of the rank that needs most. Ranks between the ends need less the later they are, so few are weighed."""
+    def fullest(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> Memory:
+        """Memory of the rank that needs the most. Of equal middle ranks the first needs the most, so few are
+        evaluated."""
         seen: dict[RankLayers, int] = {}
-        for place, one in enumerate(held):
+        for place, one in enumerate(rank_layers):
             seen.setdefault(one, place)
         return max((self.rank(layout, one, place, microbatches) for one, place in seen.items()), key=lambda m: m.total)
 
-    def _static(self, layout: Layout, held: RankLayers, microbatches: int) -> dict[str, float]:
-        software, whole = self.software, self.count(layout, held, 1)
-        if software.data_parallel == "fsdp":
-            return self._fsdp(layout, held, microbatches, whole)
-        share = layout.data * layout.context if software.data_parallel == "optimizer_shard" else 1
+    def _static(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
+        framework, whole = self.framework, self.count(layout, rank_layers, 1)
+        if framework.data_parallel == "fsdp":
+            return self._fsdp(layout, rank_layers, microbatches, whole)
+        share = layout.data * layout.context if framework.data_parallel == "optimizer_shard" else 1
         return {
-            "parameters": software.weight_bytes * whole,
-            "gradients": software.gradient_bytes * whole,
-            "optimizer": 0.0 if self.offload else (software.master_bytes + software.moments_bytes) * whole / share,
+            "parameters": framework.weight_bytes * whole,
+            "gradients": framework.gradient_bytes * whole,
+            "optimizer": 0.0 if self.offload else (framework.master_bytes + framework.moments_bytes) * whole / share,
             "buffers": 0.0,
         }
 
-    def _fsdp(self, layout: Layout, held: RankLayers, microbatches: int, whole: int) -> dict[str, float]:
-        """FSDP2: fp32 weights, gradients and moments are cut; the computation's copies stand whole.
+    def _fsdp(self, layout: Layout, rank_layers: RankLayers, microbatches: int, whole: int) -> dict[str, float]:
+        """FSDP2: fp32 weights, gradients and moments are sharded; the copies in computation precision are not.
 
-        Copies of a rank's weights stand from the first forward to the last backward pass, or, resharded, of the ends
-        and two layers (the one at work and the one fetched ahead). Gradients of several micro-batches add up whole."""
-        compute, exact = self.numbers.compute, self.numbers.exact
-        cut = self.count(layout, held, layout.shard * layout.context)
-        layers = sum(held.kinds)
+        A rank keeps copies of all its weights from the first forward to the last backward pass; resharded, of the ends
+        and two layers (the current and the prefetched one). Gradients of several micro-batches are summed unsharded."""
+        compute, exact = self.sizes.compute, self.sizes.statistics
+        cut = self.count(layout, rank_layers, layout.shard * layout.context)
+        layers = sum(rank_layers.kinds)
         one_layer = max(
-            (self.count(layout, _only(held, kind), 1) for kind, count in enumerate(held.kinds) if count), default=0
+            (self.count(layout, _only(rank_layers, kind), 1) for kind, count in enumerate(rank_layers.kinds) if count),
+            default=0,
         )
         ends = whole - sum(
-            count * self.count(layout, _only(held, kind), 1) for kind, count in enumerate(held.kinds) if count
+            count * self.count(layout, _only(rank_layers, kind), 1)
+            for kind, count in enumerate(rank_layers.kinds)
+            if count
         )
         copies = min(whole, ends + 2 * one_layer) if layout.reshard and layers else whole
         sums = whole if microbatches > 1 else max(one_layer, ends)
-        moments = 0.0 if self.offload else self.software.moments_bytes * exact / 4
-        twin, twin_cut = (self._second_table(layout, held, shard) for shard in (1, layout.shard * layout.context))
+        moments = 0.0 if self.offload else self.framework.moments_bytes * exact / 4
+        twin, twin_cut = (
+            self._second_table(layout, rank_layers, shard) for shard in (1, layout.shard * layout.context)
+        )
         return {
             "parameters": exact * (cut + twin_cut),
             "gradients": exact * (cut + twin_cut),
@@ -146,23 +163,23 @@ class MemoryModel:
             "buffers": compute * (copies + twin + one_layer) + exact * (sums + twin + one_layer),
         }
 
-    def _second_table(self, layout: Layout, held: RankLayers, shard: int) -> int:
-        """A tied table at both ends of a V stands twice on its rank, in two stages; only one is updated."""
-        if not (self.shape.tied and held.embeds and held.scores and layout.pipeline > 1):
+    def _second_table(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:
+        """With a V-shaped schedule a tied table is on its rank twice, in two stages; only one copy is updated."""
+        if not (self.shape.tied and rank_layers.embeds and rank_layers.scores and layout.pipeline > 1):
             return 0
-        return run(run(self.shape.vocab, layout.tensor, 0), shard, 0) * self.shape.width
+        return chunk_length(chunk_length(self.shape.vocab, layout.tensor, 0), shard, 0) * self.shape.width
 
-    def _activations(self, layout: Layout, held: RankLayers, place: int, microbatches: int) -> float:
+    def _activations(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
         layers = self._layer_bytes(layout)
-        one = sum(count * kept for count, (kept, _) in zip(held.kinds, layers, strict=True))
-        extra = max((again for count, (_, again) in zip(held.kinds, layers, strict=True) if count), default=0.0)
-        first, last = ends_bytes(self.shape, layout, self.software, self.numbers)
+        one = sum(count * kept for count, (kept, _) in zip(rank_layers.kinds, layers, strict=True))
+        extra = max((again for count, (_, again) in zip(rank_layers.kinds, layers, strict=True) if count), default=0.0)
+        first, last = ends_bytes(self.shape, layout, self.framework, self.sizes)
         live = live_chunks(layout.schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
-        one += first if held.embeds else 0.0
+        one += first if rank_layers.embeds else 0.0
         if layout.pipeline > 1:
-            one += layout.virtual * boundary_bytes(self.shape, layout, self.software, self.numbers)
-        # The head's stage runs its backward pass at once, so one micro-batch of it stands.
-        return live * one + extra + (last if held.scores else 0.0)
+            one += layout.virtual * boundary_bytes(self.shape, layout, self.framework, self.sizes)
+        # The last stage runs each backward pass at once, so the head keeps one micro-batch.
+        return live * one + extra + (last if rank_layers.scores else 0.0)
 
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute)
@@ -173,8 +190,8 @@ class MemoryModel:
                     block,
                     layout,
                     self.shape.sequence_length,
-                    self.software,
-                    self.numbers,
+                    self.framework,
+                    self.sizes,
                     model.dropout > 0,
                     model.norm,
                 )
@@ -183,6 +200,6 @@ class MemoryModel:
         return self._layers[key]
 
 
-def _only(held: RankLayers, kind: int) -> RankLayers:
+def _only(rank_layers: RankLayers, kind: int) -> RankLayers:
     """One layer of one kind."""
-    return RankLayers(tuple(int(k == kind) for k in range(len(held.kinds))), False, False)
+    return RankLayers(tuple(int(k == kind) for k in range(len(rank_layers.kinds))), False, False)

@@ -1,7 +1,7 @@
-"""Seconds of collectives and sends over the wires that a group of ranks shares; volumes in bytes on each rank.
+"""Seconds of collectives and sends over the links that a group of ranks shares; volumes in bytes on each rank.
 
 Ring algorithms (Patarasuk and Yuan 2009; nccl-tests' performance notes): with n ranks and S bytes, an all-gather or a
-reduce-scatter moves S (n-1)/n through each rank's wire, an all-reduce twice that.
+reduce-scatter moves S (n-1)/n through each rank's link, an all-reduce twice that.
 """
 
 from functools import lru_cache
@@ -13,35 +13,35 @@ import numpy as np
 from gristmill.training.planner.rates import Rates
 
 
-class Wire(NamedTuple):
-    """What one group of ranks has: bytes a second on each rank, and the latency of a hop."""
+class GroupLink(NamedTuple):
+    """Link of one group of ranks: bytes per second for each rank, and the latency of one hop."""
 
     bandwidth: float
     latency: float
 
 
-def group_wire(rates: Rates, size: int, stride: int, gpus: int | None = None) -> Wire:
+def group_link(rates: Rates, size: int, stride: int, gpus: int | None = None) -> GroupLink:
     """Of the groups of `size` ranks b, b + stride, b + 2 stride, ... that fill `gpus` ranks (None: any number of them);
-    node_gpus neighbours share a node. All groups of an axis work at once, so the slowest one's wire counts.
+    node_gpus neighbours share a node. All groups of an axis work at once, so the slowest one's link counts.
 
     A group with k members in a node drives k adapters there: 4 data ranks in each of 8 nodes share 4 x 25 GB/s. Where
     its nodes hold unequal numbers the smallest decides: ranks 6, 7 | 8 of a tensor group of 3 on nodes of 8 have 1."""
     node = rates.hardware.node_gpus
-    inside = Wire(*rates.link(rates.hardware.node_link))
-    members = fewest_in_a_node(size, stride, node, gpus)
+    inside = GroupLink(*rates.link(rates.hardware.node_link))
+    members = min_members_per_node(size, stride, node, gpus)
     return inside if members == size else between_nodes(rates, members)
 
 
-def between_nodes(rates: Rates, members: int) -> Wire:
-    """Of a group whose nodes hold at least `members` of its ranks each."""
-    inside, outside = Wire(*rates.link(rates.hardware.node_link)), Wire(*rates.link(rates.hardware.network))
+def between_nodes(rates: Rates, members: int) -> GroupLink:
+    """Link of a group with at least `members` of its ranks on each of its nodes."""
+    inside, outside = GroupLink(*rates.link(rates.hardware.node_link)), GroupLink(*rates.link(rates.hardware.network))
     if members == 1:
         return outside
-    return Wire(min(inside.bandwidth, members * outside.bandwidth), max(inside.latency, outside.latency))
+    return GroupLink(min(inside.bandwidth, members * outside.bandwidth), max(inside.latency, outside.latency))
 
 
 @lru_cache(maxsize=65536)
-def fewest_in_a_node(size: int, stride: int, node_gpus: int, gpus: int | None = None) -> int:
+def min_members_per_node(size: int, stride: int, node_gpus: int, gpus: int | None = None) -> int:
     """Over all groups b, b + stride, ... of `size` ranks, the fewest members that one has in a node it uses; `size`
     where every group lies within one node.
 
@@ -55,11 +55,11 @@ def fewest_in_a_node(size: int, stride: int, node_gpus: int, gpus: int | None = 
     if gpus is not None:
         blocks = min(blocks, max(1, gpus // block))
     starts = np.arange(blocks)[:, None] * block + np.arange(stride)[None, :]
-    return fewest_neighbours(starts.reshape(-1, 1) + np.arange(size) * stride, node_gpus)
+    return min_members(starts.reshape(-1, 1) + np.arange(size) * stride, node_gpus)
 
 
-def fewest_neighbours(groups: np.ndarray, node_gpus: int) -> int:
-    """The same for groups that are given: int64[groups, size], ranks in the launcher's order."""
+def min_members(groups: np.ndarray, node_gpus: int) -> int:
+    """The same for given groups: int64[groups, size], ranks in the launcher's order."""
     nodes = np.sort(groups // node_gpus, axis=1)
     begins = np.ones(nodes.shape, dtype=bool)
     begins[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
@@ -68,23 +68,23 @@ def fewest_neighbours(groups: np.ndarray, node_gpus: int) -> int:
 
 
 def gather_volume(num_bytes: float, size: int) -> float:
-    """Through each rank's wire, for an all-gather to num_bytes or a reduce-scatter from num_bytes."""
+    """Bytes that each rank sends in an all-gather to num_bytes or a reduce-scatter from num_bytes."""
     return num_bytes * (size - 1) / size
 
 
-def gather_seconds(num_bytes: float, size: int, wire: Wire) -> float:
-    """All-gather to, or reduce-scatter from, num_bytes over `size` ranks."""
+def gather_seconds(num_bytes: float, size: int, link: GroupLink) -> float:
+    """Time of an all-gather to, or a reduce-scatter from, num_bytes over `size` ranks."""
     if size == 1 or not num_bytes:
         return 0.0
-    return gather_volume(num_bytes, size) / wire.bandwidth + wire.latency * log2(size)
+    return gather_volume(num_bytes, size) / link.bandwidth + link.latency * log2(size)
 
 
-def all_reduce_seconds(num_bytes: float, size: int, wire: Wire) -> float:
-    """A reduce-scatter and an all-gather; the latency is paid once (trees for small messages)."""
+def all_reduce_seconds(num_bytes: float, size: int, link: GroupLink) -> float:
+    """Time of a reduce-scatter and an all-gather; the latency counts once (trees for small messages)."""
     if size == 1 or not num_bytes:
         return 0.0
-    return 2 * gather_volume(num_bytes, size) / wire.bandwidth + wire.latency * log2(size)
+    return 2 * gather_volume(num_bytes, size) / link.bandwidth + link.latency * log2(size)
 
 
-def send_seconds(num_bytes: float, wire: Wire) -> float:
-    return num_bytes / wire.bandwidth + wire.latency
+def send_seconds(num_bytes: float, link: GroupLink) -> float:
+    return num_bytes / link.bandwidth + link.latency

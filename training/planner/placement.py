@@ -1,10 +1,10 @@
-"""Where the axes lie on the machines: tensor in a node, data in one cluster and kind of adapter, pipeline across.
+"""Placement of the axes on nodes and clusters: tensor in a node, data in one cluster, pipeline across clusters.
 
-The rules of Holmes (arXiv 2312.03549, section 3) on top of the 2021 paper (arXiv 2104.04473, takeaways 1 to 3). A data
-group never mixes kinds of adapters where that can be helped, since NCCL then falls back to the slowest; slow links
-between clusters carry only what crosses a pipeline's cut; stages on slower machines hold fewer layers.
+The rules of Holmes (arXiv 2312.03549, section 3) on top of the 2021 paper (arXiv 2104.04473, takeaways 1 to 3). Data
+groups avoid mixing kinds of adapters, since NCCL then falls back to the slowest; slow links between clusters carry
+only what pipeline stages send; stages on slower machines have fewer layers.
 
-Every group is costed by the machines its own members stand on, so what cannot be helped is seen in the forecast.
+The link of each group follows from the machines of its members, so that an unavoidable slow link is in the forecast.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ import numpy as np
 
 from gristmill.training.planner.hardware import Cluster, Hardware, Link
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.network import Wire, between_nodes, fewest_neighbours
+from gristmill.training.planner.network import GroupLink, between_nodes, min_members
 from gristmill.training.planner.rates import Rates
-from gristmill.training.planner.step_time import Wires, default_wires
+from gristmill.training.planner.step_time import AxisLinks, default_links
 
 # The axes of the mesh from the outermost to the innermost, whose ranks are neighbours.
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
@@ -27,7 +27,7 @@ class Placement:
     """rank_order: the launcher's ranks in the mesh's order (AXES), as parallel/mesh.py takes them; None: as they come.
     stage_clusters, speeds: of each pipeline rank. crossing: axes with groups that leave a cluster, innermost first."""
 
-    wires: Wires
+    links: AxisLinks
     rank_order: tuple[int, ...] | None = None
     stage_clusters: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
@@ -41,24 +41,25 @@ def place(layout: Layout, rates: Rates) -> Placement:
     clusters = used_clusters(rates.hardware, layout.gpus)
     if len(clusters) < 2:
         speeds = (clusters[0].speed,) * layout.pipeline if clusters else ()
-        wires = default_wires(layout, rates if not clusters else _rates_in(clusters[0], rates))
-        return Placement(wires, speeds=speeds if clusters and clusters[0].speed != 1 else ())
+        links = default_links(layout, rates if not clusters else _rates_in(clusters[0], rates))
+        return Placement(links, speeds=speeds if clusters and clusters[0].speed != 1 else ())
     hosts = launcher_ranks(clusters, rates.hardware.node_gpus)[: layout.gpus]
     orders = [hosts, data_outermost(layout, hosts)]
     return min((placed(layout, rates, clusters, order) for order in orders), key=_inner_crossings)
 
 
 def placed(layout: Layout, rates: Rates, clusters: Sequence[Cluster], order: np.ndarray) -> Placement:
-    """A given order of the machines' GPUs, with the wires of its real groups. Where a job takes a part of the machines,
-    the launcher numbers those it takes."""
+    """Placement for a given order of the machines' GPUs. Where a request uses some of the machines, the launcher
+    numbers
+    those."""
     machines = _Machines(rates, clusters)
     groups = axis_groups(layout, order)
-    wires = Wires(**{axis: machines.wire(members) for axis, members in groups.items()})
+    links = AxisLinks(**{axis: machines.link(members) for axis, members in groups.items()})
     crossing = tuple(axis for axis in _INNERMOST_FIRST if machines.crossing(groups[axis]))
     of_stage = [sorted(set(machines.cluster_of(ranks).tolist())) for ranks in order.reshape(layout.pipeline, -1)]
     ranks = np.searchsorted(np.sort(order), order)
     return Placement(
-        wires,
+        links,
         None if np.array_equal(ranks, np.arange(len(ranks))) else tuple(ranks.tolist()),
         tuple(" + ".join(clusters[c].name for c in stage) for stage in of_stage),
         tuple(min(clusters[c].speed for c in stage) for stage in of_stage),
@@ -74,7 +75,7 @@ def _inner_crossings(placement: Placement) -> tuple[bool, ...]:
 
 
 def axis_groups(layout: Layout, order: np.ndarray) -> dict[str, np.ndarray]:
-    """The launcher's ranks of every group: int64[groups, members], by the name of the wires it needs. `shard` are
+    """The launcher's ranks of every group: int64[groups, members], by the name of the links it needs. `shard` are
     FSDP's groups (context ranks share them), `data` all that hold the same weights."""
     grid = np.asarray(order).reshape(layout.pipeline, layout.replicate, layout.shard, layout.context, layout.tensor)
 
@@ -102,7 +103,7 @@ def stays_in_nodes(layout: Layout, placement: Placement, axis: str, node_gpus: i
 
 
 class _Machines:
-    """Which wire a group of the launcher's ranks has, by the nodes and clusters that its members stand on."""
+    """The link of a group of the launcher's ranks, from the nodes and clusters of its members."""
 
     def __init__(self, rates: Rates, clusters: Sequence[Cluster]) -> None:
         self.rates, self.node = rates, rates.hardware.node_gpus
@@ -121,25 +122,25 @@ class _Machines:
         clusters = self.cluster_of(groups)
         return bool((clusters != clusters[:, :1]).any())
 
-    def wire(self, groups: np.ndarray) -> Wire:
-        """Of the slowest group: a step waits for all of them."""
-        return min(self._wires(groups), key=lambda wire: wire.bandwidth)
+    def link(self, groups: np.ndarray) -> GroupLink:
+        """Link of the slowest group: a step waits for all of them."""
+        return min(self._links(groups), key=lambda link: link.bandwidth)
 
-    def _wires(self, groups: np.ndarray) -> Iterator[Wire]:
+    def _links(self, groups: np.ndarray) -> Iterator[GroupLink]:
         size = groups.shape[1]
         clusters = self.cluster_of(groups)
         apart = (clusters != clusters[:, :1]).any(axis=1)
         if apart.any():
             link = self.rates.hardware.between_clusters or self.rates.hardware.network
-            yield Wire(*self.rates.link(link))
+            yield GroupLink(*self.rates.link(link))
         for index in sorted(set(clusters[~apart, 0].tolist())):
-            members = fewest_neighbours(groups[~apart & (clusters[:, 0] == index)], self.node)
-            inside = Wire(*self.rates.link(self.rates.hardware.node_link))
+            members = min_members(groups[~apart & (clusters[:, 0] == index)], self.node)
+            inside = GroupLink(*self.rates.link(self.rates.hardware.node_link))
             yield inside if members == size else between_nodes(self.inside[index], members)
 
 
 def used_clusters(hardware: Hardware, gpus: int) -> list[Cluster]:
-    """The clusters that a job of so many GPUs takes, in order; the last may be used in part."""
+    """The clusters that so many GPUs use, in order; the last one maybe in part."""
     taken: list[Cluster] = []
     left = gpus
     for cluster in hardware.clusters:
@@ -152,13 +153,13 @@ def used_clusters(hardware: Hardware, gpus: int) -> list[Cluster]:
     return taken
 
 
-def naive_wires(layout: Layout, rates: Rates) -> Wires:
-    """What an order costs that knows nothing of clusters: the launcher's ranks as they come, copies outermost."""
+def naive_links(layout: Layout, rates: Rates) -> AxisLinks:
+    """Links of a rank order that ignores clusters: the launcher's ranks in order, the data axis outermost."""
     clusters = used_clusters(rates.hardware, layout.gpus)
     if len(clusters) < 2:
-        return default_wires(layout, rates)
+        return default_links(layout, rates)
     hosts = np.sort(launcher_ranks(clusters, rates.hardware.node_gpus)[: layout.gpus])
-    return placed(layout, rates, clusters, data_outermost(layout, hosts)).wires
+    return placed(layout, rates, clusters, data_outermost(layout, hosts)).links
 
 
 def launcher_ranks(clusters: Sequence[Cluster], node_gpus: int) -> np.ndarray:
@@ -172,7 +173,7 @@ def launcher_ranks(clusters: Sequence[Cluster], node_gpus: int) -> np.ndarray:
 
 
 def data_outermost(layout: Layout, hosts: np.ndarray) -> np.ndarray:
-    """hosts dealt out copy by copy, shard by shard, pipeline rank by pipeline rank, in the mesh's order.
+    """Reorder hosts so that the data axis is outermost: by replicate, shard, then pipeline rank, in the mesh's order.
 
     Pipeline 2, data 2 on hosts 0 1 2 3: 0 2 1 3, so that the first copy has 0 and 1."""
     dealt = hosts.reshape(layout.replicate, layout.shard, layout.pipeline, layout.context, layout.tensor)
@@ -180,7 +181,7 @@ def data_outermost(layout: Layout, hosts: np.ndarray) -> np.ndarray:
 
 
 def _node_numbers(clusters: Sequence[Cluster]) -> list[Sequence[int]]:
-    """Of each cluster; consecutive where none are given."""
+    """Node numbers of each cluster; consecutive where none are given."""
     found: list[Sequence[int]] = []
     start = 0
     for cluster in clusters:
@@ -190,7 +191,7 @@ def _node_numbers(clusters: Sequence[Cluster]) -> list[Sequence[int]]:
 
 
 def _rates_in(cluster: Cluster, rates: Rates) -> Rates:
-    """The same machine with the cluster's own network; shares nothing that is timed, only wires are asked of it."""
+    """The same machine with the cluster's own network; used for links only, so cached timings are not shared."""
     network: Link = cluster.network or rates.hardware.network
     hardware = rates.hardware.model_copy(update={"network": network})
     return Rates(hardware, rates.sustained, rates.float8)

@@ -1,4 +1,4 @@
-"""Throughput against the number of GPUs, with the best layout at each count."""
+"""Plot of throughput against the number of GPUs, with the best layout for each number."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +9,8 @@ from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast, search
 
 
-def usual_counts(gpus: int, node: int) -> list[int]:
-    """Whole nodes, each about twice the one before, up to gpus. 3072 of 8 -> 8, 16, ..., 2048, 3072."""
+def default_gpu_counts(gpus: int, node: int) -> list[int]:
+    """Numbers of GPUs from one node up, doubling, up to gpus. 3072 of 8 -> 8, 16, ..., 2048, 3072."""
     counts, count = [], min(node, gpus)
     while count < gpus:
         counts.append(count)
@@ -18,23 +18,23 @@ def usual_counts(gpus: int, node: int) -> list[int]:
     return [*counts, gpus]
 
 
-def throughput_curve(job: PlanRequest, counts: Sequence[int]) -> list[tuple[int, Forecast | None]]:
-    """(GPUs, the best layout, None where nothing fits) at each count, with the batch as it is."""
+def throughput_by_gpus(request: PlanRequest, counts: Sequence[int]) -> list[tuple[int, Forecast | None]]:
+    """(GPUs, best layout or None where nothing fits) for each number of GPUs, with the same batch."""
     curve: list[tuple[int, Forecast | None]] = []
     for count in counts:
-        plan = search(replace(job, gpus=count))
+        plan = search(replace(request, gpus=count))
         curve.append((count, plan.ranked[0] if plan.ranked else None))
     return curve
 
 
-def plot_throughput(job: PlanRequest, curve: Sequence[tuple[int, Forecast | None]], path: Path) -> None:
+def plot_throughput(request: PlanRequest, curve: Sequence[tuple[int, Forecast | None]], path: Path) -> None:
     """Writes an image (png, svg or pdf, by the path's ending)."""
     # matplotlib is slow to load and used here only.
     from matplotlib.figure import Figure
 
     points = [(count, best) for count, best in curve if best is not None]
     if not points:
-        raise RecipeError("no count of GPUs fits this model, so there is nothing to plot")
+        raise RecipeError("the model fits on none of the numbers of GPUs, so there is nothing to plot")
     figure = Figure(figsize=(9, 6))
     axes = figure.subplots()
     axes.plot([c for c, _ in points], [b.tokens_per_second for _, b in points], marker="o")
@@ -51,8 +51,8 @@ def plot_throughput(job: PlanRequest, curve: Sequence[tuple[int, Forecast | None
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel(f"GPUs ({job.hardware.name})")
-    axes.set_ylabel("tokens a second")
+    axes.set_xlabel(f"GPUs ({request.hardware.name})")
+    axes.set_ylabel("tokens per second")
     axes.legend()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 

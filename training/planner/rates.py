@@ -1,9 +1,9 @@
-"""What training keeps of a machine's best rates: three constants, fitted to published runs, and the time of a matmul.
+"""Rates that training reaches on a machine: three constants fitted to published runs, and the time of a matmul.
 
-A matmul is a roofline with quantisation (NVIDIA, Matrix Multiplication Background User's Guide): the result is dealt
-out in tiles over the multiprocessors, a part-filled tile or wave costs as much as a full one, small tiles reuse less of
-what they load, and short sums (small K) pay for filling and draining. The library's choice of tile is ours too: the
-fastest.
+A matmul is a roofline with tile quantization (NVIDIA, Matrix Multiplication Background User's Guide): tiles of the
+result are distributed over the multiprocessors, a partly filled tile or wave costs as much as a full one, small tiles
+reuse less of what they load, and a small K does not amortize the start and end of a tile. The fastest tile is used, as
+in the library.
 """
 
 from math import ceil
@@ -22,10 +22,11 @@ MEASURED_DEPTH = 5120
 
 
 class Sustained(Config):
-    """The three free constants: shares of the profile's best rates that last through hours of training.
+    """The three fitted constants: shares of the profile's best rates that long training runs reach.
 
     matmul: power and clocks under load, launches, imperfect kernels; memory: element-wise kernels against a plain copy;
-    network: collectives among compute against nccl-tests. Fitted by calibrate.py to five published rows."""
+    network: collectives among compute against nccl-tests. Fitted to five published runs
+    (benchmarks/published/fit.py)."""
 
     matmul: float = Field(1.0, gt=0, le=1.2)
     memory: float = Field(1.0, gt=0, le=1.2)
@@ -42,13 +43,13 @@ class Rates:
     def __init__(self, hardware: Hardware, sustained: Sustained, float8: bool = False) -> None:
         device = hardware.device
         self.hardware, self.sustained, self.float8 = hardware, sustained, float8
-        self.lasting = sustained.matmul * device.sustained
+        self.sustained_share = sustained.matmul * device.sustained
         self.peak = device.matmul_tflops * 1e12
         best_tile = min(1 / rows + 1 / columns for rows, columns in TILES)
         best = (1 + device.tile_penalty * best_tile) * (1 + device.depth_penalty / MEASURED_DEPTH)
-        self.matmul_rate = self.peak * min(1.0, device.matmul_efficiency * best) * self.lasting
+        self.matmul_rate = self.peak * min(1.0, device.matmul_efficiency * best) * self.sustained_share
         self.memory_rate = device.memory_tb_per_second * 1e12 * device.memory_efficiency * sustained.memory
-        self.least = device.kernel_microseconds * 1e-6
+        self.kernel_seconds = device.kernel_microseconds * 1e-6
         self.tile_costs = [(a, b, 1 + device.tile_penalty * (1 / a + 1 / b)) for a, b in TILES]
         self.depth_penalty, self.multiprocessors = device.depth_penalty, device.multiprocessors
         self._timed: dict[tuple[int, int, int, int], float] = {}
@@ -59,12 +60,13 @@ class Rates:
         if key not in self._timed:
             compute = self._tiles(rows, depth, columns, batch) / self.matmul_rate
             traffic = 2 * batch * (rows * depth + depth * columns + rows * columns) / self.memory_rate
-            self._timed[key] = max(compute, traffic) + self.least
+            self._timed[key] = max(compute, traffic) + self.kernel_seconds
         return self._timed[key]
 
     def linear(self, rows: int, depth: int, columns: int, cast_bytes: float = 3) -> float:
-        """As matmul; in 8 bits where asked for and the GPU has it. cast_bytes: traffic of bringing one input number
-        into 8 bits, scales included. At a power limit, half the energy a product is twice the products."""
+        """Seconds of a linear layer's product; in 8 bits if float8 is on and the GPU has it. cast_bytes:
+        traffic of casting one input number to 8 bits, scales included. At a power limit, half the energy per product
+        allows twice the products."""
         seconds, device = self.matmul(rows, depth, columns), self.hardware.device
         if not self.float8 or not device.float8_tflops:
             return seconds
@@ -72,7 +74,7 @@ class Rates:
         return seconds / gain + self.memory(cast_bytes * rows * depth)
 
     def _tiles(self, rows: int, depth: int, columns: int, batch: int) -> float:
-        """FLOPs that the machine is busy for, whole waves of whole tiles counted, with the best tile and split."""
+        """FLOPs of whole waves of whole tiles, for the best tile and split."""
         return min(
             ceil(ceil(rows / a) * ceil(columns / b) * batch * split / self.multiprocessors)
             * self.multiprocessors * 2 * a * b * (depth / split + self.depth_penalty) * cost
@@ -85,14 +87,14 @@ class Rates:
         return num_bytes / self.memory_rate
 
     def flash(self, flops: float, backward: bool = False, second: bool = False) -> float:
-        """Seconds of fused attention: its own share of the peak, and the same loss under load as a matmul. second:
-        with FlashAttention-2, which on newer GPUs is not the fastest there is."""
+        """Seconds of fused attention, at its own share of the peak. second: FlashAttention-2, where a newer one is
+        faster."""
         device = self.hardware.device
         share = device.flash_backward if backward else device.flash_forward
         if second:
             share = (device.flash2_backward if backward else device.flash2_forward) or share
-        return flops / (self.peak * share * self.lasting) + self.least if flops else 0.0
+        return flops / (self.peak * share * self.sustained_share) + self.kernel_seconds if flops else 0.0
 
     def link(self, link: Link) -> tuple[float, float]:
-        """(bytes a second, seconds of latency) of a wire during training."""
+        """(bytes a second, seconds of latency) of a link during training."""
         return link.bytes_per_second * self.sustained.network, link.latency_microseconds * 1e-6

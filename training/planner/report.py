@@ -14,33 +14,37 @@ from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast, Planner, SearchResult
 from gristmill.training.planner.volumes import volumes
 
-# Reasons shown; the JSON has all.
+# Reasons shown in the table; the JSON has all.
 SHOWN_FAILURES = 8
 
 
-def days(job: PlanRequest, forecast: Forecast) -> float | None:
-    """To the token budget; None without one."""
-    return None if job.tokens is None else job.tokens / forecast.tokens_per_second / 86400
+def days(request: PlanRequest, forecast: Forecast) -> float | None:
+    """Days of training for the token budget; None without one."""
+    return None if request.tokens is None else request.tokens / forecast.tokens_per_second / 86400
 
 
-def cost(job: PlanRequest, forecast: Forecast) -> float | None:
-    """US dollars to the token budget; None without one or without a price."""
-    length, price = days(job, forecast), job.hardware.usd_per_gpu_hour
-    return None if length is None or price is None else length * 24 * price * job.gpus
+def cost(request: PlanRequest, forecast: Forecast) -> float | None:
+    """US dollars for the token budget; None without one or without a price."""
+    length, price = days(request, forecast), request.hardware.usd_per_gpu_hour
+    return None if length is None or price is None else length * 24 * price * request.gpus
 
 
 def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
-    """Seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
-    job, planner = plan.job, Planner(plan.job)
+    """The plan as JSON values: seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
+    request, planner = plan.request, Planner(plan.request)
     return {
-        "model": {"parameters": parameter_count(job.shape), "layers": len(job.shape.blocks), "width": job.shape.width},
-        "gpus": job.gpus,
-        "hardware": job.hardware.name,
-        "software": job.software.name,
-        "batch_samples": job.samples,
-        "sequence_length": job.shape.sequence_length,
-        "constants": job.sustained.model_dump(),
-        "weighed": plan.weighed,
+        "model": {
+            "parameters": parameter_count(request.shape),
+            "layers": len(request.shape.blocks),
+            "width": request.shape.width,
+        },
+        "gpus": request.gpus,
+        "hardware": request.hardware.name,
+        "framework": request.framework.name,
+        "batch_samples": request.samples,
+        "sequence_length": request.shape.sequence_length,
+        "constants": request.sustained.model_dump(),
+        "num_candidates": plan.num_candidates,
         "layouts": [forecast_json(planner, one) for one in plan.ranked[:top]],
         "explanation": explain(plan) if plan.ranked else [],
         "failures": [{"reason": f.reason, "count": f.count, "example": f.example} for f in plan.failures],
@@ -48,14 +52,14 @@ def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
 
 
 def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
-    """bytes: of the fullest rank, and of every pipeline rank; bytes_sent: by a rank in one step, axis by axis."""
-    job, layout, placement = planner.job, forecast.layout, forecast.placement
-    held = planner.steps.held(layout, forecast.cuts)[0]
+    """bytes: of the rank with the most memory; bytes_sent: by a rank in one step, for each axis."""
+    request, layout, placement = planner.request, forecast.layout, forecast.placement
+    held = planner.steps.rank_layers(layout, forecast.cuts)[0]
     sent = volumes(
-        job.shape,
+        request.shape,
         layout,
-        job.samples,
-        job.software,
+        request.samples,
+        request.framework,
         planner.steps.local_parameters(layout.tensor, held),
         sum(held.kinds),
     )
@@ -67,15 +71,15 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         "tokens_per_second_range": list(forecast.tokens_per_second_range),
         "tokens_per_second_per_gpu": forecast.tokens_per_second / layout.gpus,
         "mfu": forecast.mfu,
-        "tflops_per_gpu": forecast.tflops_per_gpu(job.shape),
-        "days": days(job, forecast),
-        "usd": cost(job, forecast),
+        "tflops_per_gpu": forecast.tflops_per_gpu(request.shape),
+        "days": days(request, forecast),
+        "usd": cost(request, forecast),
         "seconds": {f.name: getattr(forecast.time, f.name) for f in fields(forecast.time)}
         | {"total": forecast.time.total},
         "bytes": {f.name: getattr(forecast.memory, f.name) for f in fields(forecast.memory)}
         | {"total": forecast.memory.total},
         "bytes_range": list(forecast.memory_range),
-        "usable_bytes": job.usable_bytes,
+        "usable_bytes": request.usable_bytes,
         "bytes_by_pipeline_rank": [memory.total for memory in planner.memory_by_rank(layout, forecast.cuts)],
         "bytes_sent": {f.name: getattr(sent, f.name) for f in fields(sent)},
         "placement": {
@@ -87,7 +91,7 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
 
 
 def tables(plan: SearchResult, top: int = 10) -> Group:
-    """The ranked layouts, the winner by part, why it wins, and what failed."""
+    """Tables of the ranked layouts, of the best one by part, its explanation, and the rejected layouts."""
     best = plan.best
     said = [Text(f"- {sentence}") for sentence in explain(plan)]
     parts: list[Any] = [ranking(plan, top), by_part(plan, best), *said]
@@ -97,13 +101,14 @@ def tables(plan: SearchResult, top: int = 10) -> Group:
 
 
 def ranking(plan: SearchResult, top: int) -> Table:
-    job = plan.job
-    batch = f"{job.samples:,} samples of {job.shape.sequence_length:,} tokens a step"
-    title = f"{len(plan.ranked)} of {plan.weighed} layouts fit {job.gpus} x {job.hardware.name}; the best {top}"
-    table = Table(title=f"{title}\n{batch}")
+    request = plan.request
+    batch = f"{request.samples:,} samples of {request.shape.sequence_length:,} tokens per step"
+    title = f"{len(plan.ranked)} of {plan.num_candidates} layouts fit"
+    machine = f"{request.gpus} x {request.hardware.name}"
+    table = Table(title=f"{title} {machine}; the best {top}\n{batch}")
     for name in ("layout", "tokens/s", "range", "MFU", "step s", "GiB"):
         table.add_column(name, justify="left" if name == "layout" else "right")
-    if job.tokens is not None:
+    if request.tokens is not None:
         table.add_column("days", justify="right")
         table.add_column("USD", justify="right")
     for one in plan.ranked[:top]:
@@ -117,15 +122,15 @@ def ranking(plan: SearchResult, top: int) -> Table:
             f"{one.time.total:.3f}",
             "-".join(f"{bound / GIB:.1f}" for bound in one.memory_range),
         ]
-        if job.tokens is not None:
-            price = cost(job, one)
-            row += [f"{days(job, one):,.1f}", "-" if price is None else f"{price:,.0f}"]
+        if request.tokens is not None:
+            price = cost(request, one)
+            row += [f"{days(request, one):,.1f}", "-" if price is None else f"{price:,.0f}"]
         table.add_row(*row)
     return table
 
 
 def by_part(plan: SearchResult, forecast: Forecast) -> Table:
-    """Seconds of a step and GiB of the fullest rank, part by part."""
+    """Seconds of a step and GiB of the rank with the most memory, by part."""
     table = Table(title=f"{forecast.layout.name()}: by part (GiB = 2^30 bytes)")
     for name, justify in (("time", "left"), ("s", "right"), ("share", "right"), ("memory", "left"), ("GiB", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -142,8 +147,8 @@ def by_part(plan: SearchResult, forecast: Forecast) -> Table:
 
 
 def failures(plan: SearchResult) -> Table:
-    table = Table(title="layouts that fail")
-    for name in ("layouts", "reason", "such as"):
+    table = Table(title="rejected layouts")
+    for name in ("layouts", "reason", "example"):
         table.add_column(name)
     for failure in plan.failures[:SHOWN_FAILURES]:
         table.add_row(str(failure.count), failure.reason, failure.example)

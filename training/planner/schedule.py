@@ -1,4 +1,4 @@
-"""What a pipeline schedule costs: its bubble, and how many micro-batches' activations stand at its peak.
+"""Costs of a pipeline schedule: its bubble, and how many micro-batches' activations are in memory at its peak.
 
 p ranks, m micro-batches, v stages a rank. Sources: GPipe (arXiv 1811.06965), 1F1B and interleaved (arXiv 2104.04473,
 section 2.2), zero bubble (arXiv 2401.10241, table 1 and section 5), DualPipe (arXiv 2412.19437, table 2).
@@ -8,7 +8,7 @@ from gristmill.training.config import Schedule
 
 
 def bubble_share(schedule: Schedule, pipeline: int, virtual: int, microbatches: int) -> float:
-    """Idle time over ideal time, when a backward pass costs two forwards, as its halves then cost one each.
+    """Idle time over ideal time, for a backward pass of two forward passes, each of its halves one.
 
     1F1B, p = 4, m = 8: 3/8. Interleaved with v = 2: 3/16. zbv: 1/16."""
     if pipeline == 1:
@@ -36,7 +36,8 @@ def bubble_seconds(
 
 
 def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: int, rank: int) -> int:
-    """Stage-sized activations that stand at once on a pipeline rank (a rank's whole work is `virtual` of them).
+    """Maximum number of stage-sized activations in memory on a pipeline rank (a rank's whole work is `virtual` of
+    them).
 
     gpipe: all m. 1f1b: p - rank. Interleaved: 2 (p - rank - 1) + (v-1) p + 1, which on rank 0 is the
     p v + p - 1 of arXiv 2205.05198, section 4.2.3: 1 + (p-1)/(p v) of the model. zbv and dualpipev: 2p, as 1f1b."""
@@ -52,8 +53,8 @@ def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: i
     return min(total, 2 * pipeline + (schedule == "dualpipev"))
 
 
-def least_microbatches(schedule: Schedule, pipeline: int, virtual: int) -> int:
-    """Fewer are refused: 1f1b wants one for each stage, interleaved whole rounds of p, dualpipev two for each rank."""
+def min_microbatches(schedule: Schedule, pipeline: int, virtual: int) -> int:
+    """Minimum number of micro-batches: one for each rank, for dualpipev two."""
     if pipeline == 1:
         return 1
     return 2 * pipeline if schedule == "dualpipev" else pipeline

@@ -1,4 +1,4 @@
-"""Every legal layout of a model on a machine, weighed, timed and ranked; those that fail with the reason."""
+"""Search the legal layouts of a model on a machine: memory and time of each, ranked; rejected ones with the reason."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ from gristmill.training.costs.flops import step_flops
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.costs.stage_splitting import balance_by_speed, rank_of_stage
-from gristmill.training.planner.activations import Numbers
+from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.candidates import open_layouts
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import NOT_BUILT, SPLIT_BACKWARD, objection
+from gristmill.training.planner.legality import NOT_BUILT, SPLIT_BACKWARD, illegal_reason
 from gristmill.training.planner.memory import Memory, MemoryModel
-from gristmill.training.planner.placement import Placement, naive_wires, place
+from gristmill.training.planner.placement import Placement, naive_links, place
 from gristmill.training.planner.plan_request import PlanRequest, check
 from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.step_time import StepModel, StepTime
 
-# A layout that needs so much more than there is under the strongest recomputation fits under no other.
-HOPELESS = 1.5
+# A layout that needs so many times the usable memory under the strongest recomputation is not tried under others.
+MAX_OVERSUBSCRIPTION = 1.5
 # Of |forecast / published - 1| over the published runs of other programs and machines that nothing was fitted to: four
 # of five are below (benchmarks/planner.py prints all; tests/benchmarks/test_published.py checks it).
 THROUGHPUT_ERROR = 0.12
@@ -31,7 +31,7 @@ MOVING_MEMORY_ERROR = 0.05
 
 @dataclass(frozen=True)
 class Forecast:
-    """One layout with everything that is forecast of it. Throughput counts all GPUs; memory is the fullest rank's."""
+    """Forecast of one layout. Throughput is of all GPUs; memory is of the rank that needs the most."""
 
     layout: Layout
     time: StepTime
@@ -43,12 +43,12 @@ class Forecast:
 
     @property
     def tokens_per_second_range(self) -> tuple[float, float]:
-        """Where four of five published runs that were never fitted to lie around their forecasts."""
+        """The range around a forecast that contains four of five published held-out runs."""
         return self.tokens_per_second / (1 + THROUGHPUT_ERROR), self.tokens_per_second / (1 - THROUGHPUT_ERROR)
 
     @property
     def memory_range(self) -> tuple[float, float]:
-        """Bytes of the fullest rank: what is kept all through the step is exact, what comes and goes is not."""
+        """Bytes of the rank that needs the most: parameters and optimizer state are exact, activations are not."""
         moving = MOVING_MEMORY_ERROR * self.memory.moving
         return self.memory.total - moving, self.memory.total + moving
 
@@ -59,7 +59,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reason, how many layouts it stopped, and one of them."""
+    """A reason for rejection, the number of layouts it applies to, and one of them."""
 
     reason: str
     count: int
@@ -68,41 +68,45 @@ class Failure:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """ranked: the fastest first. weighed: how many layouts were looked at."""
+    """ranked: the fastest first. num_candidates: layouts that were evaluated, rejected ones included."""
 
-    job: PlanRequest
+    request: PlanRequest
     ranked: tuple[Forecast, ...]
     failures: tuple[Failure, ...]
-    weighed: int
+    num_candidates: int
 
     @property
     def best(self) -> Forecast:
-        """Raises RecipeError where nothing fits, with the mend."""
+        """Raises RecipeError where nothing fits, with what to change."""
         if not self.ranked:
             raise RecipeError(nothing_fits(self))
         return self.ranked[0]
 
 
 class Planner:
-    """The models of time and memory of one job; layouts are weighed through it."""
+    """Memory and time models of one request."""
 
-    def __init__(self, job: PlanRequest) -> None:
-        check(job)
-        self.job = job
-        self.rates = Rates(job.hardware, job.sustained, job.float8)
-        self.steps = StepModel(job.shape, self.rates, job.software, job.offload)
-        self.memories = MemoryModel(job.shape, job.software, Numbers(), job.offload)
-        self.capacity = job.usable_bytes
-        self.flops = step_flops(job.shape, job.samples)
+    def __init__(self, request: PlanRequest) -> None:
+        check(request)
+        self.request = request
+        self.rates = Rates(request.hardware, request.sustained, request.float8)
+        self.steps = StepModel(request.shape, self.rates, request.framework, request.offload)
+        self.memories = MemoryModel(request.shape, request.framework, ElementSizes(), request.offload)
+        self.capacity = request.usable_bytes
+        self.flops = step_flops(request.shape, request.samples)
         self._placements: dict[Layout, Placement] = {}
 
     def memory(self, layout: Layout, cuts: tuple[int, ...] | None = None) -> Memory:
-        """Of the fullest rank."""
-        return self.memories.fullest(layout, self.steps.held(layout, cuts), layout.microbatches(self.job.samples))
+        """Memory of the rank that needs the most."""
+        return self.memories.fullest(
+            layout, self.steps.rank_layers(layout, cuts), layout.microbatches(self.request.samples)
+        )
 
     def memory_by_rank(self, layout: Layout, cuts: tuple[int, ...] | None = None) -> list[Memory]:
-        """Of every pipeline rank."""
-        return self.memories.ranks(layout, self.steps.held(layout, cuts), layout.microbatches(self.job.samples))
+        """Memory of every pipeline rank."""
+        return self.memories.ranks(
+            layout, self.steps.rank_layers(layout, cuts), layout.microbatches(self.request.samples)
+        )
 
     def placement(self, layout: Layout) -> Placement:
         key = replace(layout, micro_batch=1, recompute="none", virtual=1, schedule="1f1b", sequence_parallel=False)
@@ -111,65 +115,65 @@ class Planner:
         return self._placements[key]
 
     def cuts(self, layout: Layout, placement: Placement) -> tuple[int, ...] | None:
-        """Uneven cuts where the stages' machines are of uneven speed; None leaves the engine its own rule."""
+        """Split points for stages on machines of different speed; None: the engine splits by cost."""
         if len(set(placement.speeds)) < 2:
             return None
-        passes, _, last = self.steps.passes(layout, placement.wires)
+        passes, _, last = self.steps.block_times(layout, placement.links)
         costs = [one.forward.seconds + one.backward.seconds for one in passes]
         ends = last.forward.seconds + last.backward.seconds
         ranks = [rank_of_stage(stage, layout.pipeline, layout.schedule) for stage in range(layout.stages)]
         speeds = [placement.speeds[rank] for rank in ranks]
-        return balance_by_speed([costs[kind] for kind in self.job.shape.kinds], ends, speeds)
+        return balance_by_speed([costs[kind] for kind in self.request.shape.kinds], ends, speeds)
 
     def forecast(self, layout: Layout, memory: Memory | None = None, naive: bool = False) -> Forecast:
-        """Of one layout, fitting or not. naive: with an order of ranks that knows nothing of clusters."""
+        """Forecast one layout, whether it fits or not. naive: with a rank order that ignores clusters."""
         placement = self.placement(layout)
         if naive:
-            placement = replace(placement, wires=naive_wires(layout, self.rates), rank_order=None)
+            placement = replace(placement, links=naive_links(layout, self.rates), rank_order=None)
         cuts = self.cuts(layout, placement)
-        time = self.steps.step(layout, self.job.samples, cuts, placement.wires, placement.speeds)
-        tokens = self.job.samples * self.job.shape.sequence_length / time.total
+        time = self.steps.step(layout, self.request.samples, cuts, placement.links, placement.speeds)
+        tokens = self.request.samples * self.request.shape.sequence_length / time.total
         mfu = self.flops / time.total / layout.gpus / self.rates.peak
         return Forecast(layout, time, memory or self.memory(layout, cuts), tokens, mfu, placement, cuts)
 
 
-def search(job: PlanRequest) -> SearchResult:
-    """Ranks every legal layout that fits."""
-    planner = Planner(job)
+def search(request: PlanRequest) -> SearchResult:
+    """Rank every legal layout that fits."""
+    planner = Planner(request)
     ranked: list[Forecast] = []
     reasons: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    weighed = 0
+    num_candidates = 0
 
     def fail(reason: str, example: str) -> None:
         reasons[reason] += 1
         examples.setdefault(reason, example)
 
-    for layout in open_layouts(job, fail):
-        weighed += 1
-        reason = objection(layout, job.shape, job.samples)
+    for layout in open_layouts(request, fail):
+        num_candidates += 1
+        reason = illegal_reason(layout, request.shape, request.samples)
         if reason is not None:
             fail(reason, layout.name())
             continue
-        fitting, need = lightest_fitting(planner, layout)
+        fitting, need = choose_recompute(planner, layout)
         if fitting is None:
-            fail(f"needs {_rounded_gib(need, job)} GiB", layout.name())
+            fail(f"needs {_rounded_gib(need, request)} GiB", layout.name())
             continue
         ranked.append(planner.forecast(*fitting))
     ranked.sort(key=lambda one: (-one.tokens_per_second, one.memory.total, one.layout.name()))
     failures = tuple(Failure(reason, count, examples[reason]) for reason, count in reasons.most_common())
-    return SearchResult(job, tuple(ranked), failures, weighed)
+    return SearchResult(request, tuple(ranked), failures, num_candidates)
 
 
-def lightest_fitting(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
-    """(the layout with the least recomputation that fits, and its memory; bytes of the last that was tried)."""
-    pins, need = planner.job.pins, 0.0
+def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
+    """((layout, memory) with the cheapest recomputation that fits or None, bytes of the last mode that was tried)."""
+    fixed, need = planner.request.fixed, 0.0
     cuts = planner.cuts(layout, planner.placement(layout))
-    # In the order of what they cost: the first that fits is the fastest, since all they do is add work.
-    modes = (pins.recompute,) if pins.recompute else planner.job.software.recomputes
-    least = planner.memory(replace(layout, recompute=modes[-1]), cuts).total
-    if least > HOPELESS * planner.capacity:
-        return None, least
+    # From the cheapest: recomputation only adds work, so the first mode that fits is the fastest.
+    modes = (fixed.recompute,) if fixed.recompute else planner.request.framework.recomputes
+    minimum = planner.memory(replace(layout, recompute=modes[-1]), cuts).total
+    if minimum > MAX_OVERSUBSCRIPTION * planner.capacity:
+        return None, minimum
     for mode in modes:
         if mode == "operators" and layout.schedule in SPLIT_BACKWARD:
             continue
@@ -181,72 +185,75 @@ def lightest_fitting(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
     return None, need
 
 
-def _rounded_gib(num_bytes: float, job: PlanRequest) -> str:
-    """Coarse, so that failures of one kind are counted together: more than is usable, then up to 100, 200, 400."""
-    usable, bound = job.usable_bytes / GIB, 100
+def _rounded_gib(num_bytes: float, request: PlanRequest) -> str:
+    """Rounded coarsely, so that similar failures are counted together: above the usable memory, up to 100, 200, 400."""
+    usable, bound = request.usable_bytes / GIB, 100
     while num_bytes > bound * GIB or bound <= usable:
         bound *= 2
     return f"more than the usable {usable:.1f}, up to {bound},"[:-1]
 
 
-def smallest_count(job: PlanRequest, most: int = 1 << 17) -> int | None:
-    """The fewest GPUs on which some layout fits, in whole nodes beyond the first. None if not even `most` do."""
-    node = job.hardware.node_gpus
+def min_gpus(request: PlanRequest, max_gpus: int = 1 << 17) -> int | None:
+    """The minimum number of GPUs on which a layout fits, in whole nodes beyond the first. None above `max_gpus`."""
+    node = request.hardware.node_gpus
     counts = [n for n in range(1, node) if node % n == 0]
     count = node
-    while count <= most:
+    while count <= max_gpus:
         counts.append(count)
         count = ceil(count * 1.25 / node) * node if count < 64 * node else count * 2
     for count in counts:
-        if job.hardware.gpus is None or count <= job.hardware.gpus:
-            trial = replace(job, gpus=count, pins=replace(job.pins, recompute="full", wide=False))
+        if request.hardware.gpus is None or count <= request.hardware.gpus:
+            trial = replace(request, gpus=count, fixed=replace(request.fixed, recompute="full", wide=False))
             if _fits(trial):
                 return count
     return None
 
 
-def _fits(job: PlanRequest) -> bool:
-    planner = Planner(job)
-    for layout in open_layouts(job, lambda reason, example: None):
-        if objection(layout, job.shape, job.samples) is None and lightest_fitting(planner, layout)[0] is not None:
+def _fits(request: PlanRequest) -> bool:
+    planner = Planner(request)
+    for layout in open_layouts(request, lambda reason, example: None):
+        if (
+            illegal_reason(layout, request.shape, request.samples) is None
+            and choose_recompute(planner, layout)[0] is not None
+        ):
             return True
     return False
 
 
 def nothing_fits(plan: SearchResult) -> str:
-    """The sentence for a model that no layout trains: why, the smallest count that would do, and what to change."""
-    job = plan.job
-    size = f"{parameter_count(job.shape) / 1e9:.1f} billion parameters"
-    machine = f"{job.gpus} x {job.hardware.name}"
-    leanest = _leanest(job)
-    if leanest is None:
+    """The error message where no layout fits: why, the minimum number of GPUs, and what to change."""
+    request = plan.request
+    size = f"{parameter_count(request.shape) / 1e9:.1f} billion parameters"
+    machine = f"{request.gpus} x {request.hardware.name}"
+    min_memory = _min_memory_layout(request)
+    if min_memory is None:
         known = [f for f in plan.failures if NOT_BUILT not in f.reason] or plan.failures
         why = "; ".join(f"{f.reason} ({f.count} layouts, such as {f.example})" for f in known[:3])
         return f"no layout of {size} on {machine} is legal: {why}"
-    layout, need = leanest
-    memory = job.hardware.device.memory_gib
-    usable = (
-        f"{job.usable_bytes / GIB:.1f} of its {memory:.1f} GiB may be filled (--memory-margin {job.memory_margin:g})"
-    )
-    mends = ["a shorter --sequence-length", "a smaller --batch-tokens where the micro-batch cannot shrink"]
-    if not job.offload and job.software.data_parallel == "fsdp":
-        mends.insert(0, "--offload (the optimizer's state on the host)")
-    count = smallest_count(job)
-    enough = f"{count} GPUs would do" if count else "no count up to 131,072 GPUs would do"
+    layout, need = min_memory
+    memory = request.hardware.device.memory_gib
+    usable = f"{request.usable_bytes / GIB:.1f} of its {memory:.1f} GiB are usable"
+    margin = f"--memory-margin {request.memory_margin:g}"
+    fixes = ["a shorter --sequence-length", "a smaller --batch-tokens where the micro-batch cannot be smaller"]
+    if not request.offload and request.framework.data_parallel == "fsdp":
+        fixes.insert(0, "--offload (the optimizer's state on the host)")
+    count = min_gpus(request)
+    enough = f"{count} GPUs are enough" if count else "not even 131,072 GPUs are enough"
     return (
-        f"no legal layout of {size} fits {machine}: the leanest, {layout.name()}, needs {need / GIB:,.1f} GiB on its "
-        f"fullest GPU, and {usable}. {enough}; or try {', '.join(mends)}, or GPUs with more memory"
+        f"no legal layout of {size} fits {machine}: the one that needs the least memory, {layout.name()}, "
+        f"needs {need / GIB:,.1f} GiB on one GPU, and {usable} ({margin}). {enough}; or try "
+        f"{', '.join(fixes)}, or GPUs with more memory"
     )
 
 
-def _leanest(job: PlanRequest) -> tuple[Layout, float] | None:
-    """The legal layout that needs least memory, with everything recomputed, and its bytes."""
-    planner = Planner(job)
-    mode = job.pins.recompute or job.software.recomputes[-1]
+def _min_memory_layout(request: PlanRequest) -> tuple[Layout, float] | None:
+    """The legal layout that needs the least memory, with the strongest recomputation, and its bytes."""
+    planner = Planner(request)
+    mode = request.fixed.recompute or request.framework.recomputes[-1]
     legal = (
         replace(layout, recompute=mode)
-        for layout in open_layouts(job, lambda reason, example: None)
-        if objection(layout, job.shape, job.samples) is None
+        for layout in open_layouts(request, lambda reason, example: None)
+        if illegal_reason(layout, request.shape, request.samples) is None
     )
     needs = [(planner.memory(layout).total, layout.name(), layout) for layout in legal]
     return (min(needs)[2], min(needs)[0]) if needs else None

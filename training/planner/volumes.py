@@ -1,4 +1,4 @@
-"""Bytes that each rank sends in one step, axis by axis: what the time of communication is made from, for checking.
+"""Bytes that each rank sends in one step, for each axis.
 
 Ring volumes: with n ranks a gather or a scatter of S bytes sends S (n-1)/n, an all-reduce twice that."""
 
@@ -26,7 +26,7 @@ def tensor_volume(
     shape: ModelShape,
     layout: Layout,
     samples: int,
-    software: Framework,
+    framework: Framework,
     layers: int,
     ends: bool,
     compute_bytes: int = 2,
@@ -40,18 +40,18 @@ def tensor_volume(
         return 0.0
     tokens = samples // layout.data * shape.sequence_length // layout.context
     one = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
-    total = (4 + _sent_again(layout, software)) * one * layers
+    total = (4 + _sent_again(layout, framework)) * one * layers
     if ends:
         total += 2 * one + 2 * gather_volume(3 * 4 * tokens, layout.tensor)
     return total
 
 
-def _sent_again(layout: Layout, software: Framework) -> float:
+def _sent_again(layout: Layout, framework: Framework) -> float:
     """All-reduces of a layer; a gather or a scatter is half of one. Megatron runs a layer's forward pass again whole,
     or its core, which sends nothing; torch leaves out the last sum or scatter, since nothing behind it is needed."""
     if layout.recompute == "none":
         return 0.0
-    if software.selective == "core":
+    if framework.selective == "core":
         return 2.0 if layout.recompute == "full" else 0.0
     half = 0.5 if layout.sequence_parallel else 0.0
     return half if layout.recompute == "attention" else 1.0 + half
@@ -68,46 +68,46 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
 
 
 def pipeline_volume(
-    shape: ModelShape, layout: Layout, samples: int, software: Framework, compute_bytes: int = 2
+    shape: ModelShape, layout: Layout, samples: int, framework: Framework, compute_bytes: int = 2
 ) -> float:
     """b s h forward and as much backward for each stage; over t where each tensor rank sends its slice (arXiv
     2104.04473, section 4.1)."""
     if layout.pipeline == 1:
         return 0.0
     whole = samples // layout.data * shape.sequence_length // layout.context * shape.width * compute_bytes
-    slices = layout.tensor if layout.sequence_parallel or software.scatter_gather else 1
+    slices = layout.tensor if layout.sequence_parallel or framework.scatter_gather else 1
     return 2 * layout.virtual * whole / slices
 
 
 def data_volumes(
-    parameters: int, layout: Layout, samples: int, software: Framework, ends: int = 0
+    parameters: int, layout: Layout, samples: int, framework: Framework, ends: int = 0
 ) -> tuple[float, float]:
     """(gradients, weights) of a rank whose stages hold so many parameters, `ends` of them not in layers.
 
     fsdp: gradients are scattered over the shard ranks once a step and all-reduced over the copies; weights are gathered
     once with a pipeline, else in each forward pass; resharded (ZeRO-3), the layers' in each backward pass too."""
     ranks = layout.data * layout.context
-    reduced, weights = parameters * software.reduce_bytes, parameters * software.weight_bytes
-    if software.data_parallel == "replicate":
+    reduced, weights = parameters * framework.reduce_bytes, parameters * framework.weight_bytes
+    if framework.data_parallel == "replicate":
         return 2 * gather_volume(reduced, ranks), 0.0
-    if software.data_parallel == "optimizer_shard":
+    if framework.data_parallel == "optimizer_shard":
         return gather_volume(reduced, ranks), gather_volume(weights, ranks)
     shard = layout.shard * layout.context
     reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, layout.replicate)
     times = 1 if layout.pipeline > 1 else layout.microbatches(samples)
-    again = weights - ends * software.weight_bytes if layout.reshard else 0.0
+    again = weights - ends * framework.weight_bytes if layout.reshard else 0.0
     return reduce, times * gather_volume(weights + again, shard)
 
 
 def volumes(
-    shape: ModelShape, layout: Layout, samples: int, software: Framework, parameters: int, layers: int
+    shape: ModelShape, layout: Layout, samples: int, framework: Framework, parameters: int, layers: int
 ) -> Volumes:
     """All of them, for a rank with `layers` layers and `parameters` parameters (before the data axis cuts them)."""
-    reduce, gather = data_volumes(parameters, layout, samples, software)
+    reduce, gather = data_volumes(parameters, layout, samples, framework)
     return Volumes(
-        tensor=tensor_volume(shape, layout, samples, software, layers, ends=layout.pipeline == 1),
+        tensor=tensor_volume(shape, layout, samples, framework, layers, ends=layout.pipeline == 1),
         context=context_volume(shape, layout, samples, layers),
-        pipeline=pipeline_volume(shape, layout, samples, software),
+        pipeline=pipeline_volume(shape, layout, samples, framework),
         reduce=reduce,
         gather=gather,
     )

@@ -35,7 +35,7 @@ def test_tables_end_with_the_lines_of_a_recipe():
     assert "train:\n  layout:" in said
 
 
-def test_a_recipe_is_compared():
+def test_a_recipes_layout_is_compared_with_the_best():
     assert "the recipe's layout (one GPU" in run("demo", "--hardware", "a100-80g")
 
 
@@ -55,7 +55,7 @@ def test_a_plot_is_written(tmp_path):
         (["--model", "gpt-1.7b", "--gpus", "8", "--hardware", "h1000"], "did you mean h100"),
     ],
 )
-def test_wrong_calls_say_the_mend(arguments, message):
+def test_wrong_calls_say_how_to_fix_them(arguments, message):
     with pytest.raises(RecipeError, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 

@@ -68,7 +68,7 @@ def test_the_planner_splits_the_model_as_the_engine(pipeline, layers, vocab):
     for axes in ({"schedule": "1f1b"}, {"schedule": "interleaved", "virtual_stages": 2}, {"schedule": "zbv"}):
         layout = LayoutConfig(pipeline=pipeline, **axes)
         stages = split_model(model, vocab, layout)
-        planned = planner.held(from_config(layout, 1))
+        planned = planner.rank_layers(from_config(layout, 1))
         for rank, counted in enumerate(planned):
             own = [stages[number] for number in stages_of_rank(layout, rank)]
             assert sum(stage.num_layers for stage in own) == sum(counted.kinds)

@@ -45,7 +45,7 @@ def engine_shapes() -> Callable[[ModelConfig, int, LayoutConfig, int], dict[str,
 
 @pytest.fixture
 def fake_process():
-    """(world size, rank) -> a context in which this process is that rank, and its collectives talk to nobody."""
+    """(world size, rank) -> a context in which this process is that rank, and its collectives do nothing."""
     return process
 
 

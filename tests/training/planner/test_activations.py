@@ -11,7 +11,13 @@ from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.planner.activations import Numbers, ends_bytes, korthikanti_ends, korthikanti_layer, layer_bytes
+from gristmill.training.planner.activations import (
+    ElementSizes,
+    ends_bytes,
+    korthikanti_ends,
+    korthikanti_layer,
+    layer_bytes,
+)
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 
@@ -23,7 +29,7 @@ MODELS = {
     "gpt2_dropout": ModelConfig(**SIZE, **GPT2, dropout=0.1),
     "qk_norm": ModelConfig(**SIZE, kv_heads=4, qk_norm=True),
 }
-NUMBERS = {torch.float32: Numbers(4, 4, cuda=False), torch.bfloat16: Numbers(2, 4, cuda=False)}
+NUMBERS = {torch.float32: ElementSizes(4, 4, cuda=False), torch.bfloat16: ElementSizes(2, 4, cuda=False)}
 
 
 def saved_bytes(model: ModelConfig, layout: LayoutConfig, samples: int, dtype: torch.dtype) -> int:
@@ -66,8 +72,8 @@ def test_forecast_is_within_5_percent_of_what_autograd_keeps(name, dtype, tensor
         assert forecast == pytest.approx(real, rel=0.05)
 
 
-class Living(TorchDispatchMode):
-    """Remembers every storage that is made inside it."""
+class LiveStorages(TorchDispatchMode):
+    """Records every storage that is created inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,21 +88,23 @@ class Living(TorchDispatchMode):
         return result
 
     def bytes_but(self, own: set[int]) -> int:
-        """Of what still stands, each storage once, those at the given addresses left out."""
-        return sum({at: size for alive, at, size in self.made if alive() is not None and at not in own}.values())
+        """Bytes of the storages still in memory, each once, without those at the given addresses."""
+        return sum(
+            {at: size for reference, at, size in self.made if reference() is not None and at not in own}.values()
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("recompute", ["none", "operators", "attention", "full"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_forecast_is_within_2_percent_of_what_stands_after_the_forward_pass(name, recompute, dtype):
+def test_forecast_is_within_2_percent_of_memory_after_the_forward_pass(name, recompute, dtype):
     model, samples, layout = MODELS[name], 4, LayoutConfig(recompute=recompute)
     part = Transformer(model, 512, None, layout, dtype=dtype).to_empty(device="cpu").to(dtype)
     own = {p.untyped_storage().data_ptr() for p in part.parameters()}
     tokens = torch.zeros(samples, model.sequence_length, dtype=torch.int64)
-    with Living() as living:
+    with LiveStorages() as live:
         loss = part(tokens, tokens, torch.ones(samples, model.sequence_length))
-    real = living.bytes_but(own) - loss.untyped_storage().nbytes()
+    real = live.bytes_but(own) - loss.untyped_storage().nbytes()
     shape, planned = shape_of(model, 512), from_config(layout, samples)
     one = layer_bytes(shape.blocks[0], planned, model.sequence_length, GRISTMILL, NUMBERS[dtype], False, model.norm)
     forecast = model.layers * one.kept + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
@@ -125,10 +133,10 @@ def test_the_ends_by_hand():
     assert korthikanti_ends(4, 2, 10, 2, True) == (4.0, 96.0)
 
 
-def test_less_is_kept_the_more_is_computed_again():
+def test_more_recomputation_keeps_fewer_activations():
     shape = shape_of(ModelConfig(layers=2, width=512, heads=8, sequence_length=512), 1000)
     kept = []
     for mode in ("none", "operators", "attention", "full"):
         planned = from_config(LayoutConfig(tensor=2, recompute=mode), 2)
-        kept.append(layer_bytes(shape.blocks[0], planned, 512, GRISTMILL, Numbers(), False, "rmsnorm").kept)
+        kept.append(layer_bytes(shape.blocks[0], planned, 512, GRISTMILL, ElementSizes(), False, "rmsnorm").kept)
     assert kept[0] > kept[1] > kept[3] and kept[0] > kept[2] > kept[3]

@@ -1,8 +1,8 @@
-from gristmill.training.planner.framework import PROGRAMS
+from gristmill.training.planner.framework import FRAMEWORKS
 
 
 def test_every_framework_has_a_description():
     ours = {"gristmill", "gristmill-eager"}
     megatron = {"megatron-2021", "megatron-2022", "megatron-core"}
-    assert set(PROGRAMS) == ours | megatron | {"torch-fsdp", "torchtitan", "torchtitan-eager", "llm.c"}
-    assert all(program.name == name for name, program in PROGRAMS.items())
+    assert set(FRAMEWORKS) == ours | megatron | {"torch-fsdp", "torchtitan", "torchtitan-eager", "llm.c"}
+    assert all(program.name == name for name, program in FRAMEWORKS.items())

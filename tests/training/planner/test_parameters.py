@@ -7,9 +7,9 @@ from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.model_shape import gpt, shape_of
 from gristmill.training.costs.parameters import (
     Weight,
+    chunk_length,
     paper_parameters,
     parameter_count,
-    run,
     sharded_count,
 )
 from gristmill.training.planner.framework import GRISTMILL
@@ -38,9 +38,9 @@ MODELS = {
 }
 
 
-def test_runs_are_dealt_as_torch_chunks():
-    assert [run(250, 4, i) for i in range(4)] == [63, 63, 63, 61]
-    assert [run(3, 4, i) for i in range(4)] == [1, 1, 1, 0]
+def test_chunks_are_those_of_torch_chunk():
+    assert [chunk_length(250, 4, i) for i in range(4)] == [63, 63, 63, 61]
+    assert [chunk_length(3, 4, i) for i in range(4)] == [1, 1, 1, 0]
 
 
 def test_a_weight_on_its_tensor_ranks():
@@ -88,7 +88,7 @@ def test_parameters_gradients_and_moments_of_every_rank_equal_the_engines(name, 
     model, layout = MODELS[name], LayoutConfig(**axes)
     shape = shape_of(model, 101)
     planned = from_config(layout, 1)
-    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).held(planned)
+    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).rank_layers(planned)
     memory = MemoryModel(shape, GRISTMILL)
     inner = layout.tensor * layout.data
     for rank in range(0, layout.world_size, layout.world_size // layout.pipeline if layout.world_size > 8 else 1):

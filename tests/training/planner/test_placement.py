@@ -22,12 +22,12 @@ from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import PROFILES, Hardware, parse_hardware
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.network import fewest_in_a_node
-from gristmill.training.planner.placement import axis_groups, data_groups, naive_wires, place, stays_in_nodes
+from gristmill.training.planner.network import min_members_per_node
+from gristmill.training.planner.placement import axis_groups, data_groups, naive_links, place, stays_in_nodes
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.search import Planner, search
-from gristmill.training.planner.step_time import default_wires
+from gristmill.training.planner.step_time import default_links
 from gristmill.training.processes import RankInfo, init_distributed
 from gristmill.training.run import build_forward_backward
 
@@ -72,7 +72,7 @@ def test_the_naive_order_costs_more():
     layout = Layout(tensor=4, pipeline=2, shard=4, micro_batch=1)
     good, naive = planner.forecast(layout), planner.forecast(layout, naive=True)
     assert naive.time.total > good.time.total
-    assert naive_wires(layout, planner.rates).data.bandwidth < good.placement.wires.data.bandwidth / 4
+    assert naive_links(layout, planner.rates).data.bandwidth < good.placement.links.data.bandwidth / 4
 
 
 def test_slow_machines_hold_fewer_layers():
@@ -81,14 +81,14 @@ def test_slow_machines_hold_fewer_layers():
     assert forecast.placement.speeds == (1.0, 0.5)
     (cut,) = forecast.cuts
     assert 19 <= cut <= 21  # two thirds of 30 layers on the fast ones, the head on the slow ones
-    even = planner.steps.step(forecast.layout, 64, (15,), forecast.placement.wires, forecast.placement.speeds)
+    even = planner.steps.step(forecast.layout, 64, (15,), forecast.placement.links, forecast.placement.speeds)
     assert forecast.time.total < even.total
 
 
 def test_data_has_to_cross_where_there_is_no_pipeline():
     placement = place(Layout(tensor=8, replicate=2, shard=2), Rates(two_clusters(), FITTED))
     assert placement.crossing == ("replicate",)
-    assert placement.wires.shard.bandwidth > placement.wires.replicate.bandwidth
+    assert placement.links.shard.bandwidth > placement.links.replicate.bandwidth
 
 
 def three_clusters(node_gpus: int = 8, speeds: tuple[float, ...] = (1.0, 1.0, 0.5)) -> Hardware:
@@ -107,16 +107,16 @@ def test_three_clusters_one_stage_in_each():
     assert placement.stage_clusters == ("a", "b", "c") and placement.crossing == ("pipeline",)
     assert placement.speeds == (1.0, 1.0, 0.5)
     assert placement.rank_order[:16] == (*range(8), *range(24, 32))
-    assert placement.wires.shard.bandwidth > 5 * placement.wires.pipeline.bandwidth
+    assert placement.links.shard.bandwidth > 5 * placement.links.pipeline.bandwidth
 
 
 def test_a_group_that_cannot_stay_in_its_cluster_is_costed_at_the_link_between():
     """Shards over all 48 GPUs, and tensor groups of 3 on clusters of 16: nothing keeps those inside."""
     rates = Rates(three_clusters(), FITTED)
     whole = place(Layout(tensor=8, shard=6), rates)
-    assert whole.crossing == ("shard",) and whole.wires.shard.bandwidth == pytest.approx(3e9)
+    assert whole.crossing == ("shard",) and whole.links.shard.bandwidth == pytest.approx(3e9)
     odd = place(Layout(tensor=3, pipeline=16), rates)
-    assert "tensor" in odd.crossing and odd.wires.tensor.bandwidth == pytest.approx(3e9)
+    assert "tensor" in odd.crossing and odd.links.tensor.bandwidth == pytest.approx(3e9)
 
 
 def test_tensor_groups_that_straddle_nodes_pay_for_the_network(hardware):
@@ -124,7 +124,7 @@ def test_tensor_groups_that_straddle_nodes_pay_for_the_network(hardware):
     rates = Rates(hardware, FITTED)
     layout = Layout(tensor=3, shard=8)
     assert not stays_in_nodes(layout, place(layout, rates), "tensor", 8)
-    assert default_wires(layout, rates).tensor.bandwidth == rates.link(hardware.network)[0]
+    assert default_links(layout, rates).tensor.bandwidth == rates.link(hardware.network)[0]
     assert stays_in_nodes(Layout(tensor=4, shard=6), place(Layout(tensor=4, shard=6), rates), "tensor", 8)
 
 
@@ -146,7 +146,7 @@ def test_the_members_of_every_group_are_counted(tensor, context, shard, replicat
     groups = axis_groups(layout, np.arange(layout.gpus))
     for axis, (size, stride) in strides.items():
         counts = [min(Counter(rank // node for rank in group).values()) for group in groups[axis].tolist()]
-        assert fewest_in_a_node(size, stride, node, layout.gpus) == min(counts), axis
+        assert min_members_per_node(size, stride, node, layout.gpus) == min(counts), axis
 
 
 def test_interleaved_and_v_shaped_schedules_get_uneven_cuts_too():
@@ -158,14 +158,16 @@ def test_interleaved_and_v_shaped_schedules_get_uneven_cuts_too():
         layers = [b - a for a, b in pairwise(bounds)]
         on_slow = sum(layers[stage] for stage in slow)
         assert len(layers) == layout.stages and 8 <= on_slow <= 11  # a third of 30 layers, less the head
-        even = planner.steps.step(layout, 64, None, forecast.placement.wires, forecast.placement.speeds)
+        even = planner.steps.step(layout, 64, None, forecast.placement.links, forecast.placement.speeds)
         assert forecast.time.total < even.total
 
 
-def test_memory_is_weighed_with_the_cuts_that_are_recommended():
-    job = PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64, pins=FixedChoices(tensor=4, pipeline=2))
-    planner = Planner(job)
-    for one in search(job).ranked[:20]:
+def test_memory_is_computed_with_the_recommended_split_points():
+    request = PlanRequest(
+        named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64, fixed=FixedChoices(tensor=4, pipeline=2)
+    )
+    planner = Planner(request)
+    for one in search(request).ranked[:20]:
         assert one.memory.total == planner.memory(one.layout, one.cuts).total
 
 
@@ -178,10 +180,10 @@ def test_a_real_run_has_the_mesh_and_the_cuts_that_were_planned(pool):
     ]
     slow = {"kind": "ethernet", "gb_per_second": 3.0}
     machine = parse_hardware(FIELDS | {"node_gpus": 1, "clusters": clusters, "between_clusters": slow}, "four.yaml")
-    job = PlanRequest(
-        shape_of(MODEL, 51), machine, 4, 16, pins=FixedChoices(pipeline=2, tensor=1, schedule="interleaved")
+    request = PlanRequest(
+        shape_of(MODEL, 51), machine, 4, 16, fixed=FixedChoices(pipeline=2, tensor=1, schedule="interleaved")
     )
-    best = search(job).best
+    best = search(request).best
     assert best.placement.stage_clusters == ("fast", "slow")
     order, bounds = best.placement.rank_order, [0, *best.cuts, 6]
     assert order == (0, 3, 1, 2) and len(bounds) == best.layout.stages + 1
@@ -243,12 +245,12 @@ def loss_of(layout: LayoutConfig, mesh: Mesh) -> float:
 def test_one_cluster_needs_no_placement(hardware):
     layout, rates = Layout(tensor=8, pipeline=2, shard=2), Rates(hardware, FITTED)
     placement = place(layout, rates)
-    assert placement.wires == default_wires(layout, rates)
+    assert placement.links == default_links(layout, rates)
     assert placement.rank_order is None and placement.crossing == ()
 
 
 def test_a_search_over_clusters_says_what_crosses():
-    plan = search(PlanRequest(named_shape("gpt-3.6b"), two_clusters(), 32, 64, pins=FixedChoices(pipeline=2)))
+    plan = search(PlanRequest(named_shape("gpt-3.6b"), two_clusters(), 32, 64, fixed=FixedChoices(pipeline=2)))
     assert plan.best.placement.stage_clusters == ("infiniband", "roce")
     assert any("Only the pipeline axis crosses between clusters" in sentence for sentence in explain(plan))
 

@@ -4,11 +4,11 @@ import pytest
 
 from gristmill.training.planner.hardware import Device, Hardware, Link
 from gristmill.training.planner.network import (
-    Wire,
+    GroupLink,
     all_reduce_seconds,
     gather_seconds,
     gather_volume,
-    group_wire,
+    group_link,
     send_seconds,
 )
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
@@ -55,19 +55,19 @@ def test_larger_matmuls_are_more_efficient(hardware):
 
 
 def test_volumes_by_hand():
-    """4 ranks, 1000 bytes: 750 through each wire for a gather, 1500 for an all-reduce."""
-    wire = Wire(1000.0, 0.0)
+    """4 ranks, 1000 bytes: 750 through each link for a gather, 1500 for an all-reduce."""
+    link = GroupLink(1000.0, 0.0)
     assert gather_volume(1000, 4) == 750
-    assert gather_seconds(1000, 4, wire) == 0.75
-    assert all_reduce_seconds(1000, 4, wire) == 1.5
-    assert send_seconds(1000, wire) == 1.0
-    assert all_reduce_seconds(1000, 1, wire) == 0.0
+    assert gather_seconds(1000, 4, link) == 0.75
+    assert all_reduce_seconds(1000, 4, link) == 1.5
+    assert send_seconds(1000, link) == 1.0
+    assert all_reduce_seconds(1000, 1, link) == 0.0
 
 
 def test_a_group_drives_the_adapters_of_its_members():
     rates = Rates(PLAIN, Sustained())
-    assert group_wire(rates, 4, 1).bandwidth == 100e9  # within a node
-    assert group_wire(rates, 8, 1).bandwidth == 40e9  # two nodes, four members and adapters in each
-    assert group_wire(rates, 8, 2).bandwidth == 20e9  # two members in each
-    assert group_wire(rates, 8, 4).bandwidth == 10e9  # one
-    assert group_wire(rates, 2, 2).bandwidth == 100e9
+    assert group_link(rates, 4, 1).bandwidth == 100e9  # within a node
+    assert group_link(rates, 8, 1).bandwidth == 40e9  # two nodes, four members and adapters in each
+    assert group_link(rates, 8, 2).bandwidth == 20e9  # two members in each
+    assert group_link(rates, 8, 4).bandwidth == 10e9  # one
+    assert group_link(rates, 2, 2).bandwidth == 100e9

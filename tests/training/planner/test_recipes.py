@@ -36,7 +36,7 @@ def test_what_the_first_a_middle_and_the_last_rank_keep(name, hardware, engine_s
     recipe = load_recipe(name)
     model, layout, vocab = recipe.model, recipe.train.layout, recipe.tokenizer.vocab_size
     shape, planned = shape_of(model, vocab), from_config(layout, micro_batch_size(model, recipe.train))
-    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).held(planned)
+    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).rank_layers(planned)
     memory = MemoryModel(shape, GRISTMILL)
     for place in sorted({0, layout.pipeline // 2, layout.pipeline - 1}):
         rank = place * layout.world_size // layout.pipeline

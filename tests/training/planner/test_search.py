@@ -7,21 +7,21 @@ from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.parallel.layout import objections
-from gristmill.training.planner.command import compare_recipe, make_job, plan_recipe, recipe_text, resolve_layout
+from gristmill.training.planner.command import compare_recipe, make_request, plan_recipe, recipe_text, resolve_layout
 from gristmill.training.planner.explain import explain
-from gristmill.training.planner.framework import PROGRAMS
+from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.known_models import load_shape, named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import context_objection, objection
+from gristmill.training.planner.legality import context_skip_reason, illegal_reason
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.report import to_json
-from gristmill.training.planner.search import Planner, nothing_fits, search, smallest_count
+from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search
 
 SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1024)
 
 
-def test_a_layout_survives_the_recipe_and_back():
+def test_a_layout_converts_to_a_recipe_and_back():
     for config in (
         LayoutConfig(data=4, replicate=2, tensor=2),
         LayoutConfig(pipeline=2, schedule="interleaved", virtual_stages=2, tensor=2, data=2, recompute="full"),
@@ -33,8 +33,8 @@ def test_a_layout_survives_the_recipe_and_back():
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 3, 4, 8, 16])
-def test_legality_is_the_engines(tensor):
-    """Every layout of a small grid: the planner objects exactly where the engine does."""
+def test_the_planner_rejects_the_same_layouts_as_the_engine(tensor):
+    """Every layout of a small grid: the planner rejects one exactly where the engine does."""
     legal = 0
     for pipeline in (1, 2, 3, 4, 8):
         for schedule, virtual in (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zbv", 2)):
@@ -45,7 +45,7 @@ def test_legality_is_the_engines(tensor):
                     layout = Layout(tensor, pipeline, 1, data, 1, virtual, micro_batch, schedule, "none", tensor > 1)
                     train = TrainConfig(tokens=10**9, batch_tokens=16 * 1024, layout=layout.config())
                     refused = list(objections(SMALL, train, 1000, layout.gpus))
-                    assert bool(refused) == (objection(layout, shape_of(SMALL, 1000), 16) is not None), layout
+                    assert bool(refused) == (illegal_reason(layout, shape_of(SMALL, 1000), 16) is not None), layout
                     legal += not refused
     assert legal or tensor in (3, 16)
 
@@ -61,11 +61,13 @@ PAPER = [
 
 
 @pytest.mark.parametrize(("name", "gpus", "samples", "paper", "near"), PAPER)
-def test_the_papers_layouts_are_at_or_near_the_top(name, gpus, samples, paper, near):
-    """arXiv 2104.04473, table 1, with the software of its day. Where another wins, it has a smaller tensor axis or
+def test_layouts_of_the_paper_are_ranked_at_or_near_the_top(name, gpus, samples, paper, near):
+    """arXiv 2104.04473, table 1, with the framework of its day. Where another wins, it has a smaller tensor axis or
     fewer stages: fewer collectives, or more data ranks, for a bubble that interleaving keeps small."""
-    pins = FixedChoices(recompute="full")
-    plan = search(make_job(named_shape(name), gpus, "a100-80g", samples * 2048, software="megatron-2021", pins=pins))
+    fixed = FixedChoices(recompute="full")
+    plan = search(
+        make_request(named_shape(name), gpus, "a100-80g", samples * 2048, framework="megatron-2021", fixed=fixed)
+    )
     own = next(f for f in plan.ranked if (f.layout.tensor, f.layout.pipeline) == paper[:2])
     assert own.tokens_per_second >= near * plan.best.tokens_per_second
     assert paper[2] in (None, own.layout.micro_batch)
@@ -76,26 +78,26 @@ def test_the_papers_layouts_are_at_or_near_the_top(name, gpus, samples, paper, n
 def test_the_530b_models_memory_by_hand():
     """docs/planning.md: a rank in the middle holds 3 layers over 8, 16 bytes a parameter: 28.1 GiB. The first has 139
     layer inputs of 83.9 MB at its peak, one layer at work (21 s b h) and the masks of the embedding's dropout."""
-    job = make_job(named_shape("mt-nlg-530b"), 2520, "a100-80g", 2520 * 2048, software="megatron-2021")
+    request = make_request(named_shape("mt-nlg-530b"), 2520, "a100-80g", 2520 * 2048, framework="megatron-2021")
     layout = Layout(8, 35, 9, 1, 1, 3, 1, "interleaved", "full")
-    ranks = Planner(job).memory_by_rank(layout)
+    ranks = Planner(request).memory_by_rank(layout)
     state = ranks[17].parameters + ranks[17].gradients + ranks[17].optimizer
     assert state / GIB == pytest.approx(28.1, abs=0.1)
     sbh = 2048 * 20480
     assert ranks[0].activations == pytest.approx(139 * 2 * sbh + 21 * sbh - 2 * sbh + 139 / 3 * sbh)
 
 
-def test_ranked_layouts_fit_and_fall(hardware):
+def test_ranked_layouts_fit_and_are_sorted_by_throughput(hardware):
     plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 16, 64))
     speeds = [one.tokens_per_second for one in plan.ranked]
     assert speeds == sorted(speeds, reverse=True)
     assert all(one.memory.total <= 0.94 * hardware.device.memory_gib * GIB for one in plan.ranked)
     assert all(one.layout.gpus == 16 for one in plan.ranked)
-    assert plan.weighed >= len(plan.ranked)
+    assert plan.num_candidates >= len(plan.ranked)
 
 
-def test_every_fit_is_run_by_the_engine(hardware):
-    """What is recommended is a recipe's layout that the engine's validator lets pass."""
+def test_every_ranked_layout_is_valid_for_the_engine(hardware):
+    """The engine's validator accepts every layout that is ranked."""
     plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32))
     for one in plan.ranked:
         layout = one.layout.config(one.cuts)
@@ -103,9 +105,9 @@ def test_every_fit_is_run_by_the_engine(hardware):
         assert list(objections(SMALL, train, 32000, 8)) == []
 
 
-def test_pins_are_kept(hardware):
-    pins = FixedChoices(tensor=2, pipeline=2, micro_batch=2, recompute="full", schedule="1f1b")
-    plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, pins=pins))
+def test_fixed_choices_are_kept(hardware):
+    fixed = FixedChoices(tensor=2, pipeline=2, micro_batch=2, recompute="full", schedule="1f1b")
+    plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, fixed=fixed))
     assert plan.ranked
     for one in plan.ranked:
         layout = one.layout
@@ -122,19 +124,19 @@ def test_less_recomputation_is_never_slower(hardware):
     assert speeds[0] == max(speeds) and speeds[-1] == min(speeds)
 
 
-def test_a_model_that_fits_nowhere_says_what_would_do(hardware):
-    job = PlanRequest(named_shape("gpt-1t"), hardware, 64, 64)
-    plan = search(job)
+def test_a_model_that_does_not_fit_names_the_minimum_number_of_gpus(hardware):
+    request = PlanRequest(named_shape("gpt-1t"), hardware, 64, 64)
+    plan = search(request)
     assert not plan.ranked
     with pytest.raises(RecipeError, match=r"no legal layout of 1008\.\d billion parameters fits 64 x a100-80g"):
         _ = plan.best
-    count = smallest_count(job)
+    count = min_gpus(request)
     assert count is not None and count > 64
     said = nothing_fits(plan)
-    assert f"{count} GPUs would do" in said and "--offload" in said
+    assert f"{count} GPUs are enough" in said and "--offload" in said
 
 
-def test_the_margin_is_what_is_kept_free(hardware):
+def test_the_memory_margin_is_left_free(hardware):
     """The fullest layout of a search with a margin of 30 % is leaner than of one with none."""
     shape, limit = shape_of(SMALL, 32000), hardware.device.memory_gib * GIB
     for margin in (0.0, 0.06, 0.3):
@@ -154,37 +156,37 @@ def test_ranges_surround_the_forecast(hardware):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "pins", "said"),
+    ("gpus", "fixed", "said"),
     [
         (8, FixedChoices(tensor=7), "--tensor 7: 8 heads do not split evenly; legal for this model: 1, 2, 4, 8"),
-        (4, FixedChoices(tensor=8), "--tensor 8 = 8 GPUs, more than the 4 there are; use --gpus 8"),
-        (8, FixedChoices(pipeline=3), "--pipeline 3 = 3 GPUs, which 8 is no multiple of; use --gpus 9"),
+        (4, FixedChoices(tensor=8), "--tensor 8 = 8 GPUs, more than --gpus 4; use --gpus 8"),
+        (8, FixedChoices(pipeline=3), "--pipeline 3 = 3 GPUs, which 8 is not a multiple of; use --gpus 9"),
         (8, FixedChoices(tensor=2, shard=3), "--tensor 2 x --shard 3 = 6 GPUs"),
         (64, FixedChoices(pipeline=64), "64 stages, but 8 layers"),
         (8, FixedChoices(micro_batch=7), "--micro-batch 7 does not divide 64 samples a step; try one of 1, 2, 4"),
     ],
 )
-def test_a_choice_that_leaves_no_layout_is_named(hardware, gpus, pins, said):
+def test_a_fixed_choice_without_a_legal_layout_is_named(hardware, gpus, fixed, said):
     with pytest.raises(RecipeError) as error:
-        search(PlanRequest(shape_of(SMALL, 32000), hardware, gpus, 64, pins=pins))
+        search(PlanRequest(shape_of(SMALL, 32000), hardware, gpus, 64, fixed=fixed))
     assert said in str(error.value)
 
 
-def test_too_few_gpus_are_told_how_much_is_missing(hardware):
+def test_too_few_gpus_name_the_memory_that_is_needed(hardware):
     said = nothing_fits(search(PlanRequest(named_shape("gpt-1t"), hardware, 8, 64)))
-    assert "the leanest, tensor 4 x data 2, " in said and "74.4 of its 79.2 GiB may be filled" in said
+    assert "the least memory, tensor 4 x data 2, " in said and "74.4 of its 79.2 GiB are usable" in said
     assert float(said.split("needs ")[1].split(" GiB")[0].replace(",", "")) > 1000
 
 
-def test_bad_calls_are_named(hardware):
+def test_invalid_arguments_are_named(hardware):
     with pytest.raises(RecipeError, match="--gpus 0: at least one GPU"):
-        make_job(named_shape("gpt-7.5b"), 0)
+        make_request(named_shape("gpt-7.5b"), 0)
     with pytest.raises(RecipeError, match="did you mean gpt-146b"):
         named_shape("gpt-145b")
-    with pytest.raises(RecipeError, match="no such program"):
-        make_job(named_shape("gpt-7.5b"), 8, software="deepspeed")
+    with pytest.raises(RecipeError, match="no such framework"):
+        make_request(named_shape("gpt-7.5b"), 8, framework="deepspeed")
     with pytest.raises(RecipeError, match="at least the sequence length"):
-        search(make_job(named_shape("gpt-7.5b"), 8, batch_tokens=100))
+        search(make_request(named_shape("gpt-7.5b"), 8, batch_tokens=100))
 
 
 def test_a_model_file(tmp_path):
@@ -202,7 +204,7 @@ def test_a_model_file(tmp_path):
         load_shape(str(path))
 
 
-def test_auto_gives_the_engine_a_legal_layout():
+def test_auto_resolves_to_a_legal_layout():
     train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024, compile=True, layout="auto")
     assert train.layout.auto
     chosen = resolve_layout(SMALL, 32000, train, 16)
@@ -211,9 +213,9 @@ def test_auto_gives_the_engine_a_legal_layout():
     assert chosen.layout.rank_order is None
 
 
-def test_auto_refuses_a_batch_that_is_no_number_of_samples():
+def test_auto_rejects_a_batch_that_is_not_a_multiple_of_the_context():
     train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024 + 1, layout="auto")
-    with pytest.raises(RecipeError, match="no whole number of samples of 1024 tokens; try 65536"):
+    with pytest.raises(RecipeError, match="not a multiple of the sequence length of 1024 tokens; try 65536"):
         resolve_layout(SMALL, 32000, train, 16)
 
 
@@ -224,9 +226,9 @@ def test_a_recipe_is_compared_with_the_best():
     assert "layout:" in recipe_text(plan)
 
 
-def test_the_report_holds_every_part(hardware):
-    job = PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, tokens=10**10)
-    plan = search(job)
+def test_the_parts_of_the_report_add_up_to_the_totals(hardware):
+    request = PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, tokens=10**10)
+    plan = search(request)
     said = to_json(plan, top=3)
     first = said["layouts"][0]
     assert sum(s for part, s in first["seconds"].items() if part != "total" and not part.endswith("_hidden")) == (
@@ -249,16 +251,16 @@ def test_offload_trades_memory_for_time(hardware):
     assert moved.time.optimizer > kept.time.optimizer
 
 
-def test_scatter_gather_divides_what_crosses_by_the_tensor_size(hardware):
+def test_scatter_gather_divides_sends_by_the_tensor_size(hardware):
     """arXiv 2104.04473, section 4.1: b s h / t crosses in place of b s h; 8 adapters carry an eighth each."""
     shape = named_shape("gpt3-175b")
     layout = Layout(tensor=8, pipeline=12, micro_batch=1, recompute="full")
     saving, whole = (
-        Planner(PlanRequest(shape, hardware, 96, 24, software=software)).forecast(layout).time
-        for software in (
-            PROGRAMS["megatron-2021"],
-            PROGRAMS["megatron-2021"].model_validate(
-                PROGRAMS["megatron-2021"].model_dump() | {"scatter_gather": False}
+        Planner(PlanRequest(shape, hardware, 96, 24, framework=framework)).forecast(layout).time
+        for framework in (
+            FRAMEWORKS["megatron-2021"],
+            FRAMEWORKS["megatron-2021"].model_validate(
+                FRAMEWORKS["megatron-2021"].model_dump() | {"scatter_gather": False}
             ),
         )
     )
@@ -273,13 +275,13 @@ def test_all_hardware_profiles_plan():
     assert divisors(6) == [1, 2, 3, 6]
 
 
-def test_the_context_axis_is_named_while_the_engine_lacks_it_and_forecast_when_asked():
+def test_the_context_axis_is_forecast_only_when_it_is_fixed():
     shape = named_shape("llama3-8b")
-    open_plan = search(make_job(shape, 16, "h100", 64 * 8192))
-    asked = search(make_job(shape, 16, "h100", 64 * 8192, pins=FixedChoices(context=2)))
+    open_plan = search(make_request(shape, 16, "h100", 64 * 8192))
+    asked = search(make_request(shape, 16, "h100", 64 * 8192, fixed=FixedChoices(context=2)))
     assert {one.layout.context for one in asked.ranked} == {2}
     assert asked.best.time.context > 0
-    if context_objection(shape, 2):
+    if context_skip_reason(shape, 2):
         assert {one.layout.context for one in open_plan.ranked} == {1}
         assert any("does not run the context axis yet" in failure.reason for failure in open_plan.failures)
         assert recipe_text(asked).startswith("forecast only")
@@ -292,14 +294,14 @@ def test_an_eager_recipe_is_planned_as_eager():
         plan_recipe(recipe.model, 50304, recipe.train.model_copy(update={"compile": compiled}), 8)
         for compiled in (True, False)
     ]
-    assert [plan.job.software.name for plan in plans] == ["gristmill", "gristmill-eager"]
+    assert [plan.request.framework.name for plan in plans] == ["gristmill", "gristmill-eager"]
     assert plans[1].best.tokens_per_second < plans[0].best.tokens_per_second
 
 
-def test_dualpipev_is_searched_when_asked_for_and_never_beats_zbv():
+def test_dualpipev_is_searched_when_it_is_fixed_and_is_never_faster_than_zbv():
     shape = named_shape("gpt-7.5b")
     plans = {
-        name: search(make_job(shape, 16, "h100", 256 * 2048, pins=FixedChoices(pipeline=4, schedule=name)))
+        name: search(make_request(shape, 16, "h100", 256 * 2048, fixed=FixedChoices(pipeline=4, schedule=name)))
         for name in ("zbv", "dualpipev")
     }
     assert plans["dualpipev"].best.layout.schedule == "dualpipev"
