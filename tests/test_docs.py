@@ -71,3 +71,10 @@ def test_commands_and_options_exist(page):
         for word in rest:
             if match := re.match(r"\[?(--[a-z][a-z-]*)", word):
                 assert match[1] in options, f"gristmill {' '.join(words)}: no option {match[1]}"
+
+
+def test_tests_named_in_contributing_exist():
+    names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(names) == 20
+    for path, name in names:
+        assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
