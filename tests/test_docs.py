@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from gristmill.pipelines.cli import app
+from gristmill.pipelines.schema import recipe_schema
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -78,3 +80,28 @@ def test_tests_named_in_contributing_exist():
     assert len(names) == 20
     for path, name in names:
         assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
+
+
+def property_names(schema: Any) -> set[str]:
+    """Names of all fields anywhere in a JSON schema."""
+    children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else []
+    own = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    return set(own).union(*map(property_names, children))
+
+
+def keys_of(value: Any) -> set[str]:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return set(value if isinstance(value, dict) else ()).union(*map(keys_of, children))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in ("planning.md", "evaluation.md")], ids=lambda page: page.name
+)
+def test_recipe_fields_exist(page):
+    """Keys of YAML blocks, and dotted names such as `train.batch_tokens`, on pages whose YAML is recipes only."""
+    text, fields = page.read_text("utf-8"), property_names(recipe_schema())
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert set().union(*(keys_of(yaml.safe_load(block)) for block in blocks)) - fields == set()
+    dotted = re.findall(r"`(?:curate|tokenizer|index|model|train|evaluate)\.([a-z_.]+)`", text)
+    endings = {"json", "jsonl", "model", "py", "yaml"}
+    assert {name.split(".")[-1] for name in dotted} - fields - endings == set()
