@@ -5,9 +5,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from gristmill.foundation.errors import InputError
-from gristmill.training.checkpoint import prune, read_model_config, step_folder, steps_in, verified
+from gristmill.training.checkpoint import (
+    SavedModelConfig,
+    load,
+    prune,
+    read_model_config,
+    save,
+    step_folder,
+    steps_in,
+    verified,
+)
+from gristmill.training.parallel.mesh import single_process
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "watch": {"tensorboard": False}}
@@ -104,3 +115,19 @@ def test_a_card_that_describes_no_model_is_named(tmp_path: Path, content: bytes)
     (tmp_path / "model.json").write_bytes(content)
     with pytest.raises(InputError, match=r"model.json: does not describe a model"):
         read_model_config(tmp_path)
+
+
+def test_saved_tensors_and_state_come_back(tmp_path: Path) -> None:
+    config = SavedModelConfig.of(MODEL, vocab_size=11, end_of_document=3)
+    tensors = {"model.a": torch.arange(6.0).view(2, 3), "optimizer.a.momentum": torch.ones(2, 3)}
+    for root in ("one", "other"):
+        save(tmp_path / root, 7, tensors, config, {"trainer": {"step": 7}}, single_process(), {"metrics.jsonl": b"{}"})
+    folder = tmp_path / "one" / "step-00000007"
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["step-00000007"]  # nothing hidden is left
+    assert verified(folder) == {"trainer": {"step": 7}} and read_model_config(folder) == config
+    found = {name: torch.zeros(2, 3) for name in tensors}
+    load(folder, found, single_process())
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+    files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")  # which has times
+    assert files == [".metadata", "__0_0.distcp", "metrics.jsonl", "model.json"]
+    assert all((folder / name).read_bytes() == (tmp_path / "other/step-00000007" / name).read_bytes() for name in files)

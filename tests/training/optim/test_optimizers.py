@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.foundation.errors import InputError
-from gristmill.training.config import GuardConfig, ModelConfig, OptimizerConfig
-from gristmill.training.guard import Guard
+from gristmill.training.config import ModelConfig, OptimizerConfig
 from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.loss_scale import INITIAL_SCALE, STEPS_BEFORE_DOUBLING, LossScale
 from gristmill.training.optim.muon import orthogonal
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.parallel.mesh import single_process
@@ -72,35 +69,3 @@ def test_clipping_is_torchs() -> None:
     assert norm == pytest.approx(nn.utils.clip_grad_norm_(theirs.values(), 1.0).item(), rel=1e-6)
     for mine, its in zip(ours.values(), theirs.values(), strict=True):
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-5, atol=0)
-
-
-def test_the_fp16_scale_halves_and_doubles() -> None:
-    scale = LossScale(dynamic=True)
-    assert "falls to 32768" in scale.skip_reason(float("inf"))
-    assert [scale.skip_reason(1.0) for _ in range(STEPS_BEFORE_DOUBLING)] == [None] * STEPS_BEFORE_DOUBLING
-    assert scale.value == INITIAL_SCALE
-    scale.value = 1.0
-    assert scale.skip_reason(float("nan")) is None  # not the scale's fault: the guard decides
-    assert LossScale(dynamic=False).skip_reason(float("nan")) is None
-
-
-def test_the_guard_skips_what_is_not_finite_and_what_stands_out() -> None:
-    guard = Guard(GuardConfig(sigmas=6))
-    assert all(
-        guard.skip_reason(step, 2.0 + 0.01 * (step % 2), 1.0 + 0.01 * (step % 2)) is None for step in range(1, 21)
-    )
-    assert "not finite" in guard.skip_reason(21, float("nan"), 1.0)
-    assert "gradient norm 9 is 6.0 standard deviations above the mean" in guard.skip_reason(22, 2.0, 9.0)
-    assert guard.skip_reason(23, 2.0, 1.0) is None
-    assert guard.skipped == [21, 22]
-    again = Guard(GuardConfig(sigmas=6))
-    again.restore(guard.state())
-    assert again.skip_reason(24, 5.0, 1.0) is not None
-
-
-def test_too_many_skips_in_a_row_stop_the_run() -> None:
-    guard = Guard(GuardConfig(max_consecutive_skips=2))
-    guard.skip_reason(1, float("inf"), 1.0)
-    guard.skip_reason(2, float("inf"), 1.0)
-    with pytest.raises(InputError, match=r"step 3: loss inf.*3 steps in a row were skipped.*lower train.optimizer"):
-        guard.skip_reason(3, float("inf"), 1.0)
