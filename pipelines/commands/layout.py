@@ -1,6 +1,7 @@
 """The commands of the planner: `gristmill layout` and `gristmill calibrate`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.strict_yaml import SIZE_SUFFIXES, parse_size
+from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.console import print_block
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.config import MAX_PROCESSES
@@ -18,91 +20,138 @@ from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices
 from gristmill.training.planner.report import tables, to_json
 from gristmill.training.planner.search import SearchResult, search
 
-Size = Annotated[str | None, typer.Option(metavar="NUMBER", help="A number, or 4M, 512Ki (k, M, G are powers of ten).")]
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model of a plan without a recipe."""
 
-def layout(
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Compares its layout with the best.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE|NAME", help="A model file, or gpt-1t, llama3-8b ...")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(max=MAX_PROCESSES, help="How many; for a recipe, what its layout takes.")
-    ] = None,
-    hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile's file.")] = "h100",
-    batch_tokens: Size = None,
-    tokens: Size = None,
-    sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None,
-    vocab: Annotated[int | None, typer.Option(min=1)] = None,
-    framework: Annotated[
-        str, typer.Option(help="gristmill, gristmill-eager, megatron-core, torchtitan ...")
-    ] = "gristmill",
-    tensor: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
-    pipeline: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
-    replicate: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
-    shard: Annotated[int | None, typer.Option(min=1, help="Fix this axis.")] = None,
-    context_axis: Annotated[
-        int | None, typer.Option(min=1, help="Fix the ranks that share a sequence (forecast only where not built).")
-    ] = None,
-    virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the stages a pipeline rank holds.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(min=1, help="Fix the samples of a micro-batch.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b, interleaved, zbv or dualpipev.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="none, operators, attention or full.")] = None,
-    wide: Annotated[bool, typer.Option(help="Try every size of shard and micro-batch.")] = False,
-    offload: Annotated[bool, typer.Option(help="The optimizer's state on the host.")] = False,
-    float8: Annotated[bool, typer.Option(help="Linear layers in 8 bits.")] = False,
-    memory_margin: Annotated[
-        float, typer.Option(help="Share of each GPU's memory that no layout may fill.")
-    ] = MEMORY_MARGIN,
-    top: Annotated[int, typer.Option(min=1, help="Layouts shown.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of tables.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Writes throughput against GPUs: .png, .svg or .pdf.")] = None,
-) -> None:
-    """Rank the legal layouts of a model on a machine, with memory and time, before a GPU is rented."""
-    fixed = FixedChoices(
-        tensor=tensor,
-        pipeline=pipeline,
-        replicate=replicate,
-        shard=shard,
-        context=context_axis,
-        virtual=virtual_stages,
-        micro_batch=micro_batch,
-        schedule=_one_of(schedule, "schedule", ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")),
-        recompute=_one_of(recompute, "recompute", ("none", "operators", "attention", "full")),
-        wide=wide,
+    model: Annotated[str | None, typer.Option(metavar="FILE|NAME", help="A model file, or gpt-1t, llama3-8b ...")] = (
+        None
     )
-    if (recipe is None) == (model is None):
-        raise RecipeError("gristmill layout takes a RECIPE or --model FILE|NAME, one of them")
-    said = ""
-    if recipe is not None:
-        loaded = load_recipe(recipe)
-        vocabulary, (shape_config, train) = loaded.tokenizer.vocab_size, loaded.training()
-        if train.layout.auto and gpus is None:
-            raise RecipeError("the recipe leaves its layout to the planner; say how many GPUs there are: --gpus")
-        count = train.layout.world_size if gpus is None else gpus
-        plan = plan_recipe(shape_config, vocabulary, train, count, hardware, fixed, memory_margin)
-        if train.layout.world_size == count and not train.layout.auto:
-            said = compare_recipe(plan, shape_config, train)
-    else:
-        if gpus is None:
-            raise RecipeError("--gpus is needed beside --model")
-        shape = load_shape(str(model), sequence_length, vocab)
-        request = make_request(
-            shape,
-            gpus,
-            hardware,
-            _size(batch_tokens),
-            _size(tokens),
-            framework,
-            fixed,
-            offload=offload,
-            float8=float8,
-            memory_margin=memory_margin,
+    sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None
+    vocab: Annotated[int | None, typer.Option(min=1, help="Ids of the vocabulary.")] = None
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The machine, the batch and the framework."""
+
+    gpus: Annotated[
+        int | None, typer.Option(max=MAX_PROCESSES, help="Number of GPUs; default: the recipe's layout.")
+    ] = None
+    hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile file.")] = "h100"
+    batch_tokens: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Tokens of one step, such as 4M or 512Ki (default: 4M).")
+    ] = None
+    tokens: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Tokens of the training, to forecast its days and cost.")
+    ] = None
+    framework: Annotated[str, typer.Option(help="gristmill, gristmill-eager, megatron-core, torchtitan ...")] = (
+        "gristmill"
+    )
+    offload: Annotated[bool, typer.Option(help="Keep the optimizer state on the host.")] = False
+    float8: Annotated[bool, typer.Option(help="Run linear layers in 8 bits.")] = False
+    memory_margin: Annotated[float, typer.Option(help="Share of each GPU's memory to leave free.")] = MEMORY_MARGIN
+
+
+@dataclass(frozen=True)
+class FixedOptions:
+    """Choices that the search must keep."""
+
+    tensor: Annotated[int | None, typer.Option(min=1, help="Fix the tensor axis.")] = None
+    pipeline: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline axis.")] = None
+    replicate: Annotated[int | None, typer.Option(min=1, help="Fix the replicate axis.")] = None
+    shard: Annotated[int | None, typer.Option(min=1, help="Fix the shard axis.")] = None
+    context_axis: Annotated[
+        int | None, typer.Option(min=1, help="Fix the context axis (forecast only while the engine lacks it).")
+    ] = None
+    virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the stages per pipeline rank.")] = None
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Fix the samples of a micro-batch.")] = None
+    schedule: Annotated[
+        str | None, typer.Option(help="Fix the schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.")
+    ] = None
+    recompute: Annotated[
+        str | None, typer.Option(help="Fix the recomputation: none, operators, attention or full.")
+    ] = None
+    wide: Annotated[bool, typer.Option(help="Try every size of shard and micro-batch.")] = False
+
+    def choices(self) -> FixedChoices:
+        """Raises RecipeError for an unknown schedule or recomputation."""
+        return FixedChoices(
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            replicate=self.replicate,
+            shard=self.shard,
+            context=self.context_axis,
+            virtual=self.virtual_stages,
+            micro_batch=self.micro_batch,
+            schedule=_one_of(self.schedule, "schedule", ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")),
+            recompute=_one_of(self.recompute, "recompute", ("none", "operators", "attention", "full")),
+            wide=self.wide,
         )
-        plan = search(request)
-    _show(plan, said, top, as_json)
-    if plot is not None:
-        write_plot(plan.request, plot)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is printed and written."""
+
+    top: Annotated[int, typer.Option(min=1, help="Number of layouts to show.")] = 10
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
+    plot: Annotated[Path | None, typer.Option(help="Plot throughput against GPUs: .png, .svg or .pdf.")] = None
+
+
+@with_option_groups
+def layout(
+    model: ModelOptions,
+    training: TrainingOptions,
+    fixed: FixedOptions,
+    output: OutputOptions,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="Compare the recipe's layout with the best.")
+    ] = None,
+) -> None:
+    """Rank the legal layouts of a model on a machine by forecast time, with their memory."""
+    choices = fixed.choices()
+    if (recipe is None) == (model.model is None):
+        raise RecipeError("gristmill layout takes a RECIPE or --model FILE|NAME, one of them")
+    comparison = ""
+    if recipe is not None:
+        plan, comparison = _plan_recipe(recipe, training, choices)
+    else:
+        plan = _plan_model(model, training, choices)
+    _show(plan, comparison, output)
+    if output.plot is not None:
+        write_plot(plan.request, output.plot)
+
+
+def _plan_recipe(recipe: str, training: TrainingOptions, choices: FixedChoices) -> tuple[SearchResult, str]:
+    """The search for a recipe's model, and a sentence that compares its own layout if it is for as many GPUs."""
+    loaded = load_recipe(recipe)
+    vocabulary, (model, train) = loaded.tokenizer.vocab_size, loaded.training()
+    if train.layout.auto and training.gpus is None:
+        raise RecipeError("the recipe's layout is auto; give the number of GPUs: --gpus")
+    gpus = train.layout.world_size if training.gpus is None else training.gpus
+    plan = plan_recipe(model, vocabulary, train, gpus, training.hardware, choices, training.memory_margin)
+    same_gpus = train.layout.world_size == gpus and not train.layout.auto
+    return plan, compare_recipe(plan, model, train) if same_gpus else ""
+
+
+def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedChoices) -> SearchResult:
+    if training.gpus is None:
+        raise RecipeError("--gpus is needed beside --model")
+    request = make_request(
+        load_shape(str(model.model), model.sequence_length, model.vocab),
+        training.gpus,
+        training.hardware,
+        _size(training.batch_tokens),
+        _size(training.tokens),
+        training.framework,
+        choices,
+        offload=training.offload,
+        float8=training.float8,
+        memory_margin=training.memory_margin,
+    )
+    return search(request)
 
 
 def calibrate(
@@ -122,14 +171,14 @@ def calibrate(
     )
 
 
-def _show(plan: SearchResult, said: str, top: int, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(to_json(plan, top) | ({"recipe": said} if said else {}), indent=2))
-        plan.best  # noqa: B018 (nothing fits: the sentence and the exit code)
+def _show(plan: SearchResult, comparison: str, output: OutputOptions) -> None:
+    if output.as_json:
+        print(json.dumps(to_json(plan, output.top) | ({"recipe": comparison} if comparison else {}), indent=2))
+        plan.best  # noqa: B018 (raises where nothing fits)
         return
-    print_block(tables(plan, top))
-    if said:
-        print(f"\n{said}")
+    print_block(tables(plan, output.top))
+    if comparison:
+        print(f"\n{comparison}")
     print(f"\n{recipe_text(plan)}")
 
 
