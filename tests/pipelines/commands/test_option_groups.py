@@ -33,4 +33,4 @@ def test_fields_of_a_dataclass_are_options():
 def test_help_and_bounds_are_those_of_the_fields():
     text = run("--help")
     assert "Print what was given." in text and "Columns." in text and "--json" in text and "--size" not in text
-    assert "0 is not in the range x>=1" in run("x", "--width", "0")
+    assert "Invalid value for '--width'" in run("x", "--width", "0")
