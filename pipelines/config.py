@@ -1,4 +1,4 @@
-"""The recipe: one frozen value that says everything about a run, put together from the parts that the rooms own."""
+"""The recipe: the frozen config of a run, composed of the config classes of the components."""
 
 from typing import Any, NamedTuple, Self
 
@@ -16,14 +16,14 @@ from gristmill.training.config import ModelConfig, TrainConfig
 
 
 class TrainingSections(NamedTuple):
-    """The two sections of a recipe that have no defaults."""
+    """The two recipe sections without defaults."""
 
     model: ModelConfig
     train: TrainConfig
 
 
 class Recipe(Config):
-    """name: the default work folder is work/NAME. seed: everything that is drawn is drawn from it.
+    """name: the default work folder is work/NAME. seed: of every random draw.
 
     A recipe for curation alone leaves out model and train; every other section has defaults."""
 
@@ -51,15 +51,15 @@ class Recipe(Config):
         return self
 
     def missing_sections(self, names: tuple[str, ...]) -> list[str]:
-        """Those of the named sections that the recipe does not have."""
+        """The named sections that the recipe lacks."""
         return [name for name in names if getattr(self, name) is None]
 
     def training(self) -> TrainingSections:
-        """The sections model and train. Raises RecipeError that names the missing one."""
+        """The sections model and train. Raises RecipeError naming a missing one."""
         missing = self.missing_sections(TrainingSections._fields)
         if self.model is None or self.train is None:
             raise RecipeError(
-                f"recipe {self.name}: {missing_text(missing)}; write {them(missing)} as in the recipe demo"
+                f"recipe {self.name}: {missing_text(missing)}; write {pronoun(missing)} as in the recipe demo"
             )
         return TrainingSections(self.model, self.train)
 
@@ -70,15 +70,15 @@ def missing_text(sections: list[str]) -> str:
     return f"the section {quoted} is missing" if len(sections) == 1 else f"the sections {quoted} are missing"
 
 
-def them(sections: list[str]) -> str:
+def pronoun(sections: list[str]) -> str:
     return "it" if len(sections) == 1 else "them"
 
 
 def identity(config: BaseModel) -> dict[str, Any]:
-    """The config as JSON values, without the fields that cannot change the bytes.
+    """The config as JSON values, without the fields that do not affect the output.
 
-    Those are marked json_schema_extra={"execution": True}: the layout, how often a checkpoint is saved, where
-    bars are drawn. Leaving them out lets a run go on after they change."""
+    Those are marked json_schema_extra={"execution": True}: layout, checkpoint interval, logging. Changing one of them
+    does not invalidate a stage."""
     kept = {}
     for name, field in type(config).model_fields.items():
         extra = field.json_schema_extra

@@ -1,4 +1,4 @@
-"""What the command line prints: text as it is, wrapped on a terminal only."""
+"""Printing for the command line: plain text, wrapped on a terminal only."""
 
 import sys
 from typing import Any
@@ -7,11 +7,11 @@ from gristmill.foundation.progress import plain_console
 
 
 def print_block(block: Any) -> None:
-    """A table, or another block of rich, on standard output."""
+    """Prints a rich table or other renderable to standard output."""
     plain_console(sys.stdout).print(block)
 
 
 def print_error(error: object) -> None:
-    """An error on standard error. What no encoding can write (lone surrogates of arguments) is written as an escape."""
+    """Prints an error to standard error; lone surrogates (from arguments) are written as escapes."""
     text = f"gristmill: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
     plain_console(sys.stderr).print(text, soft_wrap=True)

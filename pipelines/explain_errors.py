@@ -1,4 +1,4 @@
-"""pydantic's errors in our words: file, line, field, what is wrong and how to fix it."""
+"""Formats pydantic errors: file, line, field, what is wrong and how to fix it."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from gristmill.foundation.nearest_name import nearest_name
 from gristmill.foundation.strict_yaml import SURROGATE, YamlDocument
 
-LONGEST_SHOWN = 80  # characters of a value that a message repeats
+MAX_SHOWN = 80  # characters of a value that a message repeats
 Location = tuple[int | str, ...]
 
 
@@ -23,30 +23,30 @@ def explain_errors(
 ) -> list[str]:
     """One line an error: 'demo.yaml:12: train.tokenss: unknown field, did you mean 'tokens'?'
 
-    A value that fits no branch of a union is one error, and a list is not said to be short because its entries are
-    wrong."""
+    A value that matches no branch of a union gives one line; a list whose entries are wrong is not also reported as
+    too short."""
     by_field: dict[Location, list[Any]] = {}
     for item in error.errors():
         by_field.setdefault(_field(item["loc"], content, item["type"]), []).append(item)
-    said = []
+    lines = []
     for location, items in by_field.items():
         inside = any(other[: len(location)] == location for other in by_field if other != location)
         if inside and all(item["type"] in ("too_short", "tuple_type", "list_type") for item in items):
             continue
         if inside and _is_union(items, location):
             continue
-        said_where = document.where(location, origin) if document else origin
-        where = f"{said_where}: " if said_where else ""
+        position = document.where(location, origin) if document else origin
+        where = f"{position}: " if position else ""
         field = ".".join(str(part) for part in location)
         message = " ".join(_visible(_explain(items, location, model)).split("\n"))
-        said.append(f"{where}{_visible(field)}: {message}" if field else f"{where}{message}")
-    return said
+        lines.append(f"{where}{_visible(field)}: {message}" if field else f"{where}{message}")
+    return lines
 
 
 def _field(location: Location, content: Any, kind: str) -> Location:
-    """The location without the names that pydantic puts in for the branches of a union.
+    """The location without the names that pydantic inserts for branches of a union.
 
-    A missing field is the last part, which stands nowhere in the content."""
+    For a missing field the last part is kept although the content does not hold it."""
     found: Location = ()
     for number, part in enumerate(location):
         is_last = number + 1 == len(location)
@@ -89,9 +89,9 @@ def _rest(messages: dict[str, None]) -> Iterator[str]:
 
 
 def _message(item: Any) -> str:
-    """What pydantic says, in words for somebody who reads YAML."""
+    """pydantic's message in YAML terms."""
     if item["type"] == "finite_number":
-        return "must be a finite number; infinity and NaN are none"
+        return "must be a finite number, not infinity or NaN"
     if item["type"] == "int_parsing" and re.fullmatch(r"[0-9.]+ ?[A-Za-z]+", str(item.get("input"))):
         return "Input should be a valid integer; sizes are written 4M, 16k, 0.5B (powers of ten) or 512Ki"
     message = re.sub(" or instance of [A-Za-z]+", "", item["msg"].removeprefix("Value error, "))
@@ -101,12 +101,12 @@ def _message(item: Any) -> str:
 
 
 def _given(value: Any) -> str:
-    """The value as the file has it; nothing where it is long."""
+    """The value as written in the file; empty if it is long."""
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (ValueError, RecursionError):
         return ""
-    return text if len(text) <= LONGEST_SHOWN else ""
+    return text if len(text) <= MAX_SHOWN else ""
 
 
 def _visible(text: str) -> str:
@@ -119,7 +119,7 @@ def did_you_mean(wrong: str, known: Sequence[str]) -> str:
 
 
 def fields_at(model: type[BaseModel], location: Location) -> list[str]:
-    """The fields of the config that stands at a location: ("train", "layout") -> those of LayoutConfig."""
+    """The field names of the config at a location: ("train", "layout") -> those of LayoutConfig."""
     here = [model]
     for part in location:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""numba keeps compiled kernels in files of its own; one that is damaged is met in the middle of some step."""
+"""Detects damaged files in numba's cache of compiled kernels."""
 
 import os
 import traceback
@@ -11,12 +11,12 @@ UNREADABLE = ("UnpicklingError", "EOFError", "UnicodeDecodeError", "ValueError",
 
 
 def damaged_kernels(error: Exception) -> str | None:
-    """What to do, if the error (of this process or of a worker) was raised as numba read its cache; else None."""
-    said = "".join(traceback.format_exception(error))
-    if CACHING_CODE not in said or type(error).__name__ not in UNREADABLE:
+    """An error message if the error (of this process or a worker) comes from reading numba's cache, else None."""
+    trace = "".join(traceback.format_exception(error))
+    if CACHING_CODE not in trace or type(error).__name__ not in UNREADABLE:
         return None
     folder = vars(numba.config)["CACHE_DIR"] or Path(__file__).parent.parent
     return (
-        f"numba's compiled kernels are damaged ({type(error).__name__}: {error}); remove them, and the same command "
-        f"compiles them again: find {folder} -name '*.nb[ic]' -delete"
+        f"numba's cache of compiled kernels is damaged ({type(error).__name__}: {error}); remove it and run the same "
+        f"command again: find {folder} -name '*.nb[ic]' -delete"
     )

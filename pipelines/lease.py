@@ -1,4 +1,4 @@
-"""A lease keeps two writers out of one work folder. The kernel frees it when its holder dies, however it dies."""
+"""A file lock so that only one process writes to a work folder; the kernel releases it when the process ends."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ LEASE_NAME = ".lease"
 
 @contextmanager
 def lease(workdir: Path) -> Iterator[None]:
-    """Raises InputError, which names the holder, if another process writes in this folder."""
+    """Raises InputError naming the process that holds the lease, if another one writes to this folder."""
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / LEASE_NAME).open("a+", encoding="utf-8", errors="replace") as file:
         try:
@@ -22,7 +22,7 @@ def lease(workdir: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise InputError(
-                f"{workdir}: another gristmill (process {holder}) writes here; wait for it, or take another --workdir"
+                f"{workdir}: another gristmill (process {holder}) writes here; wait for it, or use another --workdir"
             ) from error
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -1,4 +1,4 @@
-"""Raw files: found, digested, and held to the lock."""
+"""Finds and hashes the raw files and compares them with the lock."""
 
 from pathlib import Path
 
@@ -18,16 +18,16 @@ from gristmill.foundation.lock import (
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 
-NAMED_AT_MOST = 5
+MAX_NAMED = 5
 
 
 def pin(
     recipe: Recipe, workdir: Path, reporter: Reporter, workers: int = 1, update: bool = False, write: bool = True
 ) -> Lock:
-    """The lock of the recipe's sources, checked against the raw files as they are now.
+    """The lock of the recipe's sources, compared with the raw files as they are now.
 
-    Raises InputError, which names the files, if one differs from the lock in the work folder and `update` is not set.
-    A source whose request changed in the recipe is pinned anew without asking."""
+    Raises InputError naming the files if one differs from the lock in the work folder and `update` is not set.
+    A source whose request changed in the recipe is locked again without an error."""
     path = workdir / LOCK_NAME
     before = read_lock(path)
     engine = LocalEngine(workers, reporter)
@@ -37,7 +37,7 @@ def pin(
         for found in lock.sources:
             pinned = next((each for each in before.sources if each.name == found.name), None)
             if pinned is not None and pinned.request == found.request:
-                _hold(path, pinned, found)
+                _check_unchanged(path, pinned, found)
     if write and lock != before:
         write_lock(path, lock)
     return lock
@@ -48,13 +48,13 @@ def _pin_source(source: SourceConfig, engine: LocalEngine) -> LockedSource:
     return LockedSource(name=found.name, request=found.request | {"paths": list(source.paths)}, files=found.files)
 
 
-def _hold(path: Path, pinned: LockedSource, found: LockedSource) -> None:
+def _check_unchanged(path: Path, pinned: LockedSource, found: LockedSource) -> None:
     differing = lock_differences(pinned, found)
     if differing:
-        more = f"\n  and {len(differing) - NAMED_AT_MOST} more" if len(differing) > NAMED_AT_MOST else ""
+        more = f"\n  and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
         raise InputError(
-            f"source {found.name}: {len(differing)} raw files are not as {path} pins them:\n  "
-            + "\n  ".join(differing[:NAMED_AT_MOST])
+            f"source {found.name}: {len(differing)} raw files differ from {path}:\n  "
+            + "\n  ".join(differing[:MAX_NAMED])
             + more
-            + "\nput them back, or accept them with --update-lock"
+            + "\nrestore them, or accept them with --update-lock"
         )

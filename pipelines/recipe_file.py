@@ -1,4 +1,4 @@
-"""Recipe files: YAML as people write it, overrides of the command line, errors that name the line and the mend."""
+"""Loads recipe files: YAML, command-line overrides, errors that name the line and the fix."""
 
 import re
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(reference: str) -> Path:
-    """A file, or the bare name of one of ours. Raises RecipeError with the nearest name."""
+    """The path of a recipe file, or of a bundled recipe by name. Raises RecipeError with the nearest name."""
     path = Path(reference)
     if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
         if path.is_file():
             return path
         raise RecipeError(f"{reference}: no such recipe file")
-    ours = RECIPES / f"{reference}.yaml"
-    if ours.is_file():
-        return ours
+    bundled = RECIPES / f"{reference}.yaml"
+    if bundled.is_file():
+        return bundled
     near = did_you_mean(reference, recipe_names())
     raise RecipeError(f"no recipe {reference!r}{near}; give a .yaml file or one of {', '.join(recipe_names())}")
 
 
 def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe with its overrides, checked. Raises RecipeError that names the file, line, field and the mend."""
+    """The validated recipe with its overrides. Raises RecipeError naming the file, line, field and fix."""
     path = find_recipe(reference)
     try:
         document = read_yaml(path.read_bytes(), str(path))
@@ -43,7 +43,7 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     if not isinstance(document.value, dict):
         found = "empty" if document.value is None else f"a {type(document.value).__name__}"
-        raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), this is {found}")
+        raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), but this is {found}")
     for override in overrides:
         _apply(document, override)
     return validate(document.value, str(path), document)
@@ -57,7 +57,7 @@ def validate(content: dict[str, Any], origin: str, document: YamlDocument | None
 
 
 def validate_config(model: type[ConfigClass], fields: dict[str, Any]) -> ConfigClass:
-    """A config from the options of a command. Raises RecipeError that names the option."""
+    """A config from command options. Raises RecipeError naming the option."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -82,7 +82,7 @@ def _apply(document: YamlDocument, override: str) -> None:
             target[key] = inner = {} if inner is None else inner
             target = inner
         if not isinstance(target, dict | list):
-            raise RecipeError(f"--set {override}: {key!r} is a plain value, it has no fields")
+            raise RecipeError(f"--set {override}: {key!r} is a plain value and has no fields")
     location.append(_index_or_name(target, last, override))
     target[location[-1]] = value
     document.replaced[tuple(location)] = f"--set {override}"

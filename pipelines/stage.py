@@ -1,4 +1,4 @@
-"""What a stage is: a name, what decides its bytes, and a function that fills a folder."""
+"""Definition of a pipeline stage: name, identity (config, inputs, code version) and run function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ from gristmill.pipelines.config import Recipe
 
 @dataclass(frozen=True)
 class StageContext:
-    """Everything a stage may know.
+    """Arguments of a stage's run function.
 
-    folder: the half-done folder to fill; whole shards of an earlier, killed run may stand in it already.
-    inputs: the whole folders of the earlier stages this one names, by stage name.
-    cache: a folder beside the stages that outlives them, for work that is named by what it was made from (so it is
-    right whenever it is found). It may be removed at any time; no manifest speaks of it.
-    lock: the pinned raw files by source (used by `curate` alone)."""
+    folder: the output folder; it may hold finished files of an earlier run that was stopped.
+    inputs: the complete folders of the stages named in Stage.inputs, by stage name.
+    cache: a folder shared by all stages and runs, keyed by content; in no manifest, and may be removed.
+    lock: the pinned raw files by source (used by `curate` only)."""
 
     recipe: Recipe
     folder: Path
@@ -31,12 +30,12 @@ class StageContext:
 
 @dataclass(frozen=True)
 class Stage:
-    """code_version is raised whenever a change of the code changes what the stage writes.
+    """code_version: raised whenever a code change alters the stage's output.
 
-    config picks the part of the recipe that decides the bytes, as JSON; it and the inputs' fingerprints are the
-    stage's identity. run fills the folder and returns facts for the manifest: counts, sizes, vocabulary.
-    sections: the recipe's sections that the stage reads (one without a default must be written for it to run).
-    reads_raw: its identity includes the locked raw files. parallel: under torchrun it runs on every rank."""
+    config: the recipe fields that determine the output, as JSON; with the inputs' fingerprints they identify the
+    stage. run: writes the folder and returns facts for the manifest (counts, sizes, vocabulary).
+    sections: the recipe sections the stage reads; those without defaults are required to run it.
+    reads_raw: the identity includes the locked raw files. parallel: under torchrun the stage runs on every rank."""
 
     name: str
     code_version: int

@@ -1,4 +1,4 @@
-"""The stages in the order in which they run."""
+"""The stages in execution order."""
 
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.stages.curate import STAGE as CURATE

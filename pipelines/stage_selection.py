@@ -1,48 +1,48 @@
-"""Which stages a command runs: those that were asked for, and whose sections the recipe has."""
+"""Selects the stages a command runs, by its options and by the sections the recipe has."""
 
 from collections.abc import Sequence
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.config import Recipe, missing_text, them
+from gristmill.pipelines.config import Recipe, missing_text, pronoun
 from gristmill.pipelines.stage import Stage
 
 
 def stages_up_to(recipe: Recipe, stages: Sequence[Stage], last: str) -> tuple[Stage, ...]:
-    """The stages in their order up to the one named.
+    """The stages up to and including the named one.
 
-    Raises RecipeError for a name that is no stage, and for a section without a default that one of them reads and the
-    recipe does not have."""
+    Raises RecipeError for an unknown stage, and if the recipe lacks a required section of one of the stages."""
     names = [stage.name for stage in stages]
     if last not in names:
-        raise RecipeError(f"--to {last}: no such stage; the stages are {', '.join(names)}")
-    wanted = tuple(stages[: names.index(last) + 1])
-    for stage in wanted:
+        raise RecipeError(f"--to {last}: unknown stage; the stages are {', '.join(names)}")
+    selected = tuple(stages[: names.index(last) + 1])
+    for stage in selected:
         missing = recipe.missing_sections(stage.sections)
         if missing:
             before = names[names.index(stage.name) - 1]
             raise RecipeError(
                 f"recipe {recipe.name}: {missing_text(missing)}, which the stage {stage.name} reads; write "
-                f"{them(missing)} as in the recipe demo, or stop before: gristmill run RECIPE --to {before}"
+                f"{pronoun(missing)} as in the recipe demo, or stop earlier: gristmill run RECIPE --to {before}"
             )
-    return wanted
+    return selected
 
 
 def runnable_stages(recipe: Recipe, stages: Sequence[Stage]) -> tuple[tuple[Stage, ...], str]:
-    """All stages and "", or those that a recipe without `model` and `train` asks for, and why the others are left out.
+    """(stages to run, "" or the reason why the others are skipped).
 
-    Such a recipe ends with the last stage whose own section is written: name, sources and curate end after curate, a
-    `tokenizer` section goes on to the tokenizer. A recipe with one of the two sections alone is refused."""
+    Without the sections `model` and `train` the run ends with the last stage whose own section is in the recipe:
+    curate, or tokenizer if there is a section `tokenizer`. Raises RecipeError if only one of the two is missing."""
     missing = recipe.missing_sections(("model", "train"))
     if len(missing) < 2:
         return stages_up_to(recipe, stages, stages[-1].name), ""
-    written = [stage for stage in stages if stage.name in recipe.model_fields_set and not _misses(recipe, stage)]
+    written = [
+        stage for stage in stages if stage.name in recipe.model_fields_set and not _lacks_sections(recipe, stage)
+    ]
     last = max((stages.index(stage) for stage in written), default=0)
     left_out = ", ".join(stage.name for stage in stages[last + 1 :])
     return tuple(stages[: last + 1]), (
-        f"recipe {recipe.name}: {missing_text(missing)}, so the stages end with {stages[last].name}; "
-        f"not run: {left_out}"
+        f"recipe {recipe.name}: {missing_text(missing)}, so the last stage is {stages[last].name}; not run: {left_out}"
     )
 
 
-def _misses(recipe: Recipe, stage: Stage) -> bool:
+def _lacks_sections(recipe: Recipe, stage: Stage) -> bool:
     return bool(recipe.missing_sections(stage.sections))

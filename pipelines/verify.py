@@ -1,4 +1,4 @@
-"""Whether a work folder, or one stage's folder, is as its manifests say: every file, every fingerprint, every link."""
+"""Verifies a work folder or one stage's folder against its manifests: files, fingerprints, links between stages."""
 
 import re
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ from gristmill.foundation.manifest import (
 )
 from gristmill.pipelines.lease import LEASE_NAME
 
-BESIDE_STAGES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER)  # of a work folder, known and in no manifest
-HALF_DONE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
-RAW = "raw:"  # an input that is a source's raw files, not a stage
+OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER)  # of a work folder, in no manifest
+INCOMPLETE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
+RAW = "raw:"  # prefix of inputs that are raw files of a source, not a stage
 
 
 @dataclass
 class Verification:
-    """lines: one a folder, for people. wrong: one a file, fingerprint or link that is not as a manifest says."""
+    """lines: one summary per folder. wrong: one message per file, fingerprint or link that differs from a manifest."""
 
     lines: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
 def verify(folder: Path) -> Verification:
-    """folder: a stage's, or a work folder. Raises InputError if it holds no manifest."""
+    """folder: a stage's folder or a work folder. Raises InputError if it holds no manifest."""
     found = Verification()
     if (folder / MANIFEST_NAME).is_file():
         _verify_stage(folder, found)
@@ -45,9 +45,9 @@ def verify(folder: Path) -> Verification:
         _verify_stage(stage, found)
     found.wrong += _wrong_with_lock(folder)
     for path in sorted(set(folder.iterdir()) - set(stages)):
-        if HALF_DONE.fullmatch(path.name) and path.is_dir():
-            found.lines.append(f"{path}: half done, in no manifest; `gristmill run` goes on with it or removes it")
-        elif path.name not in BESIDE_STAGES:
+        if INCOMPLETE.fullmatch(path.name) and path.is_dir():
+            found.lines.append(f"{path}: incomplete stage, in no manifest; `gristmill run` resumes or removes it")
+        elif path.name not in OTHER_NAMES:
             found.wrong.append(f"{path}: in no manifest; move it out of {folder}")
     return found
 
@@ -55,9 +55,9 @@ def verify(folder: Path) -> Verification:
 def _verify_stage(folder: Path, found: Verification) -> None:
     try:
         manifest = read_manifest(folder)
-        wrong = [*differences(folder, manifest), *_left_behind(folder), *_wrong_with_inputs(folder, manifest)]
+        wrong = [*differences(folder, manifest), *_temporary_files(folder), *_wrong_with_inputs(folder, manifest)]
     except InputError as error:
-        found.lines.append(f"{folder}: its manifest is damaged")
+        found.lines.append(f"{folder}: the manifest is damaged")
         found.wrong.append(str(error))
         return
     found.lines.append(
@@ -66,33 +66,31 @@ def _verify_stage(folder: Path, found: Verification) -> None:
     found.wrong += wrong
 
 
-def _left_behind(folder: Path) -> Iterator[str]:
+def _temporary_files(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*")):
         if is_temporary(path) and path.is_file():
-            yield f"{path}: in no manifest, left behind by a writer that was killed; `gristmill run` removes it"
+            yield f"{path}: in no manifest, temporary file of a process that was stopped; `gristmill run` removes it"
 
 
 def _wrong_with_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """The fingerprint, computed again, and that of every input that stands beside the folder or is in its lock."""
+    """Compares the recomputed fingerprint, and those of the input stages and of the locked raw files."""
     path = folder / MANIFEST_NAME
     computed = stage_fingerprint(manifest.stage, manifest.code_version, manifest.config, manifest.inputs)
     if computed != manifest.fingerprint:
-        yield f"{path}: fingerprint {manifest.fingerprint}, but its stage, config and inputs give {computed}"
-    for name, wanted in sorted(manifest.inputs.items()):
+        yield f"{path}: fingerprint {manifest.fingerprint}, but stage, config and inputs give {computed}"
+    for name, expected in sorted(manifest.inputs.items()):
         if name.startswith(RAW):
             continue
-        beside = folder.parent / name
-        if not (beside / MANIFEST_NAME).is_file():
+        input_folder = folder.parent / name
+        if not (input_folder / MANIFEST_NAME).is_file():
             continue
-        stands = _fingerprint_of(beside)
-        if stands not in (None, wanted):
-            yield f"{path}: made from {name} {wanted}, but {beside} is {stands}; `gristmill run` makes it again"
+        actual = _fingerprint_of(input_folder)
+        if actual not in (None, expected):
+            yield f"{path}: made from {name} {expected}, but {input_folder} is {actual}; `gristmill run` rebuilds it"
     if "lock" in manifest.origin:
-        pinned = {
-            RAW + name: digest for name, digest in Lock.model_validate(manifest.origin["lock"]).identity().items()
-        }
+        pinned = _pinned(Lock.model_validate(manifest.origin["lock"]))
         if pinned != {name: digest for name, digest in manifest.inputs.items() if name.startswith(RAW)}:
-            yield f"{path}: its inputs are not the raw files that its lock pins"
+            yield f"{path}: its inputs differ from the raw files that its lock pins"
 
 
 def _pinned(lock: Lock) -> dict[str, str]:
@@ -100,7 +98,7 @@ def _pinned(lock: Lock) -> dict[str, str]:
 
 
 def _fingerprint_of(folder: Path) -> str | None:
-    """None where the manifest is damaged, which is said of its own folder."""
+    """None if the manifest is damaged, which `_verify_stage` reports for that folder."""
     try:
         return read_manifest(folder).fingerprint
     except InputError:
@@ -108,7 +106,7 @@ def _fingerprint_of(folder: Path) -> str | None:
 
 
 def _wrong_with_lock(workdir: Path) -> Iterator[str]:
-    """lock.json is readable, and pins the raw files that the stages were made from."""
+    """Checks that lock.json is readable and pins the raw files that the stages were made from."""
     path = workdir / LOCK_NAME
     try:
         lock = read_lock(path)
@@ -123,6 +121,6 @@ def _wrong_with_lock(workdir: Path) -> Iterator[str]:
             inputs = read_manifest(manifest_path.parent).inputs
         except InputError:
             continue
-        for name, wanted in sorted(inputs.items()):
-            if name.startswith(RAW) and pinned.get(name) != wanted:
-                yield f"{path}: source {name.removeprefix(RAW)}: pins other raw files than {manifest_path} names"
+        for name, expected in sorted(inputs.items()):
+            if name.startswith(RAW) and pinned.get(name) != expected:
+                yield f"{path}: source {name.removeprefix(RAW)}: it pins other raw files than {manifest_path}"

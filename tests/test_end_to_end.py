@@ -107,7 +107,7 @@ def test_the_model_has_learnt(whole):
 def test_a_second_run_does_nothing(whole, place):
     before = all_bytes(whole)
     done = gristmill("run", "tiny.yaml", "--workdir", "whole", cwd=place)
-    assert done.stderr.count("whole, skipped") == len(STAGES)
+    assert done.stderr.count("complete, skipped") == len(STAGES)
     assert all_bytes(whole) == before
 
 
@@ -158,7 +158,7 @@ def test_a_stage_is_a_script_too(whole, place):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and "curate: whole, skipped" in done.stderr
+    assert done.returncode == 0 and "curate: complete, skipped" in done.stderr
 
 
 @pytest.mark.parametrize(("stage", "kills"), [("curate", 3), ("train", 3)])

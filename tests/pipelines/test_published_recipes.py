@@ -23,7 +23,7 @@ def test_on_pages_and_on_a_crawl(call, tmp_path, shared_data, name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_crawl_of_one_page_leaves_a_ledger(call, tmp_path, shared_data, name):
-    """The page is too short for all of them: the run fails, its ledger says which rule took it, nothing is whole."""
+    """The page is too short for all of them: the run fails, its ledger names the rule that removed it, no stage is complete."""
     crawl = shared_data("warc/whirlwind/whirlwind.warc.gz")
     settings = ("--set", "sources.0.format=warc", "--set", f"sources.0.paths=[{crawl}]", "--workdir", tmp_path / "work")
     code, said = call("curate", name, "--workers", 1, *settings)
@@ -32,5 +32,5 @@ def test_a_crawl_of_one_page_leaves_a_ledger(call, tmp_path, shared_data, name):
     assert [row["fate"] for row in rows] == ["kept" if code == 0 else "removed"]
     if code:
         assert code == 1 and "gristmill why" in said.replace("\n", " ")
-        assert "half done" in call("plan", name, *settings)[1]
+        assert "incomplete" in call("plan", name, *settings)[1]
         assert rows[0]["rule"] in call("why", rows[0]["doc_id"], "--corpus", ledger.parent)[1]

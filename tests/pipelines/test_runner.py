@@ -1,4 +1,4 @@
-"""The runner on three small stages that count letters: what is whole is skipped, what is half done goes on."""
+"""The runner on three small stages that count letters: complete stages are skipped, incomplete ones resumed."""
 
 import errno
 import json
@@ -16,6 +16,7 @@ from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.lease import lease
+from gristmill.pipelines.reproduce import reproduce
 from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.stage import Stage
 
@@ -107,7 +108,7 @@ def test_one_alone_without_its_inputs(mill):
         mill.run(only="b")
 
 
-def test_a_failure_leaves_no_whole_looking_stage_and_the_next_run_goes_on(mill):
+def test_after_a_failure_the_stage_is_incomplete_and_the_next_run_resumes_it(mill):
     mill.fail["b"] = InputError("b is broken")
     with pytest.raises(InputError, match="b is broken"):
         mill.run()
@@ -117,49 +118,49 @@ def test_a_failure_leaves_no_whole_looking_stage_and_the_next_run_goes_on(mill):
     assert mill.run() == "bc"
 
 
-def test_a_full_disk_says_so_and_leaves_no_whole_looking_stage(mill):
+def test_a_full_disk_is_reported_and_leaves_the_stage_incomplete(mill):
     mill.fail["b"] = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(InputError, match=r"b: .*/work: the disk is full; free some space"):
         mill.run()
     assert not (mill.workdir / "b").exists()
 
 
-def test_a_read_only_disk_says_so(mill):
+def test_a_read_only_disk_is_reported(mill):
     mill.fail["b"] = OSError(errno.EROFS, "Read-only file system", "somewhere/x")
     with pytest.raises(InputError, match="b: somewhere/x: the disk is read-only"):
         mill.run()
 
 
-def test_ctrl_c_says_what_is_kept(mill, capfd):
+def test_ctrl_c_reports_what_is_kept(mill, capfd):
     mill.fail["b"] = KeyboardInterrupt()
     runner = mill.runner()
     runner.reporter = Reporter.to_terminal()
     with pytest.raises(KeyboardInterrupt):
         runner.run()
     said = " ".join(capfd.readouterr().err.split())
-    assert "b: interrupted; kept: a whole, and the finished files of b" in said
+    assert "b: interrupted; kept: complete stages (a) and the finished files of b" in said
     mill.fail.clear()
     assert mill.run() == "bc"
 
 
-def test_temporary_files_of_killed_writers_are_swept_and_those_of_living_ones_are_not(mill):
+def test_temporary_files_of_killed_writers_are_removed_and_those_of_running_ones_kept(mill):
     mill.run()
     dead = [mill.workdir / name for name in ("a/.first.4321.tmp", "cache/annotated/.x.1.tmp", ".lock.json.2.tmp")]
     for path in dead:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(mill.workdir / "cache/living")], stdout=subprocess.PIPE
+        [sys.executable, "-c", WRITER, str(mill.workdir / "cache/running")], stdout=subprocess.PIPE
     )
     assert writer.stdout.readline() == b"writes\n"
     mill.run()
     assert not any(path.exists() for path in dead)
-    living = list((mill.workdir / "cache").glob(".living.*.tmp"))
-    assert len(living) == 1
+    running = list((mill.workdir / "cache").glob(".running.*.tmp"))
+    assert len(running) == 1
     writer.kill()
     writer.wait()
     mill.run()
-    assert not living[0].exists()
+    assert not running[0].exists()
 
 
 WRITER = """
@@ -173,7 +174,7 @@ with atomic_path(Path(sys.argv[1])) as temporary:
 """
 
 
-def test_a_work_folder_that_was_moved_copied_or_is_a_link_is_as_whole_as_before(mill, tmp_path):
+def test_a_work_folder_stays_complete_when_moved_copied_or_linked(mill, tmp_path):
     mill.run()
     mill.workdir.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", tmp_path / "copied")
@@ -183,7 +184,7 @@ def test_a_work_folder_that_was_moved_copied_or_is_a_link_is_as_whole_as_before(
         assert mill.run() == ""
 
 
-def test_an_input_that_is_removed_between_two_stages_is_made_again_or_named(mill):
+def test_an_input_removed_between_two_stages_is_rebuilt_or_named(mill):
     mill.run(to="a")
     (mill.workdir / "a/second").unlink()
     with pytest.raises(InputError, match="a/second: missing"):
@@ -192,15 +193,15 @@ def test_an_input_that_is_removed_between_two_stages_is_made_again_or_named(mill
     assert mill.run() == "abc"
 
 
-def test_half_done_work_of_another_recipe_is_swept(mill):
+def test_an_incomplete_run_of_another_recipe_is_removed(mill):
     mill.fail["b"] = InputError("stop")
     with pytest.raises(InputError):
         mill.run()
-    half_done = next(mill.workdir.glob(".b-*"))
+    incomplete = next(mill.workdir.glob(".b-*"))
     mill.fail.clear()
     mill.seed = 2
     mill.run()
-    assert not half_done.exists()
+    assert not incomplete.exists()
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(mill):
@@ -210,7 +211,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(mill):
     assert (mill.workdir / "b/second").read_bytes() == b"ab"
 
 
-def test_a_second_writer_is_kept_out_and_told_who_is_first(mill):
+def test_a_second_writer_is_refused_with_the_process_id_of_the_first(mill):
     with lease(mill.workdir):
         script = (
             "import sys; from pathlib import Path; from gristmill.pipelines.lease import lease\n"
@@ -230,7 +231,7 @@ def test_a_file_that_does_not_match_its_manifest_is_named(mill):
         mill.run()
 
 
-def test_a_strange_folder_is_never_overwritten(mill):
+def test_a_folder_without_a_manifest_is_never_overwritten(mill):
     (mill.workdir / "a").mkdir(parents=True)
     (mill.workdir / "a/precious").write_text("mine")
     with pytest.raises(InputError, match="without a manifest"):
@@ -238,7 +239,7 @@ def test_a_strange_folder_is_never_overwritten(mill):
     assert (mill.workdir / "a/precious").read_text() == "mine"
 
 
-def test_times_stand_outside_the_manifests(mill):
+def test_times_are_logged_outside_the_manifests(mill):
     mill.run()
     lines = (mill.workdir / "logs/times.jsonl").read_text().splitlines()
     assert [json.loads(line)["stage"] for line in lines] == ["a", "b", "c"]
@@ -251,3 +252,12 @@ def test_two_runs_in_different_places_give_the_same_manifest(tmp_path, folder):
     assert (tmp_path / "here" / folder / "manifest.json").read_bytes() == (
         tmp_path / "there" / folder / "manifest.json"
     ).read_bytes()
+
+
+def test_reproduce_takes_the_lease_before_it_writes_the_lock(mill, tmp_path):
+    mill.run()
+    target = tmp_path / "again"
+    with lease(target):
+        with pytest.raises(InputError, match="another gristmill"):
+            reproduce(mill.workdir / "a", target, mill.runner().stages, 1, Reporter.silent())
+        assert not (target / "lock.json").exists()

@@ -1,4 +1,4 @@
-"""`gristmill verify` on three small stages: what is not as the manifests say is named, and nothing else is."""
+"""`gristmill verify` on three small stages: it names what differs from the manifests, and nothing else."""
 
 import pytest
 
@@ -27,12 +27,12 @@ def workdir(tmp_path):
 
 
 def rewrite_manifest(folder, **changed):
-    """As a careful forger would: with a digest that is right."""
+    """Alters the manifest and updates its digest."""
     content = read_manifest(folder).model_dump(mode="json") | changed
     (folder / "manifest.json").write_bytes(digested_json(content))
 
 
-def test_a_whole_work_folder(workdir):
+def test_an_unchanged_work_folder(workdir):
     found = verify(workdir)
     assert found.wrong == []
     assert [line.removeprefix(f"{workdir}/") for line in found.lines] == [
@@ -57,8 +57,8 @@ def test_a_changed_config_gives_another_fingerprint_than_the_one_it_states(workd
     assert wrong[0].startswith(f"{workdir}/curate/manifest.json: fingerprint ")
 
 
-def test_flips_inside_two_manifests_break_the_chain(workdir):
-    """A stage with another config and the fingerprint of it is not the one that the next stage was made from."""
+def test_an_altered_input_stage_is_named_by_the_stage_after_it(workdir):
+    """A stage with another config and a matching fingerprint is not the one the next stage was made from."""
     old = read_manifest(workdir / "tokenizer")
     forged = stage_fingerprint("tokenizer", 1, {"seed": 2}, old.inputs)
     rewrite_manifest(workdir / "tokenizer", config={"seed": 2}, fingerprint=forged)
@@ -70,9 +70,9 @@ def test_flips_inside_two_manifests_break_the_chain(workdir):
 
 def test_a_lock_of_other_raw_files(workdir):
     write_lock(workdir / "lock.json", OTHER)
-    assert "source s: pins other raw files than" in verify(workdir).wrong[0]
+    assert "source s: it pins other raw files than" in verify(workdir).wrong[0]
     rewrite_manifest(workdir / "curate", origin={"lock": OTHER.model_dump(mode="json")})
-    assert any("its inputs are not the raw files that its lock pins" in line for line in verify(workdir).wrong)
+    assert any("its inputs differ from the raw files that its lock pins" in line for line in verify(workdir).wrong)
 
 
 def test_a_flip_inside_the_lock(workdir):
@@ -85,7 +85,7 @@ def test_a_flip_inside_the_lock(workdir):
 
 
 @pytest.mark.parametrize("name", ["stray", "notes/stray", "curate/stray", "curate/.file.77.tmp"])
-def test_what_no_manifest_lists_is_named(workdir, name):
+def test_a_file_in_no_manifest_is_named(workdir, name):
     write_atomic(workdir / name, b"?")
     wrong = verify(workdir).wrong
     assert len(wrong) == 1
@@ -93,12 +93,12 @@ def test_what_no_manifest_lists_is_named(workdir, name):
     assert "in no manifest" in wrong[0] or "not in the manifest" in wrong[0]
 
 
-def test_half_done_work_logs_and_cache_are_no_fault(workdir):
+def test_incomplete_stages_logs_and_cache_are_no_error(workdir):
     for name in (f".train-{fingerprint(1)}/shard", "logs/times.jsonl", "cache/annotated/x"):
         write_atomic(workdir / name, b"?")
     found = verify(workdir)
     assert found.wrong == []
-    assert "half done" in found.lines[-1]
+    assert "incomplete" in found.lines[-1]
 
 
 def test_nothing_to_verify(tmp_path):

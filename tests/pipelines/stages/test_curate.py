@@ -53,10 +53,10 @@ def test_from_the_recipe_to_the_evidence(call, place):
     code, said = call("reproduce", corpus, "--workers", 1)
     assert code == 0 and f"identical: {len(outputs)} files" in said, said
     # another text of a benchmark is other work, another place of the same file is not
-    assert "whole" in call("plan", "one.yaml")[1]
+    assert "complete" in call("plan", "one.yaml")[1]
     (place / "rivers.txt").rename(place / "moved.txt")
     (place / "one.yaml").write_text((place / "one.yaml").read_text().replace("rivers.txt", "moved.txt"))
-    assert "whole" in call("plan", "one.yaml")[1]
+    assert "complete" in call("plan", "one.yaml")[1]
     (place / "moved.txt").write_text(f"{QUESTION} Why?\n0\n")
     assert "benchmarks" in call("plan", "one.yaml")[1]
 
