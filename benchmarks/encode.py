@@ -34,7 +34,7 @@ from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encode import encode_documents, encode_tasks
-from gristmill.tokenizers.pretrained import adopt
+from gristmill.tokenizers.pretrained import copy_pretrained
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
 
@@ -88,7 +88,7 @@ def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int
     path = folder / "bpe.tiktoken"
     ranks = byte_level_ranks(training, vocabulary)
     path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
-    adopt(TokenizerConfig(existing=str(path)), folder)
+    copy_pretrained(TokenizerConfig(pretrained=str(path)), folder)
     ours, reference = load_bulk_tokenizer(folder), load_tokenizer(folder)
     encoding = tiktoken.Encoding("peer", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
     peer = functools.partial(encoding.encode_ordinary_batch, num_threads=1)

@@ -1,6 +1,6 @@
-"""What can be known to be wrong before any work: found in seconds, all of it at once.
+"""Preflight checks: finds errors of a recipe in seconds, before work starts, and reports all of them at once.
 
-Each check looks at one stage and yields findings; a stage that is complete, or that will not run, is not looked at."""
+Each check belongs to one stage and yields findings; complete stages and stages that will not run are not checked."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,34 +18,34 @@ from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
-from gristmill.tokenizers.pretrained import require_existing
+from gristmill.tokenizers.pretrained import require_pretrained
 from gristmill.training.memory_check import LARGEST_DEVICE_BYTES, check_memory, host_bytes
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import resolve_layout
 from gristmill.training.planner.hardware import load_hardware
 
 HELD_OUT_TASKS = ("bits_per_byte", "cloze")
-# A cloze question shows at most 500 bytes and asks for a line of 20 to 160, wrong ones up to 1.5 times as long
+# A cloze question has a context of at most 500 bytes and choices of 20 to 160, wrong ones up to 1.5 times as long
 # (evaluation/tasks/corpus_tasks.py). English text has about 4 bytes a token at 8,000 pieces or more, 5 at 100,000 and
 # more.
-LONGEST_QUESTION_BYTES, SHORTEST_QUESTION_BYTES = 740, 80
-USUAL_BYTES_PER_TOKEN, HIGHEST_BYTES_PER_TOKEN = 4, 5
+MAX_QUESTION_BYTES, MIN_QUESTION_BYTES = 740, 80
+TYPICAL_BYTES_PER_TOKEN, MAX_BYTES_PER_TOKEN = 4, 5
 MARKUP_FORMATS = ("html", "warc", "arc")  # a few per cent of the bytes are text
-PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".parquet")
-PACKED_RATIO = 3  # gzip and zstd make English text about a third
-UNKNOWN_VOCABULARY = 10**6  # of an existing tokenizer, which is read later: no layout is refused for its vocabulary
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".parquet")
+COMPRESSED_RATIO = 3  # gzip and zstd compress English text to about a third
+UNKNOWN_VOCABULARY = 10**6  # of a pretrained tokenizer, which is read later: no layout is refused for its vocabulary
 
 
 @dataclass(frozen=True)
 class Finding:
-    """error: the exception it would become, or None for a warning."""
+    """error: the exception to raise, or None for a warning."""
 
     text: str
     error: type[RecipeError] | type[InputError] | None = RecipeError
 
 
 def require_ready(recipe: Recipe, stages: Sequence[Stage], workdir: Path, world_size: int, reporter: Reporter) -> None:
-    """Says the warnings. Raises RecipeError or InputError with every other finding, a line each."""
+    """Prints the warnings. Raises RecipeError or InputError with all other findings, one per line."""
     findings = preflight(recipe, [stage for stage in stages if not is_complete(stage, recipe, workdir)], world_size)
     for finding in findings:
         if finding.error is None:
@@ -54,23 +54,22 @@ def require_ready(recipe: Recipe, stages: Sequence[Stage], workdir: Path, world_
 
 
 def raise_all(findings: Sequence[Finding]) -> None:
-    wrong = [finding for finding in findings if finding.error is not None]
-    if wrong:
-        kind = RecipeError if any(finding.error is RecipeError for finding in wrong) else InputError
-        raise kind("\n".join(finding.text for finding in wrong))
+    errors = [finding for finding in findings if finding.error is not None]
+    if errors:
+        kind = RecipeError if any(finding.error is RecipeError for finding in errors) else InputError
+        raise kind("\n".join(finding.text for finding in errors))
 
 
 def preflight(recipe: Recipe, stages: Sequence[Stage], world_size: int) -> list[Finding]:
-    """Everything that is wrong with running these stages on so many processes. Reads the recipe, the names of files and
-    their first bytes; writes nothing."""
+    """All findings for running these stages on world_size processes. Reads the recipe, file names and the files' first
+    bytes; writes nothing."""
     return [
         finding for stage in stages for check in CHECKS.get(stage.name, ()) for finding in check(recipe, world_size)
     ]
 
 
 def is_complete(stage: Stage, recipe: Recipe, workdir: Path) -> bool:
-    """True if the stage's folder was made from the same part of the recipe. (Whether from the same inputs, the runner
-    finds out, and then does it again.)"""
+    """True if the stage's folder has the same config and code version. (The runner also compares the inputs.)"""
     folder = workdir / stage.name
     if not (folder / MANIFEST_NAME).is_file():
         return False
@@ -88,12 +87,12 @@ def check_workdir(workdir: Path) -> None:
         raise RecipeError(f"--workdir {workdir}: {existing} is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(
-            f"--workdir {workdir}: {existing} cannot be written (a read-only disk, or not yours); name another folder"
+            f"--workdir {workdir}: {existing} is not writable (read-only disk or permissions); name another folder"
         )
 
 
 def _sources(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    """Files of this machine; what lies behind an address is asked for when it is read."""
+    """Checks local files; URLs are checked when they are read."""
     for source in recipe.sources:
         if source.format in ("python_docs", "datasets") or any(map(is_address, source.paths)):
             continue
@@ -104,26 +103,26 @@ def _sources(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    wanted, near = recipe.curate.decontaminate, recipe.curate.near_dedup
+    decontaminate, near = recipe.curate.decontaminate, recipe.curate.near_dedup
     named = {f"near_dedup.protected: {path}": path for path in (near.protected if near else ())}
-    for benchmark in wanted.benchmarks if wanted else ():
+    for benchmark in decontaminate.benchmarks if decontaminate else ():
         named |= {f"decontaminate.benchmarks {benchmark.name}: {path}": path for path in benchmark.paths}
     for name, path in named.items():
         if not path.exists():
-            yield Finding(f"curate.{name}: there is no such file or folder; check the path", InputError)
+            yield Finding(f"curate.{name}: no such file or folder; check the path", InputError)
 
 
 def _tokenizer(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    if recipe.tokenizer.existing is not None:
+    if recipe.tokenizer.pretrained is not None:
         try:
-            require_existing(recipe.tokenizer.existing)
+            require_pretrained(recipe.tokenizer.pretrained)
         except InputError as error:
             yield Finding(str(error), InputError)
 
 
 def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     model, train = recipe.training()
-    vocabulary = UNKNOWN_VOCABULARY if recipe.tokenizer.existing else recipe.tokenizer.vocab_size
+    vocabulary = UNKNOWN_VOCABULARY if recipe.tokenizer.pretrained else recipe.tokenizer.vocab_size
     try:
         load_hardware(train.layout.hardware)
         if train.layout.auto:
@@ -144,7 +143,7 @@ def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     init_from = recipe.training().train.init_from
     if init_from is not None and not (Path(init_from) / MANIFEST_NAME).is_file():
         yield Finding(
-            f"train.init_from: {init_from} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
+            f"train.init_from: {init_from} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
         )
@@ -168,7 +167,7 @@ def _evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     yield from _tasks("evaluate.tasks", recipe.evaluate.tasks, recipe)
     if recipe.evaluate.samples and not recipe.curate.splits.test:
         yield Finding(
-            "evaluate.samples continue held-out documents, and curate.splits.test is 0; raise it, or set samples: 0"
+            "evaluate.samples needs held-out documents, but curate.splits.test is 0; raise it, or set samples: 0"
         )
 
 
@@ -176,8 +175,8 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
     held_out = [name for name in tasks if name in HELD_OUT_TASKS]
     if held_out and not recipe.curate.splits.test:
         yield Finding(
-            f"{field}: {', '.join(held_out)} read held-out documents, and curate.splits.test is 0; raise it, or leave "
-            "them out"
+            f"{field}: {', '.join(held_out)} need held-out documents, but curate.splits.test is 0; raise it, or remove "
+            "these tasks"
         )
     if "cloze" in tasks:
         yield from _cloze(field, recipe.training().model.sequence_length, recipe.evaluate)
@@ -194,46 +193,48 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
 
 
 def _cloze(field: str, sequence_length: int, evaluate: EvaluateConfig) -> Iterator[Finding]:
-    shortest = SHORTEST_QUESTION_BYTES // HIGHEST_BYTES_PER_TOKEN
-    longest = LONGEST_QUESTION_BYTES // USUAL_BYTES_PER_TOKEN
-    if sequence_length < shortest:
+    min_tokens = MIN_QUESTION_BYTES // MAX_BYTES_PER_TOKEN
+    max_tokens = MAX_QUESTION_BYTES // TYPICAL_BYTES_PER_TOKEN
+    if sequence_length < min_tokens:
         yield Finding(
-            f"{field}: a question of cloze has {SHORTEST_QUESTION_BYTES} bytes or more, at least {shortest} tokens, "
-            f"and model.sequence_length is {sequence_length}; raise it, or leave cloze out"
+            f"{field}: questions of cloze have at least {MIN_QUESTION_BYTES} bytes, {min_tokens} tokens or more, "
+            f"but model.sequence_length is {sequence_length}; raise it, or remove cloze"
         )
-    elif sequence_length < longest:
+    elif sequence_length < max_tokens:
         yield Finding(
-            f"{field}: questions of cloze have up to {LONGEST_QUESTION_BYTES} bytes, about {longest} tokens, and "
-            f"model.sequence_length is {sequence_length}: those that do not fit are not evaluated",
+            f"{field}: questions of cloze have up to {MAX_QUESTION_BYTES} bytes, about {max_tokens} tokens, but "
+            f"model.sequence_length is {sequence_length}: questions that do not fit are not evaluated",
             None,
         )
 
 
 def _repeats(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    """Estimated from the files' sizes; when the stage index is complete, training says it exactly."""
+    """Sources read more than 4 times, estimated from file sizes; training reports the exact numbers."""
     sizes = {source.name: _text_bytes(source) for source in recipe.sources}
     weights = {source.name: source.weight for source in recipe.sources}
     if recipe.train is None or not any(sizes.values()) or (None in weights.values() and not all(sizes.values())):
         return
-    tokens = {name: size // USUAL_BYTES_PER_TOKEN for name, size in sizes.items()}
+    tokens = {name: size // TYPICAL_BYTES_PER_TOKEN for name, size in sizes.items()}
     epochs = epochs_by_source(tokens, weights, recipe.train.tokens, recipe.index.phases)
     for line in repeat_warnings(epochs, tokens, recipe.train.tokens):
         yield Finding(
-            f"{line.removeprefix('warning: ')} (estimated from the raw files at {USUAL_BYTES_PER_TOKEN} bytes a token, "
-            "before anything is removed; exact after the stage index)",
+            f"{line.removeprefix('warning: ')} (estimated from the raw files at {TYPICAL_BYTES_PER_TOKEN} bytes per "
+            "token, before curation; exact after the stage index)",
             None,
         )
 
 
 def _text_bytes(source: SourceConfig) -> int:
-    """About how much text a source's local files hold; 0 where that is not to be seen."""
+    """Estimated text bytes of a source's local files; 0 if unknown."""
     if source.format in ("python_docs", "datasets", *MARKUP_FORMATS) or any(map(is_address, source.paths)):
         return 0
     try:
         found = locate(source).values()
-    except InputError:  # another check says it
+    except InputError:  # reported by _sources
         return 0
-    return sum(Path(path).stat().st_size * (PACKED_RATIO if path.endswith(PACKED_SUFFIXES) else 1) for path in found)
+    return sum(
+        Path(path).stat().st_size * (COMPRESSED_RATIO if path.endswith(COMPRESSED_SUFFIXES) else 1) for path in found
+    )
 
 
 CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {

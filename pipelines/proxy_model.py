@@ -1,7 +1,7 @@
-"""A small model that judges a tokenizer: how many bits a byte of unseen text costs when text is cut this way.
+"""A small proxy model that compares tokenizers by the bits per byte it reaches on held-out text.
 
-Every candidate sees the same text, whatever number of tokens that is, and is scored per byte, so that vocabularies of
-any size compare. The model may be tiny: it ranks tokenizers, it is no end."""
+Every tokenizer gets the same training text, whatever its number of tokens, and is scored per byte, so vocabularies of
+any size are comparable."""
 
 import math
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from gristmill.training.model.transformer import Transformer
 def bits_per_byte(
     tokenizer: Tokenizer, training: Sequence[str], held_out: Sequence[str], config: ProxyConfig, reporter: Reporter
 ) -> float:
-    """Of the held-out text under a model trained on the training text, once. Same arguments, same number.
+    """Bits per byte of the held-out text after one epoch on the training text. Deterministic.
 
-    Raises InputError if there is too little text for one batch, or none held out."""
+    Raises InputError if there is too little text for one batch, or no held-out text."""
     windows_NT = _windows(tokenizer, training, config.text_bytes, config.sequence_length)
     held_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.sequence_length)
     if len(windows_NT) < config.batch or not len(held_NT):
@@ -33,8 +33,8 @@ def bits_per_byte(
             f"{len(windows_NT)} windows to train on and {len(held_NT)} held out are too few for a proxy model; "
             "give more text"
         )
-    model = _fresh(config, tokenizer.vocab_size)
-    _fit(model, windows_NT, config, reporter)
+    model = _new_model(config, tokenizer.vocab_size)
+    _train(model, windows_NT, config, reporter)
     nats = sum(
         float(_loss(model, held_NT[at : at + config.batch], "sum")) for at in range(0, len(held_NT), config.batch)
     )
@@ -43,7 +43,7 @@ def bits_per_byte(
 
 
 def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, sequence_length: int) -> torch.Tensor:
-    """int64[windows, sequence_length + 1], neighbours share a token; consecutive documents, `limit` bytes at most."""
+    """int64[windows, sequence_length + 1], overlapping by one token: concatenated documents, up to `limit` bytes."""
     ids: list[int] = [tokenizer.end_of_document]
     taken = 0
     for text in texts:
@@ -57,12 +57,12 @@ def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, sequence_le
         torch.from_numpy(
             np.stack([stream[at * sequence_length : (at + 1) * sequence_length + 1] for at in range(count)])
         )
-        if (count)
+        if count
         else torch.empty((0, sequence_length + 1), dtype=torch.int64)
     )
 
 
-def _fresh(config: ProxyConfig, vocab_size: int) -> Transformer:
+def _new_model(config: ProxyConfig, vocab_size: int) -> Transformer:
     shape = ModelConfig(
         layers=config.layers,
         width=config.width,
@@ -75,8 +75,8 @@ def _fresh(config: ProxyConfig, vocab_size: int) -> Transformer:
     return model
 
 
-def _fit(model: Transformer, windows_NT: torch.Tensor, config: ProxyConfig, reporter: Reporter) -> None:
-    """One pass in a keyed order: AdamW, a warm-up of a tenth, then cosine to a tenth."""
+def _train(model: Transformer, windows_NT: torch.Tensor, config: ProxyConfig, reporter: Reporter) -> None:
+    """One epoch in seeded order: AdamW, warm-up over 10 % of the steps, cosine decay to 10 %."""
     steps = len(windows_NT) // config.batch
     order = Permutation(len(windows_NT), key_of(config.seed, "proxy")).whole()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))

@@ -1,10 +1,10 @@
-"""The small model that tokenizers are compared by, apart from its code: that needs torch, and this does not."""
+"""Config of the proxy model that compares tokenizers. Does not import torch."""
 
 from gristmill.foundation.config import Config
 
 
 class ProxyConfig(Config):
-    """At these defaults a million parameters and a minute on two cores. text_bytes is what each candidate sees."""
+    """Defaults: a million parameters, a minute on two cores. text_bytes: training text per tokenizer."""
 
     layers: int = 2
     width: int = 64

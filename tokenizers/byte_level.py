@@ -1,8 +1,7 @@
-"""A byte-level BPE in tokenizer.json, encoded by tiktoken where that is proved to give the same ids.
+"""Byte-level BPE of a tokenizer.json, encoded by tiktoken if its ids are verified to be equal.
 
-tiktoken merges the pair whose bytes together have the lowest rank; tokenizer.json lists its merges. The two agree where
-the ids of the merged tokens rise in the order of the merges, which is checked, and on strings on which they would part
-if they did, which are encoded by both."""
+tiktoken merges the pair whose concatenation has the lowest rank; tokenizer.json lists its merges. Both agree if the ids
+of the merged tokens increase in the order of the merges. That is checked, and both encode the adversarial strings."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,23 +13,23 @@ import tiktoken
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.encoders import Encoder, HuggingFaceEncoder, first_difference
 
-# How GPT-2 cuts text to words (Radford et al. 2019, encoder.py), and ByteLevel where it cuts by itself.
+# GPT-2's pre-tokenization pattern (Radford et al. 2019, encoder.py), also the default of ByteLevel.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
-# Code points of which every one is tried, for the two libraries read other tables of Unicode. Left out are those whose
-# class has never changed or is nobody's: ideographs and Hangul (of each block some are among the adversarial strings),
-# private use, and the planes without characters.
-TRIED = (
+# Code points that are all compared, since the two libraries use different Unicode tables. Excluded are blocks whose
+# class never changed or is undefined: ideographs and Hangul (the adversarial strings hold some of each), private use,
+# and planes without characters.
+COMPARED_CODE_POINTS = (
     range(0x3400), range(0xA000, 0xAC00), range(0xD7A4, 0xD800), range(0xF900, 0x20000),
     range(0xE0000, 0xE0200),
 )  # fmt: skip
-TRIED_AT_ONCE = 64
+CODE_POINTS_PER_STRING = 64
 
 
 class TiktokenEncoder(Encoder):
-    """About five times as fast as Hugging Face's tokenizers; used only after `same_ids` proved it equal.
+    """About five times as fast as Hugging Face's tokenizers; used only if `same_ids` is true.
 
-    A text that tiktoken refuses (its regex runs out of stack on a million blanks) is encoded by the reference."""
+    A text that tiktoken rejects (its regex overflows the stack on a million blanks) is encoded by the reference."""
 
     name = "tiktoken"
 
@@ -51,20 +50,20 @@ class TiktokenEncoder(Encoder):
     def _ids(self, text: str) -> np.ndarray:
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:  # a ValueError too, and no fault of tiktoken's
+        except UnicodeEncodeError:  # a lone surrogate: also a ValueError
             raise
         except ValueError:
             return np.array(self._reference.encode(text), dtype=np.int32)
 
 
 def fastest_byte_level(content: dict[str, Any], reference: HuggingFaceEncoder) -> Encoder:
-    """tiktoken if the tokenizer.json has a form that it can take over and gives the same ids, else the reference."""
+    """tiktoken if it supports the tokenizer.json and gives the same ids, else the reference."""
     fast = tiktoken_encoder(content, reference)
     return fast if fast is not None and same_ids(content, reference, fast) else reference
 
 
 def tiktoken_encoder(content: dict[str, Any], reference: Encoder) -> TiktokenEncoder | None:
-    """None if the tokenizer.json is no byte-level BPE that tiktoken could take over. Does not prove it equal."""
+    """tiktoken for a byte-level BPE that it supports, else None. Does not compare the ids."""
     pattern, ranks = _pattern(content), _ranks(content)
     if pattern is None or ranks is None:
         return None
@@ -76,23 +75,23 @@ def tiktoken_encoder(content: dict[str, Any], reference: Encoder) -> TiktokenEnc
 
 
 def same_ids(content: dict[str, Any], reference: Encoder, other: Encoder) -> bool:
-    """True if the two agree on the adversarial strings, on joins of the tokens, and on every tried code point."""
+    """True if both agree on the adversarial strings, concatenations of tokens, and COMPARED_CODE_POINTS."""
     pieces = [_bytes_of(piece) or b"" for piece in content["model"]["vocab"]]
     strings = adversarial_strings([piece.decode("utf-8", "ignore") for piece in pieces])
     return first_difference(reference, other, strings + _code_points()) is None
 
 
 def _code_points() -> list[str]:
-    """Strings in which each tried code point follows a blank, a letter and a digit."""
-    tried = [chr(code) for part in TRIED for code in part]
+    """Strings in which each compared code point follows a space, a letter and a digit."""
+    tried = [chr(code) for block in COMPARED_CODE_POINTS for code in block]
     return [
-        "".join(f" {character}a{character}1{character}" for character in tried[start : start + TRIED_AT_ONCE])
-        for start in range(0, len(tried), TRIED_AT_ONCE)
+        "".join(f" {character}a{character}1{character}" for character in tried[start : start + CODE_POINTS_PER_STRING])
+        for start in range(0, len(tried), CODE_POINTS_PER_STRING)
     ]
 
 
 def _pattern(content: dict[str, Any]) -> str | None:
-    """The regular expression that cuts text to words, None if something else happens to the text before BPE."""
+    """The pre-tokenization pattern, None if anything else changes the text before BPE."""
     parts = content.get("pre_tokenizer") or {}
     parts = parts.get("pretokenizers", []) if parts.get("type") == "Sequence" else [parts]
     if content.get("normalizer") is not None or not parts or not _is_plain_byte_level(parts[-1]):
@@ -112,7 +111,7 @@ def _is_plain_byte_level(part: dict[str, Any]) -> bool:
 
 
 def _ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
-    """Token bytes to id, None if the model is more than merges of bytes whose products' ids rise."""
+    """Token bytes to id; None unless the model is plain byte merges with increasing ids."""
     model, added = content["model"], content.get("added_tokens", [])
     unusual = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     if model.get("type") != "BPE" or any(model.get(name) for name in unusual):
@@ -132,13 +131,13 @@ def _ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
 
 
 def _bytes_of(piece: str) -> bytes | None:
-    """The bytes a piece stands for, None if it is not written in GPT-2's names of bytes."""
+    """The bytes of a piece in GPT-2's byte-to-character mapping, None if it is not written that way."""
     numbers = [BYTE_OF.get(character) for character in piece]
     return None if None in numbers else bytes(number for number in numbers if number is not None)
 
 
 def visible(token: bytes) -> str:
-    """Bytes as GPT-2 writes them in vocabularies: printable Latin-1 as it is, the others from U+0100 on."""
+    """Bytes in GPT-2's byte-to-character mapping: printable Latin-1 unchanged, the others from U+0100 on."""
     return "".join(BYTE_NAMES[byte] for byte in token)
 
 

@@ -1,18 +1,18 @@
-"""Capital letters as a mark and the small letter: "Hello" and "hello" then share their pieces.
+"""Encodes capital letters as a mark plus the lower-case letter: "Hello" and "hello" then share pieces.
 
-One of the strategies of mGPT (Shliazhko et al. 2022, arXiv:2204.07580). The rules are sentencepiece's own normalisation
-tables, kept inside the .model, so that every reader of the model applies them. A text that holds the mark itself still
-comes back: the mark is written as mark + escape."""
+One of the strategies of mGPT (Shliazhko et al. 2022, arXiv:2204.07580). The rules are sentencepiece's normalisation
+tables, stored in the .model, so every reader of the model applies them. Text that contains the mark itself round-trips:
+the mark is written as mark + escape."""
 
 import sys
 from pathlib import Path
 
-MARK = "\ue000"  # private use: no text that is meant for exchange assigns it a meaning
+MARK = "\ue000"  # private use area: has no meaning in interchanged text
 ESCAPE = "\ue001"
 
 
 def capitals() -> list[tuple[str, str]]:
-    """Every (capital, small) that are one character each and each other's only case: ("A", "a"), not ("İ", ...)."""
+    """All pairs (upper, lower) of single characters that map to each other: ("A", "a"), not ("İ", ...)."""
     pairs = ((chr(code), chr(code).lower()) for code in range(sys.maxunicode + 1))
     return [
         (capital, small)
@@ -22,12 +22,12 @@ def capitals() -> list[tuple[str, str]]:
 
 
 def marked() -> list[tuple[str, str]]:
-    """Every rule in an order in which one may apply them one after another: the mark itself first."""
+    """All replacement rules, in an order in which they can be applied sequentially: the mark itself first."""
     return [(MARK, MARK + ESCAPE)] + [(capital, MARK + small) for capital, small in capitals()]
 
 
 def write_rules(folder: Path) -> dict[str, str]:
-    """Two tables in `folder`, and the settings of sentencepiece's trainer that name them."""
+    """Writes two tables to `folder`; returns the sentencepiece trainer settings that name them."""
     backward = [(target, source) for source, target in marked()]
     paths = {"normalization_rule_tsv": marked(), "denormalization_rule_tsv": backward}
     for name, rules in paths.items():

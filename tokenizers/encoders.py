@@ -1,6 +1,6 @@
-"""What turns text into ids: sentencepiece, kitoken where it is proved equal, or Hugging Face's tokenizers.
+"""Encoders (text to ids): sentencepiece, kitoken if its ids are verified to be equal, Hugging Face's tokenizers.
 
-byte_level.py has tiktoken, in place of the last where that is proved equal."""
+byte_level.py adds tiktoken, which replaces Hugging Face's tokenizers if its ids are verified to be equal."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 
 class Encoder(Protocol):
-    """name: what is recorded. Control symbols are never made from text: "<|endofdocument|>" is encoded as letters."""
+    """name: recorded in manifests. Text never becomes control symbols: "<|endofdocument|>" is encoded as plain text."""
 
     name: str
 
@@ -25,7 +25,7 @@ class Encoder(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids: int32, those of all texts in a row; lengths: int64[len(texts)])."""
+        """(ids of all texts concatenated: int32; lengths: int64[len(texts)])."""
         encoded = self.encode_batch(texts)
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
         return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, int(lengths.sum())), lengths
@@ -45,7 +45,7 @@ class SentencePieceEncoder(Encoder):
 
 
 class KitokenEncoder(Encoder):
-    """Four times as fast as sentencepiece on BPE; used only after `first_difference` found none."""
+    """Four times as fast as sentencepiece on BPE; used only if `first_difference` finds none."""
 
     name = "kitoken"
 
@@ -74,35 +74,35 @@ class HuggingFaceEncoder(Encoder):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         try:
             return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError:  # its way to refuse a lone surrogate; the others raise UnicodeEncodeError
+        except TypeError:  # raised on a lone surrogate; the other encoders raise UnicodeEncodeError
             for text in texts:
                 text.encode()
             raise
 
 
 def first_difference(reference: Encoder, other: Encoder, strings: Sequence[str]) -> str | None:
-    """The first string that the two encode differently, None if there is none; any string if the other fails."""
+    """The first string that the two encode differently, None if there is none; the first string if `other` raises."""
     expected = reference.encode_batch(strings)
     try:
         found = other.encode_batch(strings)
-    except Exception:  # whatever it raises, the other cannot stand in for the reference
+    except Exception:  # whatever the error, `other` cannot replace the reference
         return strings[0]
     pairs = zip(strings, expected, found, strict=True)
     return next((text for text, ours, theirs in pairs if ours != theirs), None)
 
 
 def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor) -> Encoder:
-    """kitoken if it gives sentencepiece's ids on every adversarial string of this very model, else sentencepiece."""
+    """kitoken if it gives sentencepiece's ids on all adversarial strings of this model, else sentencepiece."""
     reference = SentencePieceEncoder(processor)
     try:
         fast = KitokenEncoder(path)
-    except Exception:  # a model kitoken cannot read is no fault of the user's
+    except Exception:  # kitoken cannot read every valid model
         return reference
     return reference if first_difference(reference, fast, strings_for(processor)) is not None else fast
 
 
 def strings_for(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
-    """The adversarial strings of a model: the general ones and joins of its pieces."""
+    """The adversarial strings for a model: the general ones and concatenations of its pieces."""
     return adversarial_strings(
         [processor.id_to_piece(piece).replace("▁", " ") for piece in range(processor.get_piece_size())]
     )

@@ -1,6 +1,6 @@
-"""A SentencePiece model as Hugging Face's tokenizer.json: the same text gives the same ids, which `differences` proves.
+"""Exports a SentencePiece model to tokenizer.json (Hugging Face) with equal ids, which `differences` verifies.
 
-No control symbol stands among the added tokens: Hugging Face would find it in text, SentencePiece does not."""
+Control symbols are not added tokens: Hugging Face would match them in text, SentencePiece does not."""
 
 import base64
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 UNIGRAM, BPE, CHARACTERS = 1, 2, 4  # TrainerSpec.ModelType
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # SentencePiece.Type
 
-# Byte pieces and control symbols stand in the vocabulary by name ("<0x0A>"), and Hugging Face's unigram would take the
-# name for text. So bad a score is never on a best path: it is worse than a thousand of the worst single characters.
+# Byte pieces and control symbols are in the vocabulary by name ("<0x0A>"), and Hugging Face's unigram would match the
+# name in text. This score is never on a best path: it is worse than a thousand of the worst single characters.
 UNREACHABLE_SCORE = -10_000.0
 
 
 def write_huggingface(folder: Path, case_marks: bool = False) -> None:
-    """Puts tokenizer.json and tokenizer_config.json beside the folder's tokenizer.model.
+    """Writes tokenizer.json and tokenizer_config.json next to the folder's tokenizer.model.
 
     case_marks: the model was trained with them. Its normalisation table is then written rule by rule: Hugging Face
-    reads a compiled table by graphemes, sentencepiece by longest match, and they part at combining marks."""
+    reads a compiled table by graphemes, sentencepiece by longest match, and they differ at combining marks."""
     proto = sentencepiece_model_pb2.ModelProto.FromString((folder / MODEL_NAME).read_bytes())
     write_atomic(folder / JSON_NAME, canonical_json(tokenizer_json(proto, case_marks)) + b"\n")
     end = proto.pieces[proto.trainer_spec.eos_id].piece
@@ -37,7 +37,7 @@ def write_huggingface(folder: Path, case_marks: bool = False) -> None:
 
 
 def settings_json(end_of_document: str) -> dict[str, Any]:
-    """tokenizer_config.json. split_special_tokens: transformers, too, takes "<|endofdocument|>" in text for letters."""
+    """tokenizer_config.json. split_special_tokens: transformers encodes "<|endofdocument|>" as plain text, too."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end_of_document,
@@ -48,7 +48,7 @@ def settings_json(end_of_document: str) -> dict[str, Any]:
 
 
 def differences(folder: Path, strings: Sequence[str]) -> list[str]:
-    """The strings to which tokenizer.json gives other ids than tokenizer.model."""
+    """The strings for which tokenizer.json and tokenizer.model give different ids."""
     reference = SentencePieceEncoder(sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL_NAME)))
     exported = HuggingFaceEncoder(HuggingFaceTokenizer.from_file(str(folder / JSON_NAME)))
     pairs = zip(strings, reference.encode_batch(strings), exported.encode_batch(strings), strict=True)
@@ -70,7 +70,7 @@ def tokenizer_json(proto: Any, case_marks: bool) -> dict[str, Any]:
 
 
 def _added_tokens(proto: Any) -> list[dict[str, Any]]:
-    """Only the user's symbols: they are cut out of the text first, in both."""
+    """The user symbols, which both libraries split off first."""
     return [
         {
             "id": number,
@@ -78,7 +78,7 @@ def _added_tokens(proto: Any) -> list[dict[str, Any]]:
             "single_word": False,
             "lstrip": False,
             "rstrip": False,
-            "normalized": "▁" in piece.piece,  # looked for after spaces became ▁, as in SentencePiece
+            "normalized": "▁" in piece.piece,  # matched after spaces become ▁, as in SentencePiece
             "special": False,
         }
         for number, piece in enumerate(proto.pieces)
@@ -137,9 +137,9 @@ def _bpe(proto: Any) -> dict[str, Any]:
 
 
 def _merges(proto: Any) -> list[list[str]]:
-    """Every way to make a piece of two others, the pieces in the order of their scores, which is the order of merging.
+    """All pairs of pieces that concatenate to a piece, in the order of the scores, which is the merge order.
 
-    SentencePiece merges any two neighbours whose join is a piece; Hugging Face needs each such pair named."""
+    SentencePiece merges any adjacent pair whose concatenation is a piece; Hugging Face needs each pair listed."""
     ranks = {piece.piece: -piece.score for piece in proto.pieces if piece.type == NORMAL}
     merges = []
     for piece in sorted((piece for piece in ranks if len(piece) > 1), key=lambda piece: ranks[piece]):

@@ -1,4 +1,4 @@
-"""Tokenizers that exist are used as they are: a SentencePiece .model, a tokenizer.json, or a file of tiktoken ranks."""
+"""Loads pretrained tokenizers: a SentencePiece .model, a Hugging Face tokenizer.json, or tiktoken ranks."""
 
 import base64
 import hashlib
@@ -17,17 +17,17 @@ from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import settings_json
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, end_symbol
 
-# The symbols by which published tokenizers end a document: GPT-2 and its kin, Llama 3, Llama 1, Qwen, Gemma, BERT.
-KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
+# End-of-document symbols of published tokenizers: GPT-2, Llama 3, Llama 1, Qwen, Gemma, BERT.
+END_SYMBOLS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
 
 HUB_TIMEOUT_SECONDS = 5.0
 
 
-def find(existing: str) -> Path:
-    """The file an `existing` names: itself, or the tokenizer file of a folder, or of a repository of the hub.
+def find(name: str) -> Path:
+    """The tokenizer file that `tokenizer.pretrained` names: a file, a folder's, or a Hugging Face repository's.
 
     Raises InputError if there is none, or the hub cannot be reached."""
-    path = Path(existing).expanduser()
+    path = Path(name).expanduser()
     if path.is_dir():
         for name in (JSON_NAME, MODEL_NAME):
             if (path / name).is_file():
@@ -35,44 +35,43 @@ def find(existing: str) -> Path:
         raise InputError(f"{path}: holds neither {JSON_NAME} nor {MODEL_NAME}; name the tokenizer's file itself")
     if path.is_file():
         return path
-    if not is_hub_name(existing):
-        raise InputError(f"tokenizer.existing: {path}: no such file or folder; check the path")
-    return _from_hub(existing)
+    if not is_hub_name(name):
+        raise InputError(f"tokenizer.pretrained: {path}: no such file or folder; check the path")
+    return _from_hub(name)
 
 
-def is_hub_name(existing: str) -> bool:
+def is_hub_name(name: str) -> bool:
     """True for `gpt2` and `org/name`; False for what can only be a path: ./x, a/b/c, ~/x, x.json."""
-    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", existing) is not None
-    return named and Path(existing).suffix not in (".model", ".json", ".tiktoken")
+    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) is not None
+    return named and Path(name).suffix not in (".model", ".json", ".tiktoken")
 
 
-def require_existing(existing: str) -> None:
-    """Finds in seconds what would fail later. Raises InputError if there is no such tokenizer on this machine, and its
-    name is unknown to the hub or the hub cannot be reached."""
-    path = find(existing)
+def require_pretrained(name: str) -> None:
+    """Raises InputError if the tokenizer is not on this machine, and the hub does not have it or cannot be reached."""
+    path = find(name)
     if path.suffix not in (".model", ".json", ".tiktoken"):
         raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
 
 
-def existing_digest(existing: str) -> str:
-    """SHA-256 over the file and, where it has one, the settings beside it: what the ids depend on."""
-    path = find(existing)
+def pretrained_digest(name: str) -> str:
+    """SHA-256 of the tokenizer file and of its tokenizer_config.json, if it has one."""
+    path = find(name)
     digest = hashlib.sha256(path.read_bytes())
     settings = path.with_name(SETTINGS_NAME)
     digest.update(settings.read_bytes() if settings.is_file() else b"")
     return digest.hexdigest()
 
 
-def adopt(config: TokenizerConfig, folder: Path) -> None:
-    """Puts the tokenizer into `folder` under the names `load_tokenizer` knows."""
-    assert config.existing is not None
-    path = find(config.existing)
+def copy_pretrained(config: TokenizerConfig, folder: Path) -> None:
+    """Copies or converts the tokenizer into `folder` under the names `load_tokenizer` reads."""
+    assert config.pretrained is not None
+    path = find(config.pretrained)
     if path.suffix == ".model":
         write_atomic(folder / MODEL_NAME, path.read_bytes())
         return
     if path.suffix == ".tiktoken":
-        content = from_ranks(path, config.pattern or GPT2_PATTERN, config.end_of_document or KNOWN_ENDS[0])
-        symbol = config.end_of_document or KNOWN_ENDS[0]
+        content = from_ranks(path, config.pattern or GPT2_PATTERN, config.end_of_document or END_SYMBOLS[0])
+        symbol = config.end_of_document or END_SYMBOLS[0]
     elif path.suffix == ".json":
         content = path.read_bytes()
         symbol = config.end_of_document or _end_of(path, content)
@@ -83,7 +82,7 @@ def adopt(config: TokenizerConfig, folder: Path) -> None:
 
 
 def _end_of(path: Path, content: bytes) -> str:
-    """The symbol the settings beside the file name, else the first known one that is among its added tokens."""
+    """The eos_token of the file's settings, else the first of END_SYMBOLS among its added tokens."""
     settings = path.with_name(SETTINGS_NAME)
     if settings.is_file():
         return end_symbol(settings)
@@ -91,11 +90,11 @@ def _end_of(path: Path, content: bytes) -> str:
         added = {token["content"] for token in json.loads(content).get("added_tokens", [])}
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
         raise InputError(f"{path}: not a tokenizer.json ({error})") from error
-    for symbol in KNOWN_ENDS:
+    for symbol in END_SYMBOLS:
         if symbol in added:
             return symbol
     raise InputError(
-        f"{path}: none of {KNOWN_ENDS} is among its added tokens {sorted(added)[:8]}; set tokenizer.end_of_document"
+        f"{path}: none of {END_SYMBOLS} is among its added tokens {sorted(added)[:8]}; set tokenizer.end_of_document"
     )
 
 
@@ -141,7 +140,7 @@ def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:
 
 
 def last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two tokens that join last when `token` is built by merges of lower rank.
+    """The two tokens of the last merge when `token` is built by merges of lower rank.
 
     b"abc" with ranks {ab: 0, abc: 1} -> (b"ab", b"c"). Raises InputError if no merges build it."""
     parts = [token[at : at + 1] for at in range(len(token))]
@@ -149,7 +148,7 @@ def last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
         joined = [(ranks.get(left + right), at) for at, (left, right) in enumerate(itertools.pairwise(parts))]
         usable = [(rank, at) for rank, at in joined if rank is not None and rank < ranks[token]]
         if not usable:
-            raise InputError(f"token {token!r} of rank {ranks[token]} is built by no merges; the ranks are not whole")
+            raise InputError(f"token {token!r} of rank {ranks[token]} is not built by merges; the ranks are incomplete")
         _, at = min(usable)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]
@@ -174,8 +173,8 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
 def _from_hub(name: str) -> Path:
     """tokenizer.json of a hub repository, for example "gpt2": from the local cache, else downloaded.
 
-    The hub is first asked once, for at most HUB_TIMEOUT_SECONDS: huggingface_hub itself tries again for half a minute
-    where there is no network."""
+    The hub is first probed for at most HUB_TIMEOUT_SECONDS: without a network huggingface_hub itself retries for half a
+    minute."""
     from huggingface_hub import constants, hf_hub_download  # only here: it reads the environment, may open the network
 
     try:
@@ -191,6 +190,6 @@ def _from_hub(name: str) -> Path:
         return path
     except Exception as error:  # of many kinds: no such name, no network, no rights
         raise InputError(
-            f"tokenizer.existing={name!r} is no file or folder here, and the hub gave none "
+            f"tokenizer.pretrained={name!r} is no file or folder here, and the hub has none "
             f"({type(error).__name__}); give the path of a .model, tokenizer.json or .tiktoken file"
         ) from error

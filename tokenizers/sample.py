@@ -1,4 +1,4 @@
-"""The text a tokenizer is trained on: a bounded, deterministic sample of the curated corpus in its blend."""
+"""Samples the tokenizer's training text: a bounded, deterministic sample of the corpus in the recipe's blend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import TokenizerConfig
 
-# One document gives this much at most, so that a few huge ones do not decide the vocabulary.
-EXCERPT_CHARACTERS = 50_000
-# Slices are read until they hold so many times the bytes wanted, so that documents are drawn, not just taken.
+# Maximum text per document, so that a few huge documents do not dominate the vocabulary.
+MAX_DOCUMENT_CHARACTERS = 50_000
+# Document ranges are read until they hold this many times the requested bytes; documents are then drawn from them.
 CANDIDATE_FACTOR = 4
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A document that may be taken. cell: (source, group); the group is the source again, or the language."""
+    """A document that may be sampled. cell: (source, group); the group is the source again, or the language."""
 
     cell: tuple[str, str]
     text: str
@@ -30,12 +30,11 @@ class Candidate:
 def training_texts(
     corpus: Path, weights: Mapping[str, float | None], config: TokenizerConfig, seed: int
 ) -> tuple[list[str], dict[str, int]]:
-    """Texts of about config.sample_bytes in all, and the bytes taken by group.
+    """(texts of about config.sample_bytes in total, sampled bytes by group).
 
-    Each group has its share of the blend, flattened by config.temperature; what a group lacks goes to the others, and
-    no text is taken twice. A pure function of the corpus, the settings and the seed. A source of weight 0
-    gives none, one of weight None has its share of the text (there are no tokens yet). Raises InputError if a source
-    has no documents in the train split."""
+    Each group gets its share of the blend, flattened by config.temperature; if a group has too little text, the others
+    get the rest. No text is sampled twice. Deterministic in the corpus, the settings and the seed. Weight 0: none;
+    weight None: in proportion to the source's text. Raises InputError if a source has no training documents."""
     shares = {name: _text_bytes(corpus, name) if weight is None else weight for name, weight in weights.items()}
     by_source = {source: _candidates(corpus, source, config, seed) for source in shares if weights[source] != 0}
     cells: dict[tuple[str, str], list[Candidate]] = {}
@@ -47,7 +46,7 @@ def training_texts(
             mass[candidate.cell] = mass.get(candidate.cell, 0.0) + shares[source] * candidate.bytes / total
     names = sorted(cells)
     available = [sum(candidate.bytes for candidate in cells[name]) for name in names]
-    quotas = fill(_flattened(names, mass, config.temperature), available, config.sample_bytes)
+    quotas = allocate(_flattened(names, mass, config.temperature), available, config.sample_bytes)
     texts: list[str] = []
     taken: dict[str, int] = {}
     for name, quota in zip(names, quotas, strict=True):
@@ -61,16 +60,16 @@ def training_texts(
     return texts, taken
 
 
-def fill(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
-    """`total` dealt by shares, no one given more than is available; what is left over is dealt again by shares.
+def allocate(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
+    """Allocates `total` by shares, at most what is available each; the remainder is allocated again by shares.
 
     ([0.5, 0.5], [100, 20], 80) -> [60, 20]."""
     given = [0.0] * len(shares)
     open_ = [index for index in range(len(shares)) if shares[index] > 0]
     left = float(total)
     while open_ and left > 0.5:
-        whole = sum(shares[index] for index in open_)
-        level = {index: given[index] + left * shares[index] / whole for index in open_}
+        open_share = sum(shares[index] for index in open_)
+        level = {index: given[index] + left * shares[index] / open_share for index in open_}
         full = [index for index in open_ if level[index] >= available[index]]
         for index in full or open_:
             before, given[index] = given[index], min(level[index], available[index])
@@ -82,12 +81,12 @@ def fill(shares: Sequence[float], available: Sequence[int], total: int) -> list[
 def _flattened(
     names: Sequence[tuple[str, str]], mass: Mapping[tuple[str, str], float], temperature: float
 ) -> list[float]:
-    """The share of each cell after its group's share p has become p**(1 / temperature)."""
+    """The share of each cell after each group's share p is changed to p**(1 / temperature)."""
     groups: dict[str, float] = {}
     for name in names:
         groups[name[1]] = groups.get(name[1], 0.0) + mass[name]
-    whole = sum(groups.values())
-    flat = {group: (amount / whole) ** (1.0 / temperature) for group, amount in groups.items()}
+    total = sum(groups.values())
+    flat = {group: (amount / total) ** (1.0 / temperature) for group, amount in groups.items()}
     return [flat[name[1]] / sum(flat.values()) * mass[name] / groups[name[1]] for name in names]
 
 
@@ -96,7 +95,7 @@ def _text_bytes(corpus: Path, source: str) -> float:
 
 
 def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> list[Candidate]:
-    """Documents of the source in a keyed random order."""
+    """Documents of the source in seeded random order."""
     parts = document_ranges(corpus, "train", source)
     if not parts:
         raise InputError(
@@ -117,7 +116,7 @@ def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -
 def _read(part: DocumentRange, source: str, config: TokenizerConfig) -> list[Candidate]:
     by_language = config.group_by == "language"
     table = read(part, "text", *(["language"] if by_language else []))
-    texts = pc.utf8_slice_codeunits(table["text"], 0, EXCERPT_CHARACTERS)
+    texts = pc.utf8_slice_codeunits(table["text"], 0, MAX_DOCUMENT_CHARACTERS)
     sizes = pc.binary_length(texts).to_pylist()
     groups = table["language"].to_pylist() if by_language else [source] * len(sizes)
     return [

@@ -1,9 +1,9 @@
-"""Each distinct stretch of text is encoded once: text is cut where no piece can reach across, and the parts remembered.
+"""Caches the ids of text segments: text is split where no vocabulary piece can span the boundary.
 
-Two neighbouring characters that stand side by side in no piece of the vocabulary are never merged, nor is anything
-across them. So BPE (and unigram, whose scores add up) encodes the text before and after such a border independently:
-the ids of a text are the ids of its segments, one after another. Segments are short (a word, a run of punctuation) and
-repeat by Zipf's law. The cut, the look-up and the output run in one pass over the UTF-8 bytes."""
+Two adjacent characters that are adjacent in no piece of the vocabulary are never merged. So BPE (and unigram, whose
+scores are additive) encodes the text before and after such a boundary independently: the ids of a text are the
+concatenated ids of its segments. Segments are short (a word, a run of punctuation) and repeat by Zipf's law. Splitting,
+lookup and output run in one pass over the UTF-8 bytes."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,24 +17,23 @@ from gristmill.tokenizers.encoders import Encoder
 BPE = 2  # TrainerSpec.ModelType
 
 # Longer segments (text without spaces, encoded data) hardly repeat; they are encoded each time.
-LONGEST_KEY = 48
-# Bytes of text looked at before the new segments among them are encoded.
+MAX_KEY_BYTES = 48
+# Bytes of text per step; the new segments of a step are encoded together.
 WINDOW_BYTES = 1 << 20
-# Slots of the table, a power of two. It is emptied when half of them are taken, or keys or ids fill their pools.
+# Slots of the hash table, a power of two. It is cleared when half full, or when keys or ids exceed POOL_BYTES.
 NUM_SLOTS = 1 << 20
 POOL_BYTES = 1 << 26
 
 
 class SegmentEncoder:
-    """Encodes through `inner` what it has not seen; gives exactly inner's ids.
+    """Encodes unseen segments with `inner` and caches them; the ids are exactly those of `inner`.
 
-    Only for models that take a text's characters as they stand: `is_local` says which. Its state is what it has seen;
-    a worker process has its own, and what is returned does not depend on it."""
+    Only for models for which `is_local` is true. Each process has its own cache; the ids do not depend on it."""
 
     def __init__(self, inner: Encoder, pieces: Sequence[str]):
         self.name = f"segments of {inner.name}"
         self._inner = inner
-        self._joined = neighbours(pieces)
+        self._joined = adjacent_bytes(pieces)
         self._slots = np.full((NUM_SLOTS, 2), -1, dtype=np.int64)  # columns: first 8 bytes; length << 32 | entry
         self._keys = np.zeros(0, dtype=np.uint8)
         self._entries = np.zeros((0, 4), dtype=np.int32)  # columns: key start, key length, ids start, number of ids
@@ -59,18 +58,22 @@ class SegmentEncoder:
         position = document = 0
         while position < len(buffer):
             size = _window_bytes(buffer, ends, position, WINDOW_BYTES, self._joined)
-            most = min(size, WINDOW_BYTES)  # at worst every byte of the window is a segment, and the last one is long
-            self._make_room(most, size)
+            capacity = min(
+                size, WINDOW_BYTES
+            )  # at worst every byte of the window is a segment, and the last one is long
+            self._reserve(capacity, size)
             known = int(self._sizes[0])
-            segments, owners = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+            segments, owners = np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32)
             tables = (self._joined, self._slots, self._entries, self._keys, self._sizes)
-            count, position, document = _cut(buffer, ends, position, document, WINDOW_BYTES, tables, segments, owners)
-            self._learn(known)
+            count, position, document = _split_segments(
+                buffer, ends, position, document, WINDOW_BYTES, tables, segments, owners
+            )
+            self._encode_new_segments(known)
             found.append(_gather(segments[:count], owners[:count], self._entries, self._ids, lengths))
         return np.concatenate(found), lengths
 
-    def _learn(self, known: int) -> None:
-        """Encodes the segments that came new in this window."""
+    def _encode_new_segments(self, known: int) -> None:
+        """Encodes the segments first seen in this window."""
         new = self._entries[known : self._sizes[0]]
         if not len(new):
             return
@@ -88,8 +91,8 @@ class SegmentEncoder:
         new[:, 3] = counts
         self._sizes[2] = used + total
 
-    def _make_room(self, new_entries: int, new_bytes: int) -> None:
-        """Room for as many entries and bytes of keys at most."""
+    def _reserve(self, new_entries: int, new_bytes: int) -> None:
+        """Grows the arrays for so many new entries and key bytes; clears the table when it is full."""
         entries, key_bytes, num_ids = self._sizes.tolist()
         if entries > NUM_SLOTS // 2 or max(key_bytes, num_ids) > POOL_BYTES:
             self._slots.fill(-1)
@@ -103,16 +106,16 @@ class SegmentEncoder:
 
 
 def is_local(proto: Any) -> bool:
-    """True if a SentencePiece model (its ModelProto) may be encoded segment by segment.
+    """True if a SentencePiece model (its ModelProto) can be encoded segment by segment.
 
-    That is BPE without a normaliser, a leading space or the removal of spaces. Unigram is left out: sentencepiece adds
-    its scores in float32, so on long texts its own ids depend on everything before."""
+    That is BPE without a normaliser, a leading space or the removal of spaces. Unigram is excluded: sentencepiece sums
+    its scores in float32, so on long texts the ids depend on the preceding text."""
     spec = proto.normalizer_spec
     changes_text = spec.precompiled_charsmap or spec.add_dummy_prefix or spec.remove_extra_whitespaces
     return proto.trainer_spec.model_type == BPE and spec.escape_whitespaces and not changes_text
 
 
-def neighbours(pieces: Sequence[str]) -> np.ndarray:
+def adjacent_bytes(pieces: Sequence[str]) -> np.ndarray:
     """bool[65536]: entry 256 * a + b says that byte b follows byte a somewhere inside a piece, "▁" read as a space.
 
     Characters are never cut: a byte that continues one follows any."""
@@ -138,8 +141,8 @@ def _mixed(word):
 
 
 @cached_njit()
-def _goes_on(buffer, start, at, end, joined):
-    """True if the segment that began at `start` holds the byte at `at` too. Beside a literal "▁" nothing is cut."""
+def _continues_segment(buffer, start, at, end, joined):
+    """True if the byte at `at` belongs to the segment from `start`. Text is never split next to a literal "▁"."""
     before, here = buffer[at - 1], buffer[at]
     if joined[before * 256 + here]:
         return True
@@ -150,24 +153,23 @@ def _goes_on(buffer, start, at, end, joined):
 
 @cached_njit()
 def _window_bytes(buffer, ends, position, window, joined):
-    """From `position` to the first cut after a window of bytes. Cuts depend on their neighbours alone, so this looks at
-    none of the bytes before."""
+    """Bytes from `position` to the first boundary after the window. Boundaries depend on adjacent bytes only."""
     at = position + window
     if at >= len(buffer):
         return len(buffer) - position
     text = np.searchsorted(ends, at, side="right")
     start = ends[text - 1] if text else 0
-    while at > start and at < ends[text] and _goes_on(buffer, start, at, ends[text], joined):
+    while at > start and at < ends[text] and _continues_segment(buffer, start, at, ends[text], joined):
         at += 1
     return at - position
 
 
 @cached_njit()
-def _cut(buffer, ends, position, document, window, tables, segments, owners):
-    """Writes the entry of every segment of about a window of bytes, and makes entries for those not seen before.
+def _split_segments(buffer, ends, position, document, window, tables, segments, owners):
+    """Writes the entry of every segment of about a window of bytes, and adds entries for new segments.
 
-    A slot holds the key's first 8 bytes, and its length and entry: short keys are found by one look into memory.
-    Returns how many segments there are, and the position and the text to go on with."""
+    A slot holds the key's first 8 bytes, and its length and entry: short keys need one memory access.
+    Returns the number of segments, and the position and document to continue with."""
     joined, slots, entries, keys, sizes = tables
     count = 0
     mask = np.uint64(len(slots) - 1)
@@ -186,7 +188,7 @@ def _cut(buffer, ends, position, document, window, tables, segments, owners):
                     first = word
                 value = _mixed(value ^ word)
                 word, shift = np.uint64(0), np.uint64(0)
-            if at >= end or not _goes_on(buffer, position, at, end, joined):
+            if at >= end or not _continues_segment(buffer, position, at, end, joined):
                 break
         length = at - position
         if length < 8:
@@ -195,13 +197,13 @@ def _cut(buffer, ends, position, document, window, tables, segments, owners):
         key, named = np.int64(first), np.int64(length) << 32
         slot = np.int64(value & mask)
         entry = -1
-        if length <= LONGEST_KEY:
+        if length <= MAX_KEY_BYTES:
             while slots[slot, 1] >= 0:
-                held = slots[slot, 1]
-                alike = slots[slot, 0] == key and (held >> 32) << 32 == named
-                held &= 0xFFFFFFFF
-                if alike and (length <= 8 or _same(buffer, position, length, keys, entries[held, 0])):
-                    entry = held
+                found = slots[slot, 1]
+                alike = slots[slot, 0] == key and (found >> 32) << 32 == named
+                found &= 0xFFFFFFFF
+                if alike and (length <= 8 or _same(buffer, position, length, keys, entries[found, 0])):
+                    entry = found
                     break
                 slot = (slot + 1) & np.int64(mask)
         if entry < 0:
@@ -210,7 +212,7 @@ def _cut(buffer, ends, position, document, window, tables, segments, owners):
             keys[sizes[1] : sizes[1] + length] = buffer[position:at]
             sizes[0] += 1
             sizes[1] += length
-            if length <= LONGEST_KEY:
+            if length <= MAX_KEY_BYTES:
                 slots[slot, 0], slots[slot, 1] = key, named | entry
         segments[count] = entry
         owners[count] = document
@@ -229,7 +231,7 @@ def _same(buffer, position, length, keys, start):
 
 @cached_njit()
 def _gather(segments, owners, entries, ids, lengths):
-    """The ids of all segments in a row; adds their numbers to the lengths of their texts."""
+    """The concatenated ids of all segments; adds their counts to the lengths of their texts."""
     total = 0
     for segment in segments:
         total += entries[segment, 3]

@@ -1,4 +1,4 @@
-"""A tokenizer as everyone above uses it: text to ids and back, whatever made it."""
+"""The Tokenizer class (text to ids and back) and its loaders."""
 
 import hashlib
 import json
@@ -31,10 +31,10 @@ SETTINGS_NAME = "tokenizer_config.json"
 
 
 class Tokenizer:
-    """encoder is the name of what encodes; fingerprint is that of the file the ids are defined by.
+    """encoder: name of the encoding library. fingerprint: of the file that defines the ids.
 
-    decode(encode(text)) == text for tokenizers that gristmill trained, but for U+2581, which reads back as a space:
-    it is SentencePiece's own sign for one."""
+    decode(encode(text)) == text for tokenizers trained by gristmill, except that U+2581 decodes to a space (it is
+    SentencePiece's symbol for one)."""
 
     def __init__(self, encoder: Encoder, decoder: Any, pieces: Sequence[str], end_of_document: int, fingerprint: str):
         self._encoder, self._decoder = encoder, decoder
@@ -45,9 +45,9 @@ class Tokenizer:
         self.encoder = encoder.name
 
     def encode(self, text: str) -> list[int]:
-        """Ids without a beginning or an end; control symbols in the text are encoded as letters.
+        """The ids, without begin or end symbols; control symbols in the text are encoded as plain text.
 
-        Raises InputError on a lone surrogate, which no UTF-8 text holds."""
+        Raises InputError on a lone surrogate, which is invalid in UTF-8."""
         try:
             return self._encoder.encode(text)
         except UnicodeEncodeError as error:
@@ -60,25 +60,25 @@ class Tokenizer:
             raise _surrogate(error) from error
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids: int32, those of all texts in a row; lengths: int64[len(texts)]): for encoding in bulk."""
+        """(ids of all texts concatenated: int32; lengths: int64[len(texts)]), for bulk encoding."""
         try:
             return self._encoder.encode_flat(texts)
         except UnicodeEncodeError as error:
             raise _surrogate(error) from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; control symbols give nothing, bytes that are no UTF-8 give U+FFFD."""
+        """The text of the ids; control symbols are skipped, bytes that are invalid UTF-8 give U+FFFD."""
         return self._decoder.decode([int(token) for token in ids])
 
     def id_of(self, piece: str) -> int | None:
-        """The id of a piece by its exact name, None if there is none."""
+        """The id of a piece, None if the vocabulary lacks it."""
         try:
             return self.pieces.index(piece)
         except ValueError:
             return None
 
     def fim_ids(self) -> tuple[int, int, int] | None:
-        """Ids of the prefix, middle and suffix symbols, None unless all three are there."""
+        """Ids of the prefix, middle and suffix symbols, None unless all three exist."""
         prefix, middle, suffix = (self.id_of(symbol) for symbol in FIM_SYMBOLS)
         if prefix is None or middle is None or suffix is None:
             return None
@@ -88,15 +88,15 @@ class Tokenizer:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a `tokenizer` folder: its .model if it has one, else its tokenizer.json.
 
-    What encodes is the fastest that is proved, here and now, to give sentencepiece's ids. Raises InputError if the
-    folder holds neither file, or no symbol that ends a document."""
+    Uses the fastest encoder that passes the comparison with sentencepiece's ids. Raises InputError if the folder
+    holds neither file, or no end-of-document symbol."""
     return _load(folder, fastest_equal, lambda content, reference: reference)
 
 
 def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
-    """The same tokenizer for encoding a corpus: it may take a second to start, to be several times as fast.
+    """The tokenizer for encoding a corpus: loading may take a second longer, encoding is several times as fast.
 
-    encoder names what encodes and skips the proof: for worker processes, whose parent has made it."""
+    encoder: use this one without comparing it; for worker processes, whose parent has compared it."""
     if encoder is None:
         return _load(folder, _fastest_in_bulk, fastest_byte_level)
     return _load(
@@ -115,7 +115,7 @@ def _load(folder: Path, choose: Choose, choose_json: ChooseJson) -> Tokenizer:
         return _from_model(folder / MODEL_NAME, choose)
     if (folder / JSON_NAME).is_file():
         return _from_json(folder / JSON_NAME, choose_json)
-    raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; this is no tokenizer folder")
+    raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; not a tokenizer folder")
 
 
 def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor) -> Encoder:
@@ -123,7 +123,7 @@ def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor
     if not is_local(sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())):
         return inner
     segments = SegmentEncoder(inner, _pieces(processor))
-    twice = strings_for(processor) * 2  # the second time from memory
+    twice = strings_for(processor) * 2  # the second time from the cache
     return inner if first_difference(SentencePieceEncoder(processor), segments, twice) is not None else segments
 
 
@@ -133,13 +133,13 @@ def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, name: 
 
 
 def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: str) -> Encoder:
-    """Raises InputError if the file was replaced by another since its encoder was chosen."""
+    """Raises InputError if the file was replaced since its encoder was chosen."""
     if name != TiktokenEncoder.name:
         return reference
     found = tiktoken_encoder(content, reference)
     if found is None:
         raise InputError(
-            f"{JSON_NAME}: tiktoken cannot encode it any more; it was replaced: run the same command again"
+            f"{JSON_NAME}: tiktoken cannot encode it, so the file was replaced; run the same command again"
         )
     return found
 
@@ -163,7 +163,7 @@ def _from_model(path: Path, choose: Choose) -> Tokenizer:
 
 
 class _SkippingDecoder:
-    """Hugging Face's decoder without the symbols that are no text."""
+    """Hugging Face's decoder, skipping control symbols."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, skipped: set[int]):
         self._tokenizer, self._skipped = tokenizer, skipped
@@ -185,7 +185,7 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
     end = end_symbol(path.with_name(SETTINGS_NAME))
     if end not in vocabulary:
         raise InputError(
-            f"{path}: its end-of-document symbol {end!r} is no piece; name one in tokenizer.end_of_document"
+            f"{path}: its end-of-document symbol {end!r} is not in the vocabulary; set tokenizer.end_of_document"
         )
     decoder = _SkippingDecoder(tokenizer, {vocabulary[end]})
     digest = hashlib.sha256(content + end.encode()).hexdigest()[:32]
@@ -196,7 +196,7 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
 def end_symbol(path: Path) -> str:
     """The eos_token of a tokenizer_config.json. Raises InputError if there is no such file or it names none."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file, so nothing says which symbol ends a document")
+        raise InputError(f"{path}: no such file, so the end-of-document symbol is unknown")
     symbol = json.loads(path.read_bytes()).get("eos_token")
     symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
     if not isinstance(symbol, str):
@@ -207,5 +207,5 @@ def end_symbol(path: Path) -> str:
 def _surrogate(error: UnicodeEncodeError) -> InputError:
     return InputError(
         f"the text holds a lone surrogate U+{ord(error.object[error.start]):04X} at character {error.start}; "
-        "it is no Unicode text: replace it when the document is read"
+        "it is invalid Unicode: replace it when the document is read"
     )

@@ -26,7 +26,7 @@ TRAINING_THREADS = 8
 # Markdown (kubernetes_community, 8k pieces of 4 MB, 2026-11-20) against 0.286 line by line, where sentencepiece never
 # sees what follows a line end.
 SENTENCE_BYTES = 2000
-LONGEST_SENTENCE_BYTES = 4 * SENTENCE_BYTES
+MAX_SENTENCE_BYTES = 4 * SENTENCE_BYTES
 
 # Unigram scores are rounded to so many parts of one. Sums of them are then exact in float32 up to 2^18 = 262144 in
 # size, so float32 (sentencepiece) and float64 (Hugging Face) find the same best path.
@@ -44,24 +44,24 @@ def train(texts: Iterable[str], config: TokenizerConfig) -> bytes:
                 sentence_iterator=sentences(texts), model_writer=model, **_settings(config, Path(folder))
             )
         except RuntimeError as error:
-            raise InputError(_mend(str(error), config)) from error
+            raise InputError(_training_error(str(error), config)) from error
     return _canonical(model.getvalue(), config)
 
 
 def sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Whole lines up to about SENTENCE_BYTES together; a longer line is cut. Nothing is lost but empty sentences."""
+    """Groups of complete lines of about SENTENCE_BYTES; longer lines are split. Drops only empty sentences."""
     for text in texts:
-        held: list[str] = []
+        pending: list[str] = []
         size = 0
         for line in text.splitlines(keepends=True):
             for start in range(0, len(line), SENTENCE_BYTES):
-                held.append(line[start : start + SENTENCE_BYTES])
-                size += len(held[-1])
+                pending.append(line[start : start + SENTENCE_BYTES])
+                size += len(pending[-1])
                 if size >= SENTENCE_BYTES:
-                    yield "".join(held)
-                    held, size = [], 0
-        if held:
-            yield "".join(held)
+                    yield "".join(pending)
+                    pending, size = [], 0
+        if pending:
+            yield "".join(pending)
 
 
 def _settings(config: TokenizerConfig, folder: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _settings(config: TokenizerConfig, folder: Path) -> dict[str, Any]:
         "model_type": MODEL_TYPES[config.algorithm],
         "vocab_size": config.vocab_size,
         "character_coverage": config.character_coverage,
-        "max_sentencepiece_length": config.longest_piece,
+        "max_sentencepiece_length": config.max_piece_length,
         "split_digits": config.split_digits,
         "user_defined_symbols": [symbol.replace(" ", "▁") for symbol in config.user_symbols],
         "control_symbols": list(FIM_SYMBOLS) if config.fim else [],
@@ -85,7 +85,7 @@ def _settings(config: TokenizerConfig, folder: Path) -> dict[str, Any]:
         "bos_id": -1,
         "pad_id": -1,
         "num_threads": TRAINING_THREADS,
-        "max_sentence_length": LONGEST_SENTENCE_BYTES * 4,
+        "max_sentence_length": MAX_SENTENCE_BYTES * 4,
         "input_sentence_size": 0,
         "hard_vocab_limit": config.algorithm != "characters",
         "minloglevel": 2,
@@ -96,7 +96,7 @@ def _settings(config: TokenizerConfig, folder: Path) -> dict[str, Any]:
 
 
 def _canonical(model: bytes, config: TokenizerConfig) -> bytes:
-    """Without the paths of temporary files, and with scores whose sums are exact."""
+    """The model without temporary paths, and with unigram scores rounded so that their sums are exact."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     proto.normalizer_spec.normalization_rule_tsv = ""
     proto.denormalizer_spec.normalization_rule_tsv = ""
@@ -106,18 +106,18 @@ def _canonical(model: bytes, config: TokenizerConfig) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _mend(reason: str, config: TokenizerConfig) -> str:
-    wanted = f"tokenizer.vocab_size={config.vocab_size}"
+def _training_error(reason: str, config: TokenizerConfig) -> str:
+    setting = f"tokenizer.vocab_size={config.vocab_size}"
     if too_high := re.search(r"Vocabulary size too high .*<= (\d+)", reason, re.DOTALL):
         return (
-            f"{wanted} is more than the corpus supports: its text gives {too_high[1]} pieces at most; "
+            f"{setting} is more than the corpus supports: its text gives at most {too_high[1]} pieces; "
             f"set tokenizer.vocab_size to {too_high[1]} or less, or give it more text (tokenizer.sample_bytes)"
         )
     if too_low := re.search(r"smaller than required_chars\D*(\d+) vs (\d+)", reason):
         return (
-            f"{wanted} is too small: the characters, bytes and symbols alone need {too_low[2]} pieces; "
+            f"{setting} is too small: the characters, bytes and symbols alone need {too_low[2]} pieces; "
             f"set tokenizer.vocab_size above {too_low[2]}, or lower tokenizer.character_coverage"
         )
     if "sentences.empty" in reason or "!sentences_" in reason or "Input corpus is empty" in reason:
         return "the training split holds no text, so no tokenizer can be trained; look at what curate kept"
-    return f"sentencepiece could not train {wanted}: {reason}; give it more text or a smaller vocabulary"
+    return f"sentencepiece could not train {setting}: {reason}; give it more text or a smaller vocabulary"

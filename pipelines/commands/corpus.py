@@ -1,4 +1,4 @@
-"""The commands that look into a corpus: `gristmill why`, `gristmill similar`, `gristmill signatures merge`."""
+"""The commands that query a corpus: `why`, `similar` and `signatures merge`."""
 
 import sys
 import tempfile
@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from gristmill.data_pipeline.corpus.document_history import corpus_folder
-from gristmill.data_pipeline.corpus.document_history import why as life_of
+from gristmill.data_pipeline.corpus.document_history import why as document_history
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.protected import corpus_parts
 from gristmill.data_pipeline.dedup.signatures import find_store, has_store, merge_stores, open_store, sign_corpus
@@ -19,15 +19,15 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.console import print_block
 
-signatures_app = typer.Typer(no_args_is_help=True, help="Signature stores of corpora, for others to be compared with.")
+signatures_app = typer.Typer(no_args_is_help=True, help="MinHash signature stores of corpora.")
 
 
 def why(
     doc_id: Annotated[str, typer.Argument(metavar="DOC_ID", help="32 hex digits, as in the column doc_id.")],
     corpus: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the stage curate, or the work folder.")],
 ) -> None:
-    """The life of one document, step by step, with values and thresholds."""
-    for event in life_of(doc_id, corpus):
+    """Show what each curation step did to one document, with values and thresholds."""
+    for event in document_history(doc_id, corpus):
         print(f"{event.step}: {event.outcome}")
         for line in event.lines:
             print(f"    {line}")
@@ -35,17 +35,19 @@ def why(
 
 def similar_command(
     corpus: Annotated[Path, typer.Option(metavar="DIR", help="A work folder, curate folder or signature store.")],
-    text: Annotated[Path, typer.Option(metavar="FILE", help="The text, UTF-8; - reads it from standard input.")],
-    limit: Annotated[int, typer.Option(min=1, help="At most so many documents.")] = 10,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Compare every signature, not buckets.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, where the corpus has to be signed first.")] = 2,
+    text: Annotated[Path, typer.Option(metavar="FILE", help="A UTF-8 text file; - for standard input.")],
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of documents.")] = 10,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Compare all signatures, not only LSH buckets.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes, if signatures must be computed first.")] = 2,
 ) -> None:
-    """The documents of a corpus that are nearest to a text, with exact Jaccard similarity."""
+    """Find the documents of a corpus most similar to a text, with exact Jaccard similarity."""
     neighbours = nearest(read_text(text), corpus, limit, exhaustive, workers)
     if not neighbours:
-        print("no document is near it")
+        print("no similar document found")
         return
-    table = Table("similarity", "estimate", "document", "source", "begins")
+    table = Table("similarity", "estimate", "document", "source", "excerpt")
     for found in neighbours:
         table.add_row(
             f"{found.similarity:.4f}", f"{found.estimate:.4f}", found.doc_id, found.source, found.excerpt[:60]
@@ -54,12 +56,12 @@ def similar_command(
 
 
 def nearest(text: str, corpus: Path, limit: int, exhaustive: bool, workers: int) -> list[Neighbour]:
-    """From the signatures the corpus kept; if it kept none, they are made for this one question."""
+    """Searches the corpus' signature store; without one, signatures are computed for this query."""
     if has_store(corpus):
         store = open_store(find_store(corpus))
         return similar(text, store, store.files(), limit, exhaustive)
     reporter = Reporter.to_terminal()
-    reporter.say("the corpus kept no signatures (near_dedup: {keep_signatures: true}), so it is signed now")
+    reporter.say("the corpus has no signature store (near_dedup: {keep_signatures: true}); computing signatures")
     parts = corpus_parts(corpus_folder(corpus))
     with tempfile.TemporaryDirectory() as folder:
         store = sign_corpus(parts, NearDedupConfig().scheme, LocalEngine(workers, reporter), Path(folder) / "store")
@@ -70,7 +72,9 @@ def read_text(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error}); name a file, or - for input") from error
+        raise InputError(
+            f"{path}: cannot be read as UTF-8 text ({error}); name a file, or - for standard input"
+        ) from error
 
 
 @signatures_app.command("merge")
@@ -80,6 +84,6 @@ def merge_command(
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new store's folder.")],
 ) -> None:
-    """One signature store of several, for `near_dedup.protected` and `gristmill similar`."""
+    """Merge signature stores, for `near_dedup.protected` and `gristmill similar`."""
     store = merge_stores([find_store(corpus) for corpus in corpora], output)
     print(f"{output}: {sum(part.documents for part in store.parts)} documents in {len(store.parts)} files")

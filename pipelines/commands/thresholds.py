@@ -1,4 +1,4 @@
-"""The commands that ask annotated text: `gristmill decide` before a threshold is changed, `gristmill explore` after."""
+"""The commands for choosing filter thresholds: `decide` (threshold sweep) and `explore` (SQL)."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,30 +13,39 @@ from gristmill.data_pipeline.run_curation import annotated
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.stage_options import (
+    RecipeArgument,
+    SetOption,
+    WorkdirOption,
+    WorkersOption,
+    workdir_of,
+)
 from gristmill.pipelines.console import print_block
+from gristmill.pipelines.preflight import check_workdir
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 
 
 def decide(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE")],
+    recipe: RecipeArgument,
     sweep: Annotated[str, typer.Option(help="rule=low:high:n, as gopher_quality.min_words=20:80:5")],
-    workdir: Annotated[Path | None, typer.Option(help="Where the stages' folders stand (default: work/NAME).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a field.")] = None,
-    by_language: Annotated[bool, typer.Option("--by-language", help="A row for each language of a source.")] = False,
-    workers: Annotated[int, typer.Option(min=1)] = 2,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    by_language: Annotated[bool, typer.Option("--by-language", help="One row per language of a source.")] = False,
+    workers: WorkersOption = 2,
 ) -> None:
-    """What each threshold of a rule would keep, by source, before deduplication. Writes no corpus."""
-    wanted = parse_sweep(sweep)
+    """Count what each threshold of a rule would keep, by source, before deduplication. Writes no corpus."""
+    thresholds = parse_sweep(sweep)
     loaded = load_recipe(recipe, set_ or [])
-    folder = workdir or Path("work") / loaded.name
+    folder = workdir_of(loaded, workdir)
+    check_workdir(folder)
     reporter = Reporter.to_terminal()
     lock = pin(loaded, folder, reporter, workers, update=False, write=True)
     engine = LocalEngine(workers, reporter)
     sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
     names = ("source", "language") if by_language else ("source",)
-    table = Table(*names, wanted.rule, "documents kept", "MB kept", "taken by it alone")
-    for row in count(sources, wanted, engine, by_language):
+    table = Table(*names, thresholds.rule, "documents kept", "MB kept", "removed by this rule only")
+    for row in count(sources, thresholds, engine, by_language):
         where = (row.source, row.language) if by_language else (row.source,)
         table.add_row(*where, f"{row.threshold:g}", f"{row.documents:,}", f"{row.bytes / 1e6:,.1f}", f"{row.taken:,}")
     print_block(table)
@@ -46,25 +55,25 @@ def explore(
     corpus: Annotated[
         Path, typer.Argument(metavar="CORPUS", help="The folder of the stage curate, or the work folder.")
     ],
-    sql: Annotated[str | None, typer.Option(help="One question; without it, questions are read line by line.")] = None,
+    sql: Annotated[str | None, typer.Option(help="One query; without it, queries are read line by line.")] = None,
 ) -> None:
-    """Ask documents, signals and ledger in SQL (DuckDB)."""
+    """Query documents, signals and ledger with SQL (DuckDB)."""
     connection = open_corpus(corpus)
     if sql is not None:
-        _answer(connection, sql)
+        _print_result(connection, sql)
         return
-    print(f"tables: {', '.join(TABLES)}; one question a line, an empty line ends")
-    while question := typer.prompt("sql", default="", show_default=False):
+    print(f"tables: {', '.join(TABLES)}; one query per line, an empty line exits")
+    while query := typer.prompt("sql", default="", show_default=False):
         try:
-            _answer(connection, question)
+            _print_result(connection, query)
         except RecipeError as error:
             print(error)
 
 
-def _answer(connection, question: str) -> None:
-    """Prints the answer. Raises RecipeError with DuckDB's words for a question it does not take."""
+def _print_result(connection, query: str) -> None:
+    """Prints the result. Raises RecipeError with DuckDB's message for an invalid query."""
     try:
-        answer = connection.sql(question)
+        result = connection.sql(query)
     except Exception as error:  # duckdb.Error is made at run time and has no static name
-        raise RecipeError(f"{question}: {error}") from error
-    print(answer if answer is not None else "done")
+        raise RecipeError(f"{query}: {error}") from error
+    print(result if result is not None else "done")

@@ -1,4 +1,4 @@
-"""A report is a list of blocks, written once and rendered twice: as Markdown and as one HTML page."""
+"""The blocks of a report, which are rendered as Markdown and as HTML."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Table:
-    """numeric: how many of the last columns hold numbers, which stand to the right."""
+    """numeric: the number of trailing columns that are right-aligned numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -26,7 +26,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Text from a corpus or a model, shown as it is. It is the one place where foreign text enters the page."""
+    """Verbatim text from a corpus or a model (untrusted)."""
 
     title: str
     text: str
@@ -34,7 +34,7 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Figure:
-    """svg: the picture; name: its file beside the Markdown page; alt: what it shows, in words."""
+    """name: of the file next to the Markdown page. alt: text description."""
 
     name: str
     svg: bytes

@@ -1,4 +1,4 @@
-"""What a report says, section by section, read from the folders of the stages and from nothing else."""
+"""The sections of the report, read from the stages' folders only."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation_curve import evaluation_blocks
 from gristmill.pipelines.report.figures import curves
 
-SMOOTHED_OVER = 0.02  # share of a run: the curve a reader looks at is the mean over so many steps
+SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss is averaged
 
 
 @dataclass(frozen=True)
 class Folders:
-    """The whole folders of the stages, by name."""
+    """The complete folders of the stages."""
 
     curate: Path
     tokenizer: Path
@@ -33,12 +33,12 @@ class Folders:
 
 
 def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
-    """The whole report. Equal folders give equal blocks: no time, no path, no host stands in it."""
+    """All blocks of the report. Equal folders give equal blocks: no times, paths or host names."""
     return [
         Heading(f"gristmill: {recipe.name}", 1),
         Paragraph(
-            "From raw files to an evaluated checkpoint: what came in, what became of it, what the model learnt, "
-            "and how every number can be traced back."
+            "Input data, curation, training and evaluation of this run, and fingerprints that trace every number to "
+            "the raw files."
         ),
         *score_blocks(folders),
         *curation_blocks(folders.curate),
@@ -51,7 +51,7 @@ def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
 
 
 def score_blocks(folders: Folders) -> list[Block]:
-    """The table of scores as the stage `evaluate` wrote it, with its notes."""
+    """The score table of the stage `evaluate`, with its notes."""
     lines = (folders.evaluate / "table.md").read_text("utf-8").splitlines()
     cells = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines if line.startswith("| ")]
     notes = [Paragraph(line.removeprefix("- ")) for line in lines if line.startswith("- ")]
@@ -59,7 +59,7 @@ def score_blocks(folders: Folders) -> list[Block]:
 
 
 def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
-    """The weights asked for beside what the run's samples really were, and how often each source was seen."""
+    """The recipe's source weights compared with the samples drawn, and the epochs of each source."""
     model = recipe.training().model
     samples = open_samples(folders.index, "train", model.sequence_length, recipe.seed, recipe.index)
     trained = last_line(folders.train / "metrics.jsonl", "tokens")
@@ -77,7 +77,7 @@ def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
         for draw in drawn
     )
     columns = ("source", "planned", "drawn", "tokens", "epochs")
-    return [Heading("Blend"), Table(columns, rows, 4, "Shares of the tokens that were trained on.")]
+    return [Heading("Blend"), Table(columns, rows, 4, "Shares of the training tokens.")]
 
 
 def training_blocks(folders: Folders) -> list[Block]:
@@ -92,14 +92,14 @@ def training_blocks(folders: Folders) -> list[Block]:
     rows = tuple((name.replace("_", " "), shown(value)) for name, value in sorted(facts.items()) if is_plain(value))
     return [
         Heading("Training"),
-        Figure("loss", curves(series, "million tokens", "loss, nats a token"), "Loss against tokens seen"),
-        Table(("", ""), rows, 1) if rows else Paragraph("The stage recorded no facts."),
-        Excerpt("The model's configuration", json.dumps(model, indent=2, sort_keys=True)),
+        Figure("loss", curves(series, "million tokens", "loss, nats per token"), "Loss against tokens seen"),
+        Table(("", ""), rows, 1) if rows else Paragraph("The stage recorded no statistics."),
+        Excerpt("Model configuration", json.dumps(model, indent=2, sort_keys=True)),
     ]
 
 
 def validation_series(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
-    """name of the source -> (million tokens, validation loss)."""
+    """Source name -> (million tokens, validation loss)."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for line in lines:
         for name, score in line.get("validation", {}).get("sources", {}).items():
@@ -113,15 +113,15 @@ def sample_blocks(folders: Folders) -> list[Block]:
     path = folders.evaluate / "generations.json"
     if not path.is_file():
         return []
-    blocks: list[Block] = [Heading("Samples"), Paragraph("Held-out text, and how the model goes on.")]
+    blocks: list[Block] = [Heading("Samples"), Paragraph("Continuations of held-out documents by the model.")]
     for each in json.loads(path.read_bytes()):
-        for way in ("reference", "greedy", "sampled"):
-            blocks.append(Excerpt(f"{each['source']}, {way}", f"{each['prompt']} ⟩⟩⟩ {each[way]}"))
+        for kind in ("reference", "greedy", "sampled"):
+            blocks.append(Excerpt(f"{each['source']}, {kind}", f"{each['prompt']} ⟩⟩⟩ {each[kind]}"))
     return blocks
 
 
 def provenance_blocks(folders: Folders) -> list[Block]:
-    """The chain of fingerprints, from the report's inputs down to the locked raw files."""
+    """The fingerprints of all stages, from the report's inputs down to the locked raw files."""
     rows: list[tuple[str, ...]] = []
     for name, folder in reversed(folders.items()):
         manifest = read_manifest(folder)
@@ -142,10 +142,10 @@ def provenance_blocks(folders: Folders) -> list[Block]:
     )
     return [
         Heading("Provenance"),
-        Table(("stage", "fingerprint", "files", "made from"), tuple(rows)),
-        Table(("source", "raw files", "bytes", "fingerprint of their digests"), raw, caption="Locked raw files"),
+        Table(("stage", "fingerprint", "files", "inputs"), tuple(rows)),
+        Table(("source", "raw files", "bytes", "fingerprint of the digests"), raw, caption="Locked raw files"),
         Table(("library", "version"), tuple(sorted(libraries.items()))),
-        Paragraph("`gristmill verify` compares every file with its manifest; `gristmill reproduce` builds it again."),
+        Paragraph("`gristmill verify` compares every file with its manifest; `gristmill reproduce` rebuilds a stage."),
     ]
 
 
@@ -158,8 +158,8 @@ def last_line(path: Path, field: str) -> int:
 
 
 def smoothed(values: list[float]) -> list[float]:
-    """Mean over the last SMOOTHED_OVER of the run's steps: [4, 2] over 2 steps -> [4, 3]."""
-    width = max(1, round(SMOOTHED_OVER * len(values)))
+    """Moving average over the last SMOOTHING_SHARE of the run's steps: [4, 2] over 2 steps -> [4, 3]."""
+    width = max(1, round(SMOOTHING_SHARE * len(values)))
     return [sum(values[max(0, end - width) : end]) / min(end, width) for end in range(1, len(values) + 1)]
 
 

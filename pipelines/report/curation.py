@@ -1,4 +1,4 @@
-"""What a report says of curation: what came in, what each rule took, duplicates, examples beside a threshold."""
+"""The report's sections on curation: document counts, removals per rule, duplicates, borderline examples."""
 
 import json
 from collections import Counter
@@ -16,13 +16,13 @@ from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, P
 from gristmill.pipelines.report.flow import flow_svg
 from gristmill.pipelines.report.histograms import histogram_block
 from gristmill.pipelines.report.steps import flow_of, rule_order
-from gristmill.pipelines.report.text_edits import contamination_blocks, cut_blocks
+from gristmill.pipelines.report.text_edits import contamination_blocks, removed_span_blocks
 
-CLUSTERS_SHOWN = 8
-LANGUAGES_SHOWN = 60
-QUARANTINED_SHOWN = 10
+MAX_CLUSTERS = 8
+MAX_LANGUAGES = 60
+MAX_QUARANTINED = 10
 EXCERPT_CHARACTERS = 500
-BEGIN_CHARACTERS = 60
+TITLE_CHARACTERS = 60
 
 
 def curation_blocks(folder: Path) -> list[Block]:
@@ -33,32 +33,32 @@ def curation_blocks(folder: Path) -> list[Block]:
         *language_blocks(counts["sources"]),
         *rule_blocks(counts, ledger, folder),
         *duplicate_blocks(ledger, folder),
-        *cut_blocks(counts["sources"]),
+        *removed_span_blocks(counts["sources"]),
         *contamination_blocks(folder),
         *quarantine_blocks(folder, raw_names(folder)),
     ]
 
 
 def flow_blocks(counts: Mapping[str, Any]) -> list[Block]:
-    """read = kept + removed + quarantined, for each source and together."""
+    """read = kept + removed + quarantined, per source and in total."""
     sources = counts["sources"]
     flows = {name: flow(entry) for name, entry in sources.items()}
-    together = tuple(sum(column) for column in zip(*flows.values(), strict=True))
-    rows = [(name, *(f"{value:,}" for value in values)) for name, values in {**flows, "together": together}.items()]
-    fates = ("train", "validation", "test", "removed", "quarantined")
-    columns = ("source", "read", *fates, "MB read")
+    total = tuple(sum(column) for column in zip(*flows.values(), strict=True))
+    rows = [(name, *(f"{value:,}" for value in values)) for name, values in {**flows, "total": total}.items()]
+    outcomes = ("train", "validation", "test", "removed", "quarantined")
+    columns = ("source", "read", *outcomes, "MB read")
     pieces = sum(entry["pieces"] for entry in sources.values())
-    added = f"read + {pieces:,} pieces of split ones" if pieces else "read"
+    added = f"read + {pieces:,} pieces of split documents" if pieces else "read"
     return [
-        Heading("What came in, and what became of it"),
-        Figure("flow", flow_svg(flow_of(counts)), "Documents through the steps, from the raw files to the splits"),
+        Heading("Documents read, kept and removed"),
+        Figure("flow", flow_svg(flow_of(counts)), "Documents per curation step, from the raw files to the splits"),
         Table(columns, tuple(rows), 7, f"Documents: {added} = kept (train, validation, test) + removed + quarantined."),
         *repair_blocks(sources),
     ]
 
 
 def repair_blocks(sources: Mapping[str, Any]) -> list[Block]:
-    """How many documents each repair of the text changed (data_pipeline/annotate/normalize.py)."""
+    """Documents changed by each text normalization (data_pipeline/annotate/normalize.py)."""
     repairs = sorted({repair for entry in sources.values() for repair in entry["changed"]})
     if not repairs:
         return []
@@ -66,7 +66,7 @@ def repair_blocks(sources: Mapping[str, Any]) -> list[Block]:
         (name, *(f"{entry['changed'].get(repair, 0):,}" for repair in repairs)) for name, entry in sources.items()
     )
     columns = ("source", *(repair.replace("_", " ") for repair in repairs))
-    return [Table(columns, rows, len(repairs), "Documents that a repair of the text changed.")]
+    return [Table(columns, rows, len(repairs), "Documents changed by text normalization.")]
 
 
 def flow(entry: Mapping[str, Any]) -> tuple[int, ...]:
@@ -77,43 +77,50 @@ def flow(entry: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def language_blocks(sources: Mapping[str, Any]) -> list[Block]:
-    """What the filters removed of each language of each source, and which rule took the most."""
+    """Documents removed by filters per language and source, and the rule that removed most."""
     rows = []
     for source, entry in sources.items():
-        for language, held in sorted(entry["languages"].items(), key=lambda item: (-item[1]["documents"], item[0])):
-            removed = held["removed"]
-            taken = sum(removed.values())
-            most = min(removed, key=lambda rule: (-removed[rule], rule)) if removed else ""
-            share = f"{100 * taken / held['documents']:.1f}"
-            rule = f"{most} ({removed[most]:,})" if most else ""
-            rows.append((source, language or "none", rule, f"{held['documents']:,}", f"{taken:,}", share))
-    columns = ("source", "language", "rule that took most", "read", "removed", "%")
+        for language, documents in sorted(
+            entry["languages"].items(), key=lambda item: (-item[1]["documents"], item[0])
+        ):
+            removed = documents["removed"]
+            num_removed = sum(removed.values())
+            top_rule = min(removed, key=lambda rule: (-removed[rule], rule)) if removed else ""
+            share = f"{100 * num_removed / documents['documents']:.1f}"
+            rule = f"{top_rule} ({removed[top_rule]:,})" if top_rule else ""
+            rows.append((source, language or "none", rule, f"{documents['documents']:,}", f"{num_removed:,}", share))
+    columns = ("source", "language", "rule that removed most", "read", "removed", "%")
     return [
-        Heading("What the filters removed, by language"),
+        Heading("Removed by filters, per language"),
         *(Paragraph(line) for line in heavy_removals(sources)),
-        Table(columns, tuple(rows[:LANGUAGES_SHOWN]), 3, f"{len(rows):,} languages of sources; und: not told apart."),
+        Table(columns, tuple(rows[:MAX_LANGUAGES]), 3, f"{len(rows):,} languages of sources; und: undetermined."),
     ]
 
 
 def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> list[Block]:
-    """What each rule took, then for each that took something its signal's histogram and examples on both sides."""
-    took: dict[str, list[tuple[str, dict[str, int]]]] = {}
+    """Removals per rule; for each rule the histogram of its signal and examples on both sides of the threshold."""
+    removals: dict[str, list[tuple[str, dict[str, int]]]] = {}
     for source, entry in counts["sources"].items():
-        for rule, taken in entry["removed"].items():
-            took.setdefault(rule, []).append((source, taken))
-    rules = [rule for rule in rule_order(counts) if rule in took]
+        for rule, removed in entry["removed"].items():
+            removals.setdefault(rule, []).append((source, removed))
+    rules = [rule for rule in rule_order(counts) if rule in removals]
     rows = [
-        (rule, source, f"{taken['documents']:,}", f"{taken['bytes']:,}")
+        (rule, source, f"{removed['documents']:,}", f"{removed['bytes']:,}")
         for rule in rules
-        for source, taken in took[rule]
+        for source, removed in removals[rule]
     ]
     columns = ("rule", "source", "documents", "bytes")
     blocks: list[Block] = [
-        Heading("What was removed, by which rule"),
-        Table(columns, tuple(rows), 2, "The rule that took the document; the ledger keeps every rule it failed."),
+        Heading("Removed documents per rule"),
+        Table(
+            columns,
+            tuple(rows),
+            2,
+            "Each document counts for the first rule it failed; the ledger lists all rules it failed.",
+        ),
     ]
     if not rows:
-        return [blocks[0], Paragraph("No rule took a document.")]
+        return [blocks[0], Paragraph("No rule removed a document.")]
     examples = [json.loads(line) for line in (folder / "examples.jsonl").read_text("utf-8").splitlines()]
     for rule in rules:
         blocks += [Heading(rule, 3), *histogram_block(rule, counts["rules"], ledger, folder)]
@@ -122,20 +129,22 @@ def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> li
 
 
 def example_block(example: Mapping[str, Any]) -> Excerpt:
-    """Just past the threshold, or just inside it."""
+    """A document just above or below the threshold."""
     other = f", duplicate of {example['duplicate_of']}" if example.get("duplicate_of") else ""
-    title = f"{example['side']}, {example['source']}: {example['value']:.4g} against {example['threshold']:g}{other}"
-    begin = " ".join(example["excerpt"].split())[:BEGIN_CHARACTERS]
-    return Excerpt(f"{title} ({example['doc_id']}): {begin}", example["excerpt"])
+    title = (
+        f"{example['side']}, {example['source']}: {example['value']:.4g} (threshold {example['threshold']:g}){other}"
+    )
+    start = " ".join(example["excerpt"].split())[:TITLE_CHARACTERS]
+    return Excerpt(f"{title} ({example['doc_id']}): {start}", example["excerpt"])
 
 
 def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:
-    """The largest groups of documents of which one was kept in the stead of the others."""
+    """The largest groups of duplicates, of which one document was kept."""
     removed = ledger.filter(pc.is_valid(ledger.column("duplicate_of")))
     if not removed.num_rows:
         return [Heading("Duplicates"), Paragraph("None.")]
     groups = removed.group_by("duplicate_of").aggregate([("doc_id", "count"), ("similarity", "min"), ("bytes", "sum")])
-    groups = groups.sort_by([("doc_id_count", "descending"), ("duplicate_of", "ascending")]).slice(0, CLUSTERS_SHOWN)
+    groups = groups.sort_by([("doc_id_count", "descending"), ("duplicate_of", "ascending")]).slice(0, MAX_CLUSTERS)
     found = groups.to_pylist()
     texts = kept_texts(folder, {group["duplicate_of"] for group in found})
     rows = tuple(
@@ -149,23 +158,26 @@ def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:
     )
     similar = pc.value_counts(removed.column("step")).to_pylist()
     summary = ", ".join(f"{each['values']}: {each['counts']:,} documents" for each in similar)
-    columns = ("kept document", "removed in its stead", "least similarity", "bytes removed")
+    columns = ("kept document", "duplicates removed", "min similarity", "bytes removed")
     return [
         Heading("Duplicates"),
-        Paragraph(f"{summary}. Each was compared with the very document that is kept: exact Jaccard decides."),
+        Paragraph(f"{summary}. Each was compared with the kept document by exact Jaccard similarity."),
         Table(columns, rows, 3, f"The {len(rows)} largest groups."),
         *(
-            Excerpt(f"{group['duplicate_of']}, kept for {group['doc_id_count']:,} others", text[:EXCERPT_CHARACTERS])
+            Excerpt(
+                f"{group['duplicate_of']}, kept; {group['doc_id_count']:,} duplicates removed",
+                text[:EXCERPT_CHARACTERS],
+            )
             for group in found
             if (text := texts.get(group["duplicate_of"]))
         ),
     ]
 
 
-def kept_texts(folder: Path, wanted: set[str]) -> dict[str, str]:
+def kept_texts(folder: Path, doc_ids: set[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for path in sorted((folder / "documents").rglob("*.parquet")):
-        table = pq.read_table(path, columns=["doc_id", "text"], filters=[("doc_id", "in", sorted(wanted))])
+        table = pq.read_table(path, columns=["doc_id", "text"], filters=[("doc_id", "in", sorted(doc_ids))])
         texts |= dict(zip(table.column("doc_id").to_pylist(), table.column("text").to_pylist(), strict=True))
     return texts
 
@@ -179,16 +191,16 @@ def raw_names(folder: Path) -> dict[str, str]:
 def quarantine_blocks(folder: Path, names: Mapping[str, str]) -> list[Block]:
     lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text("utf-8").splitlines()]
     if not lines:
-        return [Heading("Quarantine"), Paragraph("Every record could be read.")]
+        return [Heading("Quarantine"), Paragraph("All records were readable.")]
     rows = tuple(
         (line["source"], names[line["raw_digest"]], str(line["record"]), line["reason"], line["excerpt"] or "")
-        for line in lines[:QUARANTINED_SHOWN]
+        for line in lines[:MAX_QUARANTINED]
     )
-    columns = ("source", "file", "record", "reason", "begins")
+    columns = ("source", "file", "record", "reason", "excerpt")
     kinds = Counter((line["source"], line["unreadable"]) for line in lines)
     by_kind = tuple((source, kind, f"{count:,}") for (source, kind), count in sorted(kinds.items()))
     return [
         Heading("Quarantine"),
-        Table(("source", "why it could not be read", "records"), by_kind, 1),
+        Table(("source", "reason", "records"), by_kind, 1),
         Table(columns, rows, caption=f"{len(lines):,} records; the first {len(rows)}."),
     ]

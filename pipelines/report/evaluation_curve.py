@@ -1,4 +1,4 @@
-"""The scores of a model while it trained, task by task, as training wrote them down."""
+"""The report's section on evaluations during training, from evaluations.jsonl."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from gristmill.pipelines.report.blocks import Block, Figure, Heading, Paragraph,
 EVALUATIONS_NAME = "evaluations.jsonl"
 STDERR = "_stderr"
 
-Chances = Mapping[tuple[str, str], float]  # (task, metric) -> what a model scores that knows nothing
+Chances = Mapping[tuple[str, str], float]  # (task, metric) -> score at chance
 
 
 def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
-    """A curve a task and metric, then the numbers; nothing where the recipe asked for no evaluation on the way."""
+    """A curve per task and metric and a table; empty if the recipe has no evaluation during training."""
     path = train / EVALUATIONS_NAME
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     points = curve_points(lines, table_chances((evaluate / "table.md").read_text("utf-8")))
@@ -35,9 +35,11 @@ def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
         for point in points
     )
     return [
-        Heading("Scores while it trained"),
-        Paragraph("Asked of the live model, of as many documents as train.evaluation says; dashed: chance."),
-        Figure("evaluations", curve_svg(points).encode(), "Scores by tokens seen, a panel a task and metric"),
+        Heading("Evaluation during training"),
+        Paragraph(
+            "Evaluated without saving a checkpoint, on the number of documents set in train.evaluation; dashed: chance."
+        ),
+        Figure("evaluations", curve_svg(points).encode(), "Scores against tokens seen, one panel per task and metric"),
         Table(columns, rows, 2),
     ]
 
@@ -66,7 +68,7 @@ def curve_points(lines: list[dict[str, Any]], chances: Chances) -> list[dict[str
 
 
 def table_chances(table: str) -> Chances:
-    """From the final table of scores, whose tasks are called the same."""
+    """Chance scores from the final score table, which has the same task names."""
     lines = [line.strip().strip("|").split("|") for line in table.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line] for line in lines]
     if not cells or not {"task", "metric", "chance"} <= set(cells[0]):

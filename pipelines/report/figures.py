@@ -1,6 +1,6 @@
-"""The report's figures, drawn by matplotlib to SVG with the same bytes every time.
+"""The report's figures: matplotlib to deterministic SVG.
 
-matplotlib is loaded when the first one is drawn: the command line would wait for it."""
+matplotlib is imported when the first figure is drawn, so that the command line starts quickly."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SIZE_INCHES = (8.0, 3.4)
-LOG_SPAN = 200.0
+MIN_LOG_RATIO = 200.0
 RC: dict[Any, Any] = {
     "svg.hashsalt": "gristmill",
     "svg.fonttype": "path",
@@ -19,7 +19,7 @@ RC: dict[Any, Any] = {
 
 
 def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x_label: str, y_label: str) -> bytes:
-    """One line a series: name -> (x values, y values)."""
+    """A line plot. series: name -> (x values, y values)."""
     with _canvas() as (canvas, axes):
         for name, (x_values, y_values) in series.items():
             axes.plot(
@@ -36,10 +36,9 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x_labe
 def histogram(
     kept: Sequence[float], failing: Sequence[float], threshold: float | None, x_label: str, bins: int = 60
 ) -> bytes:
-    """How a signal is distributed over the kept documents and those that fail its rule, with the threshold drawn in.
+    """A stacked histogram of a signal for kept and failing documents, with the threshold as a line.
 
-    At least one of the two has values.
-    Where the values span over LOG_SPAN, all of them above 0, equal ratios are equally wide."""
+    At least one of the two has values. The axis is logarithmic if all values are positive and span MIN_LOG_RATIO."""
     with _canvas(height=2.2) as (canvas, axes):
         edges, is_log = bin_edges([*kept, *failing], threshold, bins)
         drawn = [each for each in ((kept, "C0", "kept"), (failing, "C3", "failing")) if len(each[0])]
@@ -57,12 +56,12 @@ def histogram(
 
 
 def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tuple[list[float], bool]:
-    """(edges, whether they rise by a ratio). Whole numbers in a small range get a bin each."""
+    """(edges, whether they are logarithmic). Integers in a small range get one bin each."""
     shown = [*values, *([] if threshold is None else [threshold])]
     low, high = min(shown), max(shown)
     if all(value == int(value) for value in shown) and high - low < bins:
         return [low - 0.5 + step for step in range(int(high - low) + 2)], False
-    if low > 0 and high / low > LOG_SPAN:
+    if low > 0 and high / low > MIN_LOG_RATIO:
         return [low * (high / low) ** (step / bins) for step in range(bins)] + [high], True
     if high == low:
         return [low - 0.5, low + 0.5], False
@@ -71,7 +70,7 @@ def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tu
 
 @contextmanager
 def _canvas(height: float = SIZE_INCHES[1]) -> Iterator[tuple[Any, Any]]:
-    """A matplotlib figure and its axes, in our style while it is open."""
+    """A matplotlib figure and its axes with the report's style."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 

@@ -1,7 +1,7 @@
-"""Documents on their way through the steps, drawn as bands whose height is their number: a Sankey diagram in plain SVG.
+"""A Sankey diagram of documents through the curation steps, as plain SVG.
 
-Every source is a band that runs from left to right; what a step takes leaves it downwards, what stays ends in a split.
-Our own drawing: equal numbers give equal bytes, and every name is escaped."""
+Every source is a band from left to right whose height is its number of documents; removed documents leave downwards at
+their step, kept ones end in a split. Equal numbers give equal bytes, and every name is escaped."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,44 +11,44 @@ COLORS = ("#4477aa", "#ee8866", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#99
 INK, DIM = "#1d2327", "#5b666e"
 WIDTH, LEFT, RIGHT, TOP, BAND, GAP, BOTTOM = 960.0, 12.0, 118.0, 64.0, 170.0, 56.0, 52.0
 NODE = 7.0  # width of a node
-LEAST = 1.0  # height of what would be too thin to see
+MIN_HEIGHT = 1.0  # minimum height of a visible band
 
 
 @dataclass(frozen=True)
 class Flow:
-    """taken: step -> source -> documents it took, in the steps' order. ends: split -> source -> documents kept."""
+    """removed: step -> source -> documents removed, in the steps' order. ends: split -> source -> documents kept."""
 
     sources: tuple[str, ...]
     read: Mapping[str, int]
-    taken: Mapping[str, Mapping[str, int]]
+    removed: Mapping[str, Mapping[str, int]]
     ends: Mapping[str, Mapping[str, int]]
 
 
 def flow_svg(flow: Flow) -> bytes:
-    """The picture. Raises ValueError if what was read is not what was taken and kept: it would show a lie."""
+    """The SVG. Raises ValueError unless read = removed + kept for every source."""
     for source in flow.sources:
-        gone = sum(each.get(source, 0) for each in (*flow.taken.values(), *flow.ends.values()))
+        gone = sum(each.get(source, 0) for each in (*flow.removed.values(), *flow.ends.values()))
         if gone != flow.read[source]:
-            raise ValueError(f"{source}: {flow.read[source]} documents read, {gone} in the picture")
+            raise ValueError(f"{source}: {flow.read[source]} documents read, {gone} removed or kept")
     total = max(sum(flow.read.values()), 1)
     scale = BAND / total
-    names = list(flow.taken)
+    names = list(flow.removed)
     step_width = (WIDTH - LEFT - RIGHT) / (len(names) + 1)
     sink_top = TOP + BAND + GAP
     shapes: list[str] = []
     texts = [_legend(flow.sources), _text(LEFT, TOP - 8, f"read {total:,}" if flow.read else "read 0")]
-    alive = dict(flow.read)
+    remaining = dict(flow.read)
     lowest = sink_top
     for place, name in enumerate(names):
-        x, taken = LEFT + place * step_width, flow.taken[name]
-        shapes += _rects(x, _stack(flow.sources, alive, TOP, scale))
-        bottom, ribbons = _leave(x, step_width, flow.sources, alive, taken, scale, sink_top)
+        x, removed = LEFT + place * step_width, flow.removed[name]
+        shapes += _rects(x, _stack(flow.sources, remaining, TOP, scale))
+        bottom, ribbons = _step_ribbons(x, step_width, flow.sources, remaining, removed, scale, sink_top)
         shapes += ribbons
         lowest = max(lowest, bottom)
-        texts += _step_label(x + step_width / 2, bottom + 13, name, sum(taken.values()), total)
-        alive = {source: alive[source] - taken.get(source, 0) for source in flow.sources}
+        texts += _step_label(x + step_width / 2, bottom + 13, name, sum(removed.values()), total)
+        remaining = {source: remaining[source] - removed.get(source, 0) for source in flow.sources}
     x = LEFT + len(names) * step_width
-    shapes += _rects(x, _stack(flow.sources, alive, TOP, scale))
+    shapes += _rects(x, _stack(flow.sources, remaining, TOP, scale))
     ends, labels, end_bottom = _ends(x, WIDTH - RIGHT, flow, scale)
     height = max(lowest + BOTTOM, end_bottom + 20)
     return (
@@ -71,36 +71,36 @@ def _stack(sources: Sequence[str], documents: Mapping[str, int], top: float, sca
     return bands
 
 
-def _leave(
+def _step_ribbons(
     x: float,
     step_width: float,
     sources: Sequence[str],
-    alive: Mapping[str, int],
-    taken: Mapping[str, int],
+    remaining: Mapping[str, int],
+    removed: Mapping[str, int],
     scale: float,
     sink_top: float,
 ) -> tuple[float, list[str]]:
-    """(where the step's sink ends, the ribbons): what goes on to the next node, and what is taken to the sink."""
-    before = _stack(sources, alive, TOP, scale)
-    after = _stack(sources, {source: alive[source] - taken.get(source, 0) for source in sources}, TOP, scale)
+    """(bottom of the step's sink, ribbons): from the step to the next node, and from the step to its sink."""
+    before = _stack(sources, remaining, TOP, scale)
+    after = _stack(sources, {source: remaining[source] - removed.get(source, 0) for source in sources}, TOP, scale)
     sink_x = x + step_width / 2
     at, shapes = sink_top, []
     for index, source in enumerate(sources):
         top, height = before[source]
-        next_top, goes_on = after[source]
+        next_top, next_height = after[source]
         color = COLORS[index % len(COLORS)]
-        shapes.append(_ribbon(x + NODE, top, x + step_width, next_top, goes_on, color, 0.45))
-        if taken.get(source, 0):
-            thick = height - goes_on
-            shapes.append(_ribbon(x + NODE, top + goes_on, sink_x, at, thick, color, 0.28))
-            shown = max(thick, LEAST)
+        shapes.append(_ribbon(x + NODE, top, x + step_width, next_top, next_height, color, 0.45))
+        if removed.get(source, 0):
+            thick = height - next_height
+            shapes.append(_ribbon(x + NODE, top + next_height, sink_x, at, thick, color, 0.28))
+            shown = max(thick, MIN_HEIGHT)
             shapes.append(_rect(sink_x, at, shown, color))
             at += shown
     return at, shapes
 
 
 def _ends(x: float, end_x: float, flow: Flow, scale: float) -> tuple[list[str], list[str], float]:
-    """(ribbons and nodes of the splits, their labels, where the last one ends)."""
+    """(ribbons and nodes of the splits, labels, bottom of the last node)."""
     shapes, labels = [], []
     left = _stack(
         flow.sources, {s: sum(each.get(s, 0) for each in flow.ends.values()) for s in flow.sources}, TOP, scale
@@ -114,9 +114,9 @@ def _ends(x: float, end_x: float, flow: Flow, scale: float) -> tuple[list[str], 
             color = COLORS[index % len(COLORS)]
             if height:
                 shapes.append(_ribbon(x + NODE, start[source], end_x, at, height, color, 0.45))
-                shapes.append(_rect(end_x, at, max(height, LEAST), color))
+                shapes.append(_rect(end_x, at, max(height, MIN_HEIGHT), color))
             start[source] += height
-            at += max(height, LEAST) if height else 0.0
+            at += max(height, MIN_HEIGHT) if height else 0.0
         labels.append(
             _text(end_x + NODE + 5, max((first + at) / 2 + 4, first + 10), f"{split} {sum(documents.values()):,}")
         )
@@ -134,7 +134,7 @@ def _legend(sources: Sequence[str]) -> str:
 
 
 def _step_label(x: float, y: float, name: str, documents: int, total: int) -> list[str]:
-    """The name, broken after an underscore where it is long, and how many documents it took, of all that were read."""
+    """The name, wrapped after an underscore if long, and the number and share of documents the step removed."""
     head, underscore, tail = name.partition("_")
     lines = [head + underscore, tail] if tail and len(name) > 12 else [name]
     lines.append(f"−{documents:,} ({100 * documents / total:.1f} %)")
@@ -158,7 +158,7 @@ def _rect(x: float, y: float, height: float, color: str) -> str:
 def _ribbon(x: float, y: float, to_x: float, to_y: float, height: float, color: str, opacity: float) -> str:
     if not height:
         return ""
-    height, middle = max(height, LEAST), (x + to_x) / 2
+    height, middle = max(height, MIN_HEIGHT), (x + to_x) / 2
     return (
         f'<path d="M{x:.1f},{y:.1f} C{middle:.1f},{y:.1f} {middle:.1f},{to_y:.1f} {to_x:.1f},{to_y:.1f} '
         f"L{to_x:.1f},{to_y + height:.1f} C{middle:.1f},{to_y + height:.1f} {middle:.1f},{y + height:.1f} "

@@ -1,4 +1,4 @@
-"""Blocks as one self-contained HTML page: no script, nothing loaded from elsewhere, every text escaped."""
+"""Renders blocks as one self-contained HTML page: no scripts, no external resources, all text escaped."""
 
 import base64
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ nav { columns: 2; margin: 1rem 0; font-size: .95rem; } nav a { display: block; c
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
-    """The page. Its policy forbids scripts and anything from the network even if a text slipped through."""
+    """The page. Its Content-Security-Policy also forbids scripts and network access."""
     body = "\n".join(_render(block, index, blocks) for index, block in enumerate(blocks))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,4 +1,4 @@
-"""Blocks as Markdown. Foreign text cannot break out of its table cell or its fence."""
+"""Renders blocks as Markdown. Text from corpora and models cannot escape its table cell or code fence."""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def _table(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """Marks that Markdown or HTML would act on are taken literally, and a line break becomes a space."""
+    """Escapes Markdown and HTML markup; line breaks become spaces."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~])", r"\\\1", " ".join(text.split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""What a report says of texts that were rewritten: what each step cut, and what of which benchmark was found."""
+"""The report's sections on text edits: spans removed per step, and contamination per benchmark."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.pipelines.report.blocks import Block, Heading, Paragraph, Table
 
-FOUND = {  # of a benchmark, in the report's order
+COLUMNS = {  # counts of a benchmark -> column heading
     "examples": "examples",
     "searched": "searched",
     "found": "found",
@@ -22,8 +22,8 @@ FOUND = {  # of a benchmark, in the report's order
 }
 
 
-def cut_blocks(sources: Mapping[str, Any]) -> list[Block]:
-    """Spans cut out of documents that stay; nothing if no step cuts."""
+def removed_span_blocks(sources: Mapping[str, Any]) -> list[Block]:
+    """Spans removed from kept documents; empty if no step removes spans."""
     rows = [
         (step, source, f"{cut['documents']:,}", f"{cut['spans']:,}", f"{cut['bytes']:,}")
         for source, entry in sources.items()
@@ -32,29 +32,29 @@ def cut_blocks(sources: Mapping[str, Any]) -> list[Block]:
     if not rows:
         return []
     pieces = sum(entry["pieces"] for entry in sources.values())
-    note = f"By splitting, {pieces:,} documents more are written than were kept. The ledger has every span."
+    note = f"Splitting adds {pieces:,} documents to those kept. The ledger lists every span."
     columns = ("step", "source", "documents", "spans", "bytes")
-    return [Heading("What was cut out of documents that stay"), Table(columns, tuple(rows), 2, note)]
+    return [Heading("Spans removed from kept documents"), Table(columns, tuple(rows), 2, note)]
 
 
 def contamination_blocks(folder: Path) -> list[Block]:
-    """What of which benchmark stood in the corpus, with matches side by side; nothing if none was looked for."""
+    """Contamination per benchmark, with matches side by side; empty without decontamination."""
     path = folder / DECONTAMINATION_FOLDER / REPORT_JSON
     if not path.is_file():
         return []
     report = json.loads(path.read_bytes())
-    rows = tuple((name, *(f"{numbers[key]:,}" for key in FOUND)) for name, numbers in report.items())
+    rows = tuple((name, *(f"{numbers[key]:,}" for key in COLUMNS)) for name, numbers in report.items())
     note = (
-        "An example is counted by the strongest way in which one of its texts stands in a document. Verbatim: all its "
-        "n-grams; short: a question too short for an n-gram, whole, and an answer behind it; edited: most of its words "
-        "in their order; in part: an n-gram and less."
+        "Each example is counted once, by its strongest match. Verbatim: all n-grams of a text; short: a complete "
+        "question shorter than an n-gram, followed by an answer; edited: most words in order; in part: at least one "
+        "n-gram."
     )
     blocks: list[Block] = [
         Heading("Decontamination"),
-        Table(("benchmark", *FOUND.values()), rows, len(FOUND), note),
+        Table(("benchmark", *COLUMNS.values()), rows, len(COLUMNS), note),
     ]
     if not any(numbers["shown"] for numbers in report.values()):
-        return [*blocks, Paragraph("No document holds a text of a benchmark.")]
+        return [*blocks, Paragraph("No benchmark text was found.")]
     for name, numbers in report.items():
         if numbers["shown"]:
             shown = tuple(

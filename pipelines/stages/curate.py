@@ -1,4 +1,4 @@
-"""The curate stage: raw files to a corpus with a ledger."""
+"""The stage `curate`: raw files to a corpus with a ledger."""
 
 import json
 from itertools import islice
@@ -18,33 +18,33 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
-# Where the files lie, and how much of a source training draws, decide nothing here.
-NOT_READ = ("paths", "weight")
-SHOWN_AT_MOST = 5
+# Paths and training weights do not affect the corpus.
+IGNORED_FIELDS = ("paths", "weight")
+MAX_SHOWN = 5
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
     sources = [
-        {name: value for name, value in identity(source).items() if name not in NOT_READ} for source in recipe.sources
+        {name: value for name, value in identity(source).items() if name not in IGNORED_FIELDS}
+        for source in recipe.sources
     ]
-    return {"sources": sources, "curate": identity(recipe.curate), "seed": recipe.seed, **beside(recipe)}
+    return {"sources": sources, "curate": identity(recipe.curate), "seed": recipe.seed, **external_digests(recipe)}
 
 
-def beside(recipe: Recipe) -> dict[str, Any]:
-    """What decides the corpus beside the raw files, by content: benchmark texts, protected corpora, language profiles
-    and another language model than the bundled one.
+def external_digests(recipe: Recipe) -> dict[str, Any]:
+    """Digests of the other inputs: benchmark texts, protected corpora, language profiles, a custom language model.
 
-    Raises InputError for one that is not there."""
+    Raises InputError if one does not exist."""
     found: dict[str, Any] = {}
     profiles = used_profiles(recipe.curate)
     if profiles is not None:
         found["profiles"] = load_profiles(profiles).digest
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
         found["language_model"] = model
-    wanted, near = recipe.curate.decontaminate, recipe.curate.near_dedup
-    if wanted is not None and wanted.benchmarks:
-        found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in wanted.benchmarks}
-    if wanted is not None and wanted.tasks:
+    decontaminate, near = recipe.curate.decontaminate, recipe.curate.near_dedup
+    if decontaminate is not None and decontaminate.benchmarks:
+        found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in decontaminate.benchmarks}
+    if decontaminate is not None and decontaminate.tasks:
         from gristmill.evaluation.tasks.benchmark_texts import (
             benchmark_digest,  # lm-eval, for recipes that name its tasks
         )
@@ -56,14 +56,16 @@ def beside(recipe: Recipe) -> dict[str, Any]:
 
 
 def task_texts(recipe: Recipe) -> list[Any]:
-    """The texts of the evaluation's tasks that the recipe has taken out of its corpus."""
-    wanted = recipe.curate.decontaminate
-    if wanted is None or not wanted.tasks:
+    """Texts of the evaluation tasks that the recipe decontaminates against."""
+    decontaminate = recipe.curate.decontaminate
+    if decontaminate is None or not decontaminate.tasks:
         return []
     from gristmill.evaluation.tasks.benchmark_texts import benchmark_texts  # lm-eval, for recipes that name its tasks
 
-    data = wanted.task_data or (Path(recipe.evaluate.data) if recipe.evaluate.data else None)
-    return list(benchmark_texts([(task.name, task.fields) for task in wanted.tasks], data, wanted.download))
+    data = decontaminate.task_data or (Path(recipe.evaluate.data) if recipe.evaluate.data else None)
+    return list(
+        benchmark_texts([(task.name, task.fields) for task in decontaminate.tasks], data, decontaminate.download)
+    )
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -95,10 +97,10 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def quarantined(context: StageContext) -> list[str]:
-    """The first records that could not be read, by file and number; all of them stand in quarantine.jsonl."""
+    """The first unreadable records, by file and number; quarantine.jsonl lists all."""
     names = {(source.name, file.sha256): file.name for source in context.lock.sources for file in source.files}
     with (context.folder / QUARANTINE_NAME).open(encoding="utf-8") as file:
-        records = [json.loads(line) for line in islice(file, SHOWN_AT_MOST)]
+        records = [json.loads(line) for line in islice(file, MAX_SHOWN)]
     return [
         f"source {one['source']}, {names[one['source'], one['raw_digest']]}, record {one['record']}: {one['reason']}"
         for one in records

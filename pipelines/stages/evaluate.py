@@ -1,4 +1,4 @@
-"""The stage `evaluate`: the last checkpoint on the tasks of the recipe, and a few continuations for the report."""
+"""The stage `evaluate`: scores the last checkpoint on the recipe's tasks and generates samples for the report."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def run(context: StageContext) -> dict[str, Any]:
     """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
-    # Loaded here: torch and lm-eval take seconds, which `gristmill plan` and the other stages need not wait for.
+    # Imported here: torch and lm-eval take seconds to load, and `gristmill plan` and other stages do not need them.
     from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
     from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus, find_checkpoint
     from gristmill.training.processes import RankInfo, local_device
 
     checkpoint = find_checkpoint(context.inputs["train"])
-    # No cache of answers: in another batch an answer may differ in its last digit, and the stage's bytes must not tell.
+    # No request cache: results of another batch may differ in the last digit, and the output must be deterministic.
     data = context.recipe.evaluate.data
     corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], context.recipe.seed)
     rows = evaluate_folder(

@@ -1,4 +1,4 @@
-"""The stage `report`: one page, as Markdown and as self-contained HTML, on everything from raw files to scores."""
+"""The stage `report`: one page on curation, training and evaluation, as Markdown and self-contained HTML."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="report",
-    code_version=4,
+    code_version=5,
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),
     config=config,
     run=run,

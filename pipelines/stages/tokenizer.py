@@ -1,4 +1,4 @@
-"""The tokenizer stage: a SentencePiece model trained on the curated corpus, or one that exists, ready for use."""
+"""The stage `tokenizer`: trains a SentencePiece model on the curated corpus, or copies a pretrained tokenizer."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.export import differences, write_huggingface
-from gristmill.tokenizers.pretrained import adopt, existing_digest
+from gristmill.tokenizers.pretrained import copy_pretrained, pretrained_digest
 from gristmill.tokenizers.sample import training_texts
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, Tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    """An existing tokenizer counts by its content, not by where it lies."""
+    """A pretrained tokenizer is identified by its content, not its path."""
     described = identity(recipe.tokenizer)
-    if recipe.tokenizer.existing is not None:
-        described |= {"existing": existing_digest(recipe.tokenizer.existing)}
+    if recipe.tokenizer.pretrained is not None:
+        described |= {"pretrained": pretrained_digest(recipe.tokenizer.pretrained)}
         return {"tokenizer": described}
     return {
         "tokenizer": described,
@@ -29,25 +29,25 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def run(context: StageContext) -> dict[str, Any]:
     settings = context.recipe.tokenizer
-    taken: dict[str, int] = {}
-    if settings.existing is not None:
-        adopt(settings, context.folder)
+    sampled: dict[str, int] = {}
+    if settings.pretrained is not None:
+        copy_pretrained(settings, context.folder)
     else:
-        taken = _train(context)
+        sampled = _train(context)
     tokenizer = load_tokenizer(context.folder)
     exported = _export(context, tokenizer) if (context.folder / MODEL_NAME).is_file() else True
-    context.reporter.say(f"tokenizer: {tokenizer.vocab_size} pieces, encoded by {tokenizer.encoder}")
+    context.reporter.say(f"tokenizer: {tokenizer.vocab_size} pieces, encoder {tokenizer.encoder}")
     return {
         "vocab_size": tokenizer.vocab_size,
         "end_of_document": tokenizer.end_of_document,
         "encoder": tokenizer.encoder,
         "huggingface_ids_proved": exported,
-        "trained_on_bytes": taken,
+        "trained_on_bytes": sampled,
     }
 
 
 def _train(context: StageContext) -> dict[str, int]:
-    """Bytes of text the model saw, by source or language."""
+    """Trains and writes the model; returns the bytes of training text by source or language."""
     recipe = context.recipe
     weights = {source.name: source.weight for source in recipe.sources}
     with context.reporter.meter("tokenizer: reading", 1, "samples") as meter:
@@ -61,21 +61,21 @@ def _train(context: StageContext) -> dict[str, int]:
 
 
 def _export(context: StageContext, tokenizer: Tokenizer) -> bool:
-    """tokenizer.json beside the model, if it is proved to give the same ids; True if it is.
+    """Writes tokenizer.json next to the model if both give the same ids; True if they do.
 
-    A model of the user's may hold a normaliser that has no exact form there; one of ours never does."""
+    A pretrained model may have a normaliser that tokenizer.json cannot express; a model trained here never has."""
     write_huggingface(context.folder, context.recipe.tokenizer.case_marks)
     strings = adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
-    wrong = differences(context.folder, strings)
-    if wrong and context.recipe.tokenizer.existing is None:
-        raise InputError(f"tokenizer.json gives other ids than {MODEL_NAME} on {wrong[0]!r}; set another strategy")
-    if wrong:
+    different = differences(context.folder, strings)
+    if different and context.recipe.tokenizer.pretrained is None:
+        raise InputError(f"tokenizer.json gives other ids than {MODEL_NAME} on {different[0]!r}; set another strategy")
+    if different:
         (context.folder / JSON_NAME).unlink()
         context.reporter.say(
-            f"tokenizer: no tokenizer.json; it would give other ids than the model on {len(wrong)} of {len(strings)} "
-            f"strings, such as {wrong[0]!r}"
+            f"tokenizer: tokenizer.json not written, because its ids would differ from the model on {len(different)} "
+            f"of {len(strings)} strings, such as {different[0]!r}"
         )
-    return not wrong
+    return not different
 
 
 STAGE: Stage = Stage(

@@ -17,11 +17,11 @@ from gristmill.pipelines.task_identity import task_identity
 from gristmill.training.config import LayoutConfig
 from gristmill.training.planner.command import resolve_layout
 
-LIVE_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that live evaluation follows too
+EVALUATION_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that evaluation during training uses too
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    sampling = identity(recipe.index)  # packing and blend decide samples, not the indexed files
+    sampling = identity(recipe.index)  # packing and blend affect samples, not the indexed files
     model, train = recipe.training()
     decides = {
         "model": identity(model),
@@ -34,16 +34,16 @@ def config(recipe: Recipe) -> dict[str, Any]:
     if train.evaluation.every:
         tasks = task_identity(train.evaluation.tasks, recipe.evaluate)
         decides["train"] = {**identity(train), "evaluation": {**identity(train.evaluation), "tasks": tasks}}
-        decides["evaluate"] = {name: getattr(recipe.evaluate, name) for name in LIVE_FIELDS}
+        decides["evaluate"] = {name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS}
     return decides
 
 
 def init_from_digest(folder: Path) -> str:
-    """Of the checkpoint's manifest, which holds the digest of each of its files. Raises InputError without one."""
+    """Digest of the checkpoint's manifest, which holds the digests of its files. Raises InputError if there is none."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise InputError(
-            f"train.init_from: {folder} is no checkpoint, for it has no {MANIFEST_NAME}; name a folder like "
+            f"train.init_from: {folder} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`"
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -52,8 +52,8 @@ def init_from_digest(folder: Path) -> str:
 def run(context: StageContext) -> dict[str, Any]:
     """Writes model.json, metrics.jsonl, checkpoints/ and, with train.evaluation, evaluations.jsonl; the facts are
     steps, tokens, losses, parameters and the last scores."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler says on the screen that it starts and stops
-    # Loaded here: torch takes seconds, which `gristmill plan` and the other stages need not wait for.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
+    # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
     from gristmill.training.memory_check import check_memory
     from gristmill.training.parallel.layout import check_layout
     from gristmill.training.processes import RankInfo, device_bytes, init_distributed
@@ -75,8 +75,9 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
-    """What asks the live model the tasks of train.evaluation. Raises InputError or RecipeError before the first step if
-    they cannot be asked."""
+    """The callback that evaluates the model on train.evaluation's tasks during training.
+
+    Raises InputError or RecipeError before the first step if the tasks cannot be evaluated."""
     from gristmill.evaluation.during_training import check_live, evaluate_live  # as above
     from gristmill.evaluation.workdir import HeldOutCorpus
 
@@ -107,7 +108,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 
 
 def open_data(context: StageContext) -> Any:
-    """The training samples, and the held-out ones where there are enough for one."""
+    """The training samples, and the validation samples if there are tokens for at least one."""
     from gristmill.training.run import Data  # as above
 
     recipe, folder = context.recipe, context.inputs["index"]
@@ -123,7 +124,7 @@ def open_data(context: StageContext) -> Any:
     try:
         held_out = open_samples(folder, "validation", model.sequence_length, recipe.seed, recipe.index, say)
     except TooFewTokens as error:
-        context.reporter.say(f"train: no validation, because {error}")
+        context.reporter.say(f"train: no validation loss: {error}")
         held_out = None
     return Data(
         samples,
@@ -136,7 +137,7 @@ def open_data(context: StageContext) -> Any:
 
 
 def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
-    """By source, of those that have text in the split."""
+    """Bytes per token of each source that has text in the split."""
     counts = {source.name: source.splits.get(split) for source in dataset.sources}
     return {name: count.bytes / count.tokens for name, count in counts.items() if count and count.tokens}
 

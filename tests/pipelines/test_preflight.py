@@ -26,15 +26,15 @@ def test_a_recipe_with_nothing_wrong(call, write, tmp_path):
     write("train.layout: {data: 2}")
     code, said = call("check", "small.yaml")
     assert code == 0
-    assert "nothing wrong is known of curate, tokenizer, index, train, evaluate, report" in said
-    assert "train takes 2 processes" in said
+    assert "no errors found; checked curate, tokenizer, index, train, evaluate, report" in said
+    assert "train needs 2 processes" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "small.yaml"]
 
 
 def test_all_problems_are_listed_at_once(call, write):
     write(
         "sources.0.paths: [nowhere/*.txt]",
-        "tokenizer: {existing: nowhere/tokenizer.json}",
+        "tokenizer: {pretrained: nowhere/tokenizer.json}",
         "train.layout: {hardware: h10}",
         "train.batch_tokens: 100",
         "curate.splits: {validation: 0.1, test: 0}",
@@ -45,7 +45,7 @@ def test_all_problems_are_listed_at_once(call, write):
         "source notes: nowhere/*.txt: no file matches",
         "nowhere/tokenizer.json: no such file",
         "did you mean h100?",
-        "bits_per_byte, cloze read held-out documents, and curate.splits.test is 0",
+        "bits_per_byte, cloze need held-out documents, but curate.splits.test is 0",
     ):
         assert words in said
 
@@ -97,7 +97,7 @@ def test_a_small_source_that_is_seen_often_is_a_warning_with_numbers(call, write
     code, said = call("check", "small.yaml")
     assert code == 0
     assert f"source 'few' has {tokens:,} tokens and is seen {8192 / tokens:.1f} times" in said
-    assert "estimated from the raw files at 4 bytes a token" in said
+    assert "estimated from the raw files at 4 bytes per token" in said
     assert "source 'notes'" not in said
 
 
@@ -106,7 +106,7 @@ def test_a_read_only_disk_is_refused_before_work(call, write, tmp_path, monkeypa
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
     code, said = call("run", "small.yaml")
     assert code == 1
-    assert "cannot be written (a read-only disk, or not yours)" in said
+    assert "is not writable (read-only disk or permissions)" in said
 
 
 def test_names_of_the_hub_and_paths():
@@ -118,7 +118,7 @@ def test_an_unreachable_hub_is_asked_once(monkeypatch):
     """huggingface_hub would try again for half a minute."""
     from huggingface_hub import constants
 
-    from gristmill.tokenizers import pretrained as existing
+    from gristmill.tokenizers import pretrained
 
     asked = []
 
@@ -127,7 +127,7 @@ def test_an_unreachable_hub_is_asked_once(monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(existing.urllib.request, "urlopen", refuse)
-    with pytest.raises(InputError, match="the hub gave none"):
-        existing.require_existing("no-such-organisation/no-such-tokenizer")
+    monkeypatch.setattr(pretrained.urllib.request, "urlopen", refuse)
+    with pytest.raises(InputError, match="the hub has none"):
+        pretrained.require_pretrained("no-such-organisation/no-such-tokenizer")
     assert len(asked) == 1

@@ -23,7 +23,7 @@ def test_on_pages_and_on_a_crawl(call, tmp_path, shared_data, name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_crawl_of_one_page_leaves_a_ledger(call, tmp_path, shared_data, name):
-    """The page is too short for all of them: the run fails, its ledger names the rule that removed it, no stage is complete."""
+    """The page is too short for every recipe: the run fails, the ledger names the rule, no stage is complete."""
     crawl = shared_data("warc/whirlwind/whirlwind.warc.gz")
     settings = ("--set", "sources.0.format=warc", "--set", f"sources.0.paths=[{crawl}]", "--workdir", tmp_path / "work")
     code, said = call("curate", name, "--workers", 1, *settings)

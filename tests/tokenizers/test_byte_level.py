@@ -17,7 +17,7 @@ from gristmill.tokenizers.byte_level import (
 )
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encoders import HuggingFaceEncoder
-from gristmill.tokenizers.pretrained import adopt
+from gristmill.tokenizers.pretrained import copy_pretrained
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 from tokenizers import Tokenizer
 
@@ -42,7 +42,7 @@ def test_the_names_of_bytes_are_gpt2s(byte_names):
 
 @pytest.mark.parametrize("pattern", [None, CL100K_PATTERN])
 def test_ranks_are_encoded_by_tiktoken_with_the_ids_of_tokenizers(ranks, tmp_path, held_out_texts, pattern):
-    adopt(TokenizerConfig(existing=str(ranks[0]), pattern=pattern), tmp_path)
+    copy_pretrained(TokenizerConfig(pretrained=str(ranks[0]), pattern=pattern), tmp_path)
     reference, bulk = load_tokenizer(tmp_path), load_bulk_tokenizer(tmp_path)
     assert (reference.encoder, bulk.encoder) == ("tokenizers", "tiktoken")
     texts = held_out_texts[-30:] + adversarial_strings(seed=5)
@@ -57,7 +57,7 @@ def test_ranks_are_encoded_by_tiktoken_with_the_ids_of_tokenizers(ranks, tmp_pat
 
 
 def test_a_tokenizer_json_like_gpt2s_is_encoded_by_tiktoken(gpt2_like, tmp_path, held_out_texts):
-    adopt(TokenizerConfig(existing=str(gpt2_like)), tmp_path)
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
     bulk = load_bulk_tokenizer(tmp_path)
     assert bulk.encoder == "tiktoken"
     assert bulk.encode_batch(held_out_texts) == load_tokenizer(tmp_path).encode_batch(held_out_texts)

@@ -15,7 +15,7 @@ def test_a_strategy_sets_its_fields():
     ("fields", "message"),
     [
         ({"strategy": "case", "split_digits": True}, "means split_digits=False, but the recipe says"),
-        ({"vocab_size": 200}, "leaves no room beside 258 reserved pieces"),
+        ({"vocab_size": 200}, "is too small beside 258 reserved pieces"),
         ({"user_symbols": ["a", "a"]}, "name each once"),
         ({"user_symbols": [""]}, "cannot be a piece"),
         ({"pattern": ".*"}, "read with a .tiktoken file"),
@@ -24,6 +24,6 @@ def test_a_strategy_sets_its_fields():
         ({"vocabsize": 1000}, "Extra inputs"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_mend(fields, message):
+def test_invalid_settings_are_refused_with_the_fix(fields, message):
     with pytest.raises(ValueError, match=message):
         TokenizerConfig(**fields)

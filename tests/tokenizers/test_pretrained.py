@@ -8,13 +8,13 @@ from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.pretrained import adopt, existing_digest, last_merge
+from gristmill.tokenizers.pretrained import copy_pretrained, last_merge, pretrained_digest
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 from tokenizers import Tokenizer
 
 
 def test_a_tokenizer_json_is_used_as_it_is(gpt2_like, tmp_path, held_out_texts):
-    adopt(TokenizerConfig(existing=str(gpt2_like)), tmp_path)
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
     ours, theirs = load_tokenizer(tmp_path), Tokenizer.from_file(str(gpt2_like))
     assert (tmp_path / "tokenizer.json").read_bytes() == gpt2_like.read_bytes()
     assert ours.pieces[ours.end_of_document] == "<|endoftext|>"
@@ -24,7 +24,7 @@ def test_a_tokenizer_json_is_used_as_it_is(gpt2_like, tmp_path, held_out_texts):
 
 
 def test_the_end_of_a_document_is_not_made_from_text(gpt2_like, tmp_path):
-    adopt(TokenizerConfig(existing=str(gpt2_like)), tmp_path)
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
     ours = load_tokenizer(tmp_path)
     ids = ours.encode("a<|endoftext|>b")
     assert ours.end_of_document not in ids
@@ -34,7 +34,7 @@ def test_the_end_of_a_document_is_not_made_from_text(gpt2_like, tmp_path):
 def test_tiktoken_ranks_give_the_ids_of_tiktoken(ranks, tmp_path, held_out_texts):
     path, table = ranks
     theirs = tiktoken.Encoding("small", pat_str=GPT2_PATTERN, mergeable_ranks=table, special_tokens={})
-    adopt(TokenizerConfig(existing=str(path)), tmp_path)
+    copy_pretrained(TokenizerConfig(pretrained=str(path)), tmp_path)
     ours = load_tokenizer(tmp_path)
     assert ours.end_of_document == len(table)
     for text in held_out_texts[-30:] + adversarial_strings():
@@ -43,7 +43,7 @@ def test_tiktoken_ranks_give_the_ids_of_tiktoken(ranks, tmp_path, held_out_texts
 
 
 def test_a_lone_surrogate_is_named(gpt2_like, tmp_path):
-    adopt(TokenizerConfig(existing=str(gpt2_like)), tmp_path)
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
     for tokenizer in (load_tokenizer(tmp_path), load_bulk_tokenizer(tmp_path)):
         with pytest.raises(InputError, match=r"lone surrogate U\+D800 at character 1"):
             tokenizer.encode("a\ud800b")
@@ -72,7 +72,7 @@ def test_a_model_of_others_is_used_as_it_is(training_texts, tmp_path, held_out_t
             minloglevel=2,
         )
     (tmp_path / "out").mkdir()
-    adopt(TokenizerConfig(existing=str(tmp_path / "llama.model")), tmp_path / "out")
+    copy_pretrained(TokenizerConfig(pretrained=str(tmp_path / "llama.model")), tmp_path / "out")
     ours = load_tokenizer(tmp_path / "out")
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "llama.model"))
     for text in held_out_texts[-30:] + adversarial_strings():
@@ -82,20 +82,20 @@ def test_a_model_of_others_is_used_as_it_is(training_texts, tmp_path, held_out_t
 def test_the_digest_follows_the_content_not_the_path(gpt2_like, tmp_path):
     copy = tmp_path / "elsewhere.json"
     copy.write_bytes(gpt2_like.read_bytes())
-    assert existing_digest(str(copy)) == existing_digest(str(gpt2_like))
+    assert pretrained_digest(str(copy)) == pretrained_digest(str(gpt2_like))
     copy.write_bytes(copy.read_bytes() + b" ")
-    assert existing_digest(str(copy)) != existing_digest(str(gpt2_like))
+    assert pretrained_digest(str(copy)) != pretrained_digest(str(gpt2_like))
 
 
-def test_what_is_no_tokenizer_is_refused_with_the_mend(tmp_path):
+def test_invalid_tokenizers_are_refused_with_the_fix(tmp_path):
     def adopted(name: str, content: bytes = b"", **fields):
         (tmp_path / name).write_bytes(content)
-        adopt(TokenizerConfig(existing=str(tmp_path / name), **fields), tmp_path / "out")
+        copy_pretrained(TokenizerConfig(pretrained=str(tmp_path / name), **fields), tmp_path / "out")
 
-    with pytest.raises(InputError, match="the hub gave none"):
-        adopt(TokenizerConfig(existing="no/such-name"), tmp_path / "out")
+    with pytest.raises(InputError, match="the hub has none"):
+        copy_pretrained(TokenizerConfig(pretrained="no/such-name"), tmp_path / "out")
     with pytest.raises(InputError, match=r"holds neither tokenizer\.json nor tokenizer\.model"):
-        adopt(TokenizerConfig(existing=str(tmp_path)), tmp_path / "out")
+        copy_pretrained(TokenizerConfig(pretrained=str(tmp_path)), tmp_path / "out")
     with pytest.raises(InputError, match=r"this ends in '\.txt'"):
         adopted("a.txt")
     with pytest.raises(InputError, match=r"not a tokenizer\.json"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.sample import EXCERPT_CHARACTERS, fill, training_texts
+from gristmill.tokenizers.sample import MAX_DOCUMENT_CHARACTERS, allocate, training_texts
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def corpus(tmp_path):
 
 
 def test_filling_worked_by_hand():
-    assert fill([0.5, 0.5], [100, 20], 80) == [60, 20]
-    assert fill([0.5, 0.3, 0.2], [100, 100, 100], 50) == [25, 15, 10]
-    assert fill([0.5, 0.5], [10, 20], 80) == [10, 20]
+    assert allocate([0.5, 0.5], [100, 20], 80) == [60, 20]
+    assert allocate([0.5, 0.3, 0.2], [100, 100, 100], 50) == [25, 15, 10]
+    assert allocate([0.5, 0.5], [10, 20], 80) == [10, 20]
 
 
 @given(
@@ -39,7 +39,7 @@ def test_filling_worked_by_hand():
 )
 def test_filling_gives_all_it_can_and_no_more(parts, total):
     shares, available = [share for share, _ in parts], [amount for _, amount in parts]
-    given_ = fill(shares, available, total)
+    given_ = allocate(shares, available, total)
     assert all(amount <= limit for amount, limit in zip(given_, available, strict=True))
     assert sum(given_) == pytest.approx(min(total, sum(available)), abs=len(parts) + 1)
 
@@ -92,8 +92,8 @@ def test_one_huge_document_gives_an_excerpt(tmp_path):
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"text": ["é" * 200_000]}), path)
     texts, amount = training_texts(tmp_path, {"books": 1.0}, TokenizerConfig(), 1)
-    assert [len(text) for text in texts] == [EXCERPT_CHARACTERS]
-    assert amount == {"books": 2 * EXCERPT_CHARACTERS}
+    assert [len(text) for text in texts] == [MAX_DOCUMENT_CHARACTERS]
+    assert amount == {"books": 2 * MAX_DOCUMENT_CHARACTERS}
 
 
 def test_a_source_without_documents_is_named(corpus):

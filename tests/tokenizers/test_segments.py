@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gristmill.tokenizers import segments
 from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.segments import SegmentEncoder, neighbours
+from gristmill.tokenizers.segments import SegmentEncoder, adjacent_bytes
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 
 
@@ -28,14 +28,14 @@ def test_cuts_worked_by_hand():
     inner = Recording()
     encoder = SegmentEncoder(inner, ["ab", "bc", "▁a", "é"])
     assert encoder.encode("abc ab abcé x▁a") == [ord(character) for character in "abc ab abcé x▁a"]
-    # a-b, b-c and space-a are neighbours in a piece; c-space, c-é, é-space are not; beside a literal ▁ nothing is cut
+    # a-b, b-c and space-a are adjacent in a piece; c-space, c-é, é-space are not; no split next to a literal ▁
     assert inner.asked == ["abc", " ab", " abc", "é", " ", "x▁a"]
     encoder.encode("abc ab")
     assert len(inner.asked) == 6  # both were known
 
 
 def test_neighbours_are_bytes_and_characters_stay_whole():
-    joined = neighbours(["ab", "▁c"]).reshape(256, 256)
+    joined = adjacent_bytes(["ab", "▁c"]).reshape(256, 256)
     assert joined[ord("a"), ord("b")] and joined[ord(" "), ord("c")]
     assert not joined[ord("b"), ord("a")]
     assert joined[:, 0x80:0xC0].all()

@@ -27,7 +27,7 @@ COUNTS = {
 
 def test_documents_by_step_in_the_order_of_the_steps():
     flow = flow_of(COUNTS)
-    assert [(step, taken["a"]) for step, taken in flow.taken.items()] == [
+    assert [(step, removed["a"]) for step, removed in flow.removed.items()] == [
         ("quarantine", 1),
         ("gopher_quality", 2),
         ("c4", 1),
@@ -53,7 +53,7 @@ def test_equal_numbers_give_equal_bytes_and_names_are_escaped():
 
 
 def test_a_picture_that_would_not_add_up_is_not_drawn():
-    with pytest.raises(ValueError, match="3 documents read, 2 in the picture"):
+    with pytest.raises(ValueError, match="3 documents read, 2 removed or kept"):
         flow_svg(Flow(("a",), {"a": 3}, {}, {"train": {"a": 2}}))
     assert ET.fromstring(flow_svg(Flow(("a",), {"a": 0}, {}, {"train": {"a": 0}})))
 

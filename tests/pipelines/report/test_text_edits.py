@@ -2,15 +2,15 @@ import json
 
 from gristmill.data_pipeline.decontamination.matches import KINDS
 from gristmill.pipelines.report.blocks import Paragraph, Table
-from gristmill.pipelines.report.text_edits import contamination_blocks, cut_blocks
+from gristmill.pipelines.report.text_edits import contamination_blocks, removed_span_blocks
 
 
 def test_what_was_cut_by_step_and_source():
     cut = {"line_dedup": {"documents": 2, "spans": 3000, "bytes": 90000}}
-    blocks = cut_blocks({"web": {"cut": cut, "pieces": 4}, "books": {"cut": {}, "pieces": 0}})
+    blocks = removed_span_blocks({"web": {"cut": cut, "pieces": 4}, "books": {"cut": {}, "pieces": 0}})
     assert isinstance(blocks[1], Table) and blocks[1].rows == (("line_dedup", "web", "2", "3,000", "90,000"),)
     assert "4 documents more" in blocks[1].caption
-    assert cut_blocks({"books": {"cut": {}, "pieces": 0}}) == []
+    assert removed_span_blocks({"books": {"cut": {}, "pieces": 0}}) == []
 
 
 def test_matches_stand_side_by_side(tmp_path):

@@ -1,20 +1,20 @@
-"""The audit worked by hand, on a tokenizer of one token a character."""
+"""The tokenizer report, computed by hand for a tokenizer with one token per character."""
 
 import pytest
 
-from gristmill.tokenizers.audit import AuditText, audit
+from gristmill.tokenizers.report import ReportText, tokenizer_report
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 
-def test_figures_worked_by_hand(trained):
+def test_metrics_computed_by_hand(trained):
     characters = load_tokenizer(trained(strategy="characters"))
     texts = [
-        AuditText("en", "the cat", key="1"),  # 7 bytes, 7 tokens, 2 words
-        AuditText("en", "dog", key="2"),  # 3, 3, 1
-        AuditText("ru", "кот", key="1"),  # 6 bytes, 3 tokens, 1 word
-        AuditText("ru", "да", key=""),  # 4, 2, 1: no English text says the same
+        ReportText("en", "the cat", key="1"),  # 7 bytes, 7 tokens, 2 words
+        ReportText("en", "dog", key="2"),  # 3, 3, 1
+        ReportText("ru", "кот", key="1"),  # 6 bytes, 3 tokens, 1 word
+        ReportText("ru", "да", key=""),  # 4, 2, 1: no English text says the same
     ]
-    found = audit("characters", characters, texts, reference="en")
+    found = tokenizer_report("characters", characters, texts, reference="en")
     english, russian = found.groups
     assert (english.bytes, english.tokens, english.bytes_per_token, english.fertility) == (10, 10, 1.0, 10 / 3)
     assert english.parity == 1.0
@@ -27,15 +27,15 @@ def test_figures_worked_by_hand(trained):
     assert found.round_trip_failures == 0
 
 
-def test_texts_that_do_not_come_back_are_counted(trained):
-    found = audit("bpe", load_tokenizer(trained()), [AuditText("x", "a▁b"), AuditText("x", "a b")], "x")
+def test_round_trip_failures_are_counted(trained):
+    found = tokenizer_report("bpe", load_tokenizer(trained()), [ReportText("x", "a▁b"), ReportText("x", "a b")], "x")
     assert (found.round_trip_failures, found.first_failure) == (1, "a▁b")
     assert found.groups[0].parity is None
 
 
 @pytest.mark.parametrize("fields", [{}, {"strategy": "case"}])
 def test_bytes_and_tokens_add_up(trained, held_out_texts, fields):
-    texts = [AuditText(f"group{number % 3}", text) for number, text in enumerate(held_out_texts[-30:])]
-    found = audit("any", load_tokenizer(trained(**fields)), texts, "group0")
+    texts = [ReportText(f"group{number % 3}", text) for number, text in enumerate(held_out_texts[-30:])]
+    found = tokenizer_report("any", load_tokenizer(trained(**fields)), texts, "group0")
     assert sum(group.tokens for group in found.groups) == found.total.tokens
     assert sum(group.bytes for group in found.groups) == sum(len(each.text.encode()) for each in texts)

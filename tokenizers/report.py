@@ -1,4 +1,4 @@
-"""How well a tokenizer serves a set of texts: by language or source, and between languages."""
+"""Tokenizer metrics on a set of texts, per language or source: compression, fertility, parity, round trips."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ import numpy as np
 from gristmill.foundation.config import Config
 from gristmill.tokenizers.tokenizer import Tokenizer
 
-# Texts encoded in one go.
+# Texts per encode_batch call.
 BATCH = 256
 
 
 @dataclass(frozen=True)
-class AuditText:
-    """group: its language or source. key: texts of several groups with one key say the same thing (translations)."""
+class ReportText:
+    """group: language or source. key: texts of several groups with the same key are translations of each other."""
 
     group: str
     text: str
     key: str = ""
 
 
-class GroupAudit(Config):
-    """fertility: tokens per word, a word being what stands between spaces (so it says nothing of Chinese, Japanese or
-    Thai: read bytes_per_token and parity there). parity: tokens of the group's texts over tokens of the reference's
-    texts with the same keys, the premium of Petrov et al. 2023 (arXiv:2305.15425); None where they share no key."""
+class GroupReport(Config):
+    """fertility: tokens per whitespace-separated word (not meaningful for Chinese, Japanese or Thai: use
+    bytes_per_token and parity). parity: tokens of the group's texts divided by those of the reference group's texts
+    with the same keys, the premium of Petrov et al. 2023 (arXiv:2305.15425); None if they share no key."""
 
     group: str
     documents: int
@@ -36,29 +36,29 @@ class GroupAudit(Config):
     parity: float | None
 
 
-class Audit(Config):
-    """unused: pieces of text (no bytes, no control symbols) that no text needed. round_trip_failures: texts that do
-    not come back as they were. bits_per_byte: of a small model trained on the tokens, where one was."""
+class TokenizerReport(Config):
+    """unused: vocabulary pieces (without bytes and control symbols) that no text used. round_trip_failures: texts that
+    decode to another text. bits_per_byte: of a proxy model trained on the tokens, if one was."""
 
     name: str
     vocab_size: int
     encoder: str
-    total: GroupAudit
-    groups: tuple[GroupAudit, ...]
+    total: GroupReport
+    groups: tuple[GroupReport, ...]
     unused: int
     round_trip_failures: int
     first_failure: str | None
     bits_per_byte: float | None = None
 
 
-def audit(
+def tokenizer_report(
     name: str,
     tokenizer: Tokenizer,
-    texts: Sequence[AuditText],
+    texts: Sequence[ReportText],
     reference: str,
     bits_per_byte: float | None = None,
-) -> Audit:
-    """Encodes and decodes every text. reference: the group that parity compares with, such as "en"."""
+) -> TokenizerReport:
+    """Encodes and decodes every text. reference: the group that parity is relative to, such as "en"."""
     counts = np.zeros(len(texts), dtype=np.int64)
     used = np.zeros(tokenizer.vocab_size, dtype=bool)
     failures: list[str] = []
@@ -73,8 +73,8 @@ def audit(
     for number, each in enumerate(texts):
         members[each.group].append(number)
     by_key = _tokens_by_key(texts, counts, reference)
-    text_pieces = [number for number, piece in enumerate(tokenizer.pieces) if piece and not _is_sign(piece)]
-    return Audit(
+    text_pieces = [number for number, piece in enumerate(tokenizer.pieces) if piece and not _is_byte_or_control(piece)]
+    return TokenizerReport(
         name=name,
         vocab_size=tokenizer.vocab_size,
         encoder=tokenizer.encoder,
@@ -88,14 +88,14 @@ def audit(
 
 
 def _group(
-    group: str, numbers: Sequence[int], texts: Sequence[AuditText], counts: np.ndarray, by_key: dict[str, int]
-) -> GroupAudit:
+    group: str, numbers: Sequence[int], texts: Sequence[ReportText], counts: np.ndarray, by_key: dict[str, int]
+) -> GroupReport:
     size = sum(len(texts[number].text.encode()) for number in numbers)
     words = sum(len(texts[number].text.split()) for number in numbers)
     tokens = int(counts[list(numbers)].sum())
     shared = [number for number in numbers if texts[number].key in by_key]
     in_reference = sum(by_key[texts[number].key] for number in shared)
-    return GroupAudit(
+    return GroupReport(
         group=group,
         documents=len(numbers),
         bytes=size,
@@ -106,10 +106,10 @@ def _group(
     )
 
 
-def _tokens_by_key(texts: Sequence[AuditText], counts: np.ndarray, reference: str) -> dict[str, int]:
+def _tokens_by_key(texts: Sequence[ReportText], counts: np.ndarray, reference: str) -> dict[str, int]:
     return {each.key: int(counts[n]) for n, each in enumerate(texts) if each.group == reference and each.key}
 
 
-def _is_sign(piece: str) -> bool:
+def _is_byte_or_control(piece: str) -> bool:
     """Bytes and control symbols: "<0x0A>", "<unk>", "<|endofdocument|>"."""
     return piece.startswith("<") and piece.endswith(">") and len(piece) > 2

@@ -1,0 +1,81 @@
+"""Options shared by the commands that run stages, and the functions that build a Runner from them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.preflight import check_workdir, require_ready
+from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stage_selection import runnable_stages, stages_up_to
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a bundled recipe.")
+]
+
+
+def parse_workdir(text: str) -> Path:
+    if not text.strip():
+        raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
+    return Path(text).expanduser()
+
+
+WorkdirOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", parser=parse_workdir, help="Work folder for all stages (default: work/NAME)."),
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
+WorkersOption = Annotated[int, typer.Option(min=1, max=1024, help="Worker processes; they do not affect the output.")]
+UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
+
+
+def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
+    return workdir or Path("work") / recipe.name
+
+
+def make_runner(
+    recipe: Recipe,
+    stages: Sequence[Stage],
+    workdir: Path | None,
+    workers: int = 1,
+    update_lock: bool = False,
+    only: str | None = None,
+) -> Runner:
+    """A Runner for the stages, of which `only` one may run.
+
+    Raises RecipeError or InputError for everything that can be checked before work starts."""
+    folder = workdir_of(recipe, workdir)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
+    if rank == 0:
+        check_workdir(folder)
+        require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
+    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
+    return Runner(recipe, folder, stages, lock, reporter, workers, rank)
+
+
+def run_stage(
+    name: str,
+    reference: str,
+    workdir: Path | None,
+    overrides: list[str] | None,
+    workers: int,
+    update_lock: bool = False,
+) -> None:
+    """Runs one stage of a recipe; its inputs must be complete."""
+    recipe = load_recipe(reference, overrides or [])
+    make_runner(recipe, stages_up_to(recipe, STAGES, name), workdir, workers, update_lock, name).run(only=name)
+
+
+def selected_stages(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], str]:
+    """(the stages up to --to, else all that the recipe has sections for; why the others are skipped, or "")."""
+    return runnable_stages(recipe, STAGES) if to is None else (stages_up_to(recipe, STAGES, to), "")

@@ -1,0 +1,200 @@
+"""The commands that run, plan and check the stages of a recipe."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from typer.core import TyperGroup
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.checkpoint import CheckpointEvaluation, data_folder, evaluate_checkpoint
+from gristmill.pipelines.commands.data import tokenizer_compare
+from gristmill.pipelines.commands.stage_options import (
+    RecipeArgument,
+    SetOption,
+    UpdateLockOption,
+    WorkdirOption,
+    WorkersOption,
+    make_runner,
+    run_stage,
+    selected_stages,
+    workdir_of,
+)
+from gristmill.pipelines.console import print_block
+from gristmill.pipelines.preflight import check_workdir, preflight, raise_all
+from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.runner import Runner
+from gristmill.training.config import MAX_PROCESSES
+
+STAGE_COMMAND = "stage"
+
+
+class StageGroup(TyperGroup):
+    """A stage's command with subcommands: `tokenizer compare ...`, and `tokenizer RECIPE` for everything else."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        return super().parse_args(ctx, args if known else [STAGE_COMMAND, *args])
+
+
+tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, or compare tokenizers.")
+
+
+def run(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    to: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+    workers: WorkersOption = 2,
+    update_lock: UpdateLockOption = False,
+) -> None:
+    """Run all stages that are not complete, in order."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, skip_reason = selected_stages(loaded, to)
+    runner = make_runner(loaded, stages, workdir, workers, update_lock)
+    if skip_reason:
+        runner.reporter.say(skip_reason)
+    runner.run()
+    done = [stage.name for stage in stages]
+    if "evaluate" in done and runner.rank == 0:
+        table = runner.workdir / "evaluate" / "table.md"
+        print(table.read_text("utf-8"))
+    if "report" in done and runner.rank == 0:
+        print(f"report: {runner.workdir / 'report' / 'report.html'}")
+
+
+def add_stage_command(name: str, app: typer.Typer, command_name: str) -> None:
+    """Registers the command that runs only this stage."""
+
+    def command(
+        recipe: RecipeArgument,
+        workdir: WorkdirOption = None,
+        set_: SetOption = None,
+        workers: WorkersOption = 2,
+        update_lock: UpdateLockOption = False,
+    ) -> None:
+        run_stage(name, recipe, workdir, set_, workers, update_lock)
+
+    command.__doc__ = f"Run only the stage {name}; its input stages must be complete."
+    app.command(command_name)(command)
+
+
+add_stage_command("tokenizer", tokenizer_app, STAGE_COMMAND)
+tokenizer_app.command("compare")(tokenizer_compare)
+
+
+def train(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    workers: WorkersOption = 2,
+    profile: Annotated[
+        str, typer.Option(metavar="STEPS", help="Write Chrome traces of these steps to train/logs: 10,11")
+    ] = "",
+) -> None:
+    """Run only the stage train; its input stages must be complete."""
+    steps = [f"train.watch.profile_steps=[{profile}]"] if profile else []
+    run_stage("train", recipe, workdir, [*(set_ or []), *steps], workers)
+
+
+def evaluate(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Run its stage evaluate.")] = None,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    workers: WorkersOption = 2,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Evaluate this checkpoint without a recipe.")
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="lm-eval task names or YAML files, comma-separated.")] = "",
+    shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Results (default: work/evaluate).")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Tokenizer folder (default: the one of the checkpoint's run).")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the tasks' data files.")] = None,
+    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Work folder, for the held-out tasks.")] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate every n-th step's checkpoint of a run; draws a curve.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    weights: Annotated[str, typer.Option(help="as_trained, or int8 (reports the change in scores).")] = "as_trained",
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")
+    ] = None,
+    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1,
+    download: Annotated[bool, typer.Option("--download", help="Allow lm-eval's tasks to download data.")] = False,
+    include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of task files (YAML).")] = None,
+) -> None:
+    """Run only the stage evaluate of a recipe, or evaluate a checkpoint without a recipe."""
+    if (recipe is None) == (checkpoint is None):
+        raise RecipeError("give a RECIPE, or --checkpoint DIR with --tasks a,b")
+    if recipe is not None:
+        run_stage("evaluate", recipe, workdir, set_, workers)
+        return
+    names = [name.strip() for name in tasks.split(",")]
+    if not all(names):
+        raise RecipeError("--tasks wants names joined by single commas, such as --tasks piqa,wic")
+    assert checkpoint is not None
+    files = data_folder(data)
+    settings = {
+        "tasks": names,
+        "shots": shots,
+        "limit": limit,
+        "data": None if files is None else str(files),
+        "precision": precision,
+        "weights": weights,
+        "batch_tokens": batch_tokens,
+    }
+    evaluate_checkpoint(
+        CheckpointEvaluation(
+            checkpoint, settings, output, tokenizer, corpus, every, tensor, pipeline, download, include_path
+        )
+    )
+
+
+def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption = None) -> None:
+    """Show which stages would run or be skipped, and why. Writes nothing."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, skip_reason = selected_stages(loaded, None)
+    folder, reporter = workdir_of(loaded, workdir), Reporter.to_terminal()
+    lock = pin(loaded, folder, reporter, write=False)
+    table = Table("stage", "action", "reason", "fingerprint")
+    for planned in Runner(loaded, folder, stages, lock, reporter).plan():
+        table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
+    print_block(table)
+    if skip_reason:
+        print(skip_reason)
+
+
+def check(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    to: Annotated[str | None, typer.Option(help="The last stage to check.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_PROCESSES, help="World size under torchrun (default: the layout's)."),
+    ] = None,
+) -> None:
+    """Report all errors in a recipe that can be found before any work. Writes nothing; `run` checks the same."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, skip_reason = selected_stages(loaded, to)
+    layout_size = 1 if loaded.train is None or loaded.train.layout.auto else loaded.train.layout.world_size
+    world_size = processes or int(os.environ.get("WORLD_SIZE", "0")) or layout_size
+    check_workdir(workdir_of(loaded, workdir))
+    findings = preflight(loaded, stages, world_size)
+    for finding in findings:
+        if finding.error is None:
+            print(f"warning: {finding.text}")
+    raise_all(findings)
+    print(f"recipe {loaded.name}: no errors found; checked {', '.join(stage.name for stage in stages)}")
+    if world_size > 1 and "train" in [stage.name for stage in stages]:
+        print(f"train needs {world_size} processes: torchrun --nproc-per-node N, with {world_size} over all nodes")
+    if skip_reason:
+        print(skip_reason)
