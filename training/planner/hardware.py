@@ -7,12 +7,12 @@ field says which. Bandwidths are for one direction and one GPU (NVIDIA's NVLink 
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.nearest_name import nearest_name
+from gristmill.foundation.strict_yaml import read_yaml
 
 GIB = 2**30
 PROFILES = Path(__file__).parent / "profiles"
@@ -125,10 +125,7 @@ def load_hardware(reference: str | Path) -> Hardware:
         raise RecipeError(
             f"hardware {reference}: no such profile or file; {hint}profiles: {', '.join(names)}, or a .yaml file"
         )
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not a YAML file: {error}") from error
+    content = read_yaml(path.read_bytes(), str(path)).value
     if not isinstance(content, dict):
         raise RecipeError(
             f"{path}: holds {type(content).__name__}, not fields; begin with name, device, node_link, network"

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.nearest_name import nearest_name
+from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.training.config import ModelConfig
 from gristmill.training.costs.model_shape import ModelShape, gpt, shape_of
 
@@ -78,11 +78,9 @@ def load_shape(reference: str, sequence_length: int | None = None, vocab: int | 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = read_yaml(path.read_bytes(), str(path)).value
     except OSError as error:
         raise RecipeError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not a YAML file: {error}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: holds no fields; begin with layers, width, heads")
     return content
