@@ -27,29 +27,30 @@ def bits_per_byte(
 
     Raises InputError if there is too little text for one batch, or no held-out text."""
     windows_NT = _windows(tokenizer, training, config.text_bytes, config.sequence_length)
-    held_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.sequence_length)
-    if len(windows_NT) < config.batch or not len(held_NT):
+    held_out_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.sequence_length)
+    if len(windows_NT) < config.batch or not len(held_out_NT):
         raise InputError(
-            f"{len(windows_NT)} windows to train on and {len(held_NT)} held out are too few for a proxy model; "
+            f"{len(windows_NT)} windows to train on and {len(held_out_NT)} held out are too few for a proxy model; "
             "give more text"
         )
     model = _new_model(config, tokenizer.vocab_size)
     _train(model, windows_NT, config, reporter)
     nats = sum(
-        float(_loss(model, held_NT[at : at + config.batch], "sum")) for at in range(0, len(held_NT), config.batch)
+        float(_loss(model, held_out_NT[at : at + config.batch], "sum"))
+        for at in range(0, len(held_out_NT), config.batch)
     )
-    num_bytes = sum(len(tokenizer.decode(window[1:].tolist()).encode()) for window in held_NT)
+    num_bytes = sum(len(tokenizer.decode(window[1:].tolist()).encode()) for window in held_out_NT)
     return nats / math.log(2) / num_bytes
 
 
 def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, sequence_length: int) -> torch.Tensor:
     """int64[windows, sequence_length + 1], overlapping by one token: concatenated documents, up to `limit` bytes."""
     ids: list[int] = [tokenizer.end_of_document]
-    taken = 0
+    num_bytes = 0
     for text in texts:
-        if taken >= limit:
+        if num_bytes >= limit:
             break
-        taken += len(text.encode())
+        num_bytes += len(text.encode())
         ids += [*tokenizer.encode(text), tokenizer.end_of_document]
     count = (len(ids) - 1) // sequence_length
     stream = np.array(ids[: count * sequence_length + 1], dtype=np.int64)

@@ -1,6 +1,6 @@
-"""The recipe's JSON schema, for editors: what a recipe may hold as it is written, with a description of every field.
+"""The JSON schema of recipes, for editors, with a description of every field.
 
-An editor reads `8M` as text, and knows nothing of short forms, so the schema says them beside what pydantic says."""
+Editors read `8M` as a string and do not know short forms, so they are added to pydantic's schema."""
 
 import re
 from typing import Any, get_args
@@ -35,11 +35,11 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Field -> its description: the field's own, else the sentences after `field:` in the docstring of the class, else
-    what field_descriptions.py says."""
-    said = _from_docstring(model)
+    """Field -> description: Field(description=...), else the class docstring's text after `field:`, else the one in
+    field_descriptions.py."""
+    documented = _from_docstring(model)
     own = {name: field.description for name, field in model.model_fields.items() if field.description}
-    return {**DESCRIPTIONS.get(model.__name__, {}), **said, **own}
+    return {**DESCRIPTIONS.get(model.__name__, {}), **documented, **own}
 
 
 def _from_docstring(model: type[BaseModel]) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _from_docstring(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
-    """The model and every one that its fields hold, each once."""
+    """The model and all models of its fields, each once."""
     found = [model]
     for each in found:
         for field in each.model_fields.values():
@@ -73,7 +73,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _with_sizes(schema: Any) -> None:
-    """Every number may be written as a size, in place."""
+    """Allows a size string for every number, in place."""
     if isinstance(schema, list):
         for inner in schema:
             _with_sizes(inner)
@@ -87,7 +87,7 @@ def _with_sizes(schema: Any) -> None:
 
 
 def _either(schema: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
-    """The schema or one of the others, with its description and default outside."""
+    """anyOf of the schema and the others, with description and default outside."""
     outside: dict[str, Any] = {key: schema[key] for key in ("title", "description", "default") if key in schema}
     inside = {key: value for key, value in schema.items() if key not in outside}
     return {**outside, "anyOf": [inside, *others]}
@@ -96,18 +96,18 @@ def _either(schema: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
 def _short_filters() -> list[dict[str, Any]]:
     """`gopher_quality`, and `{gopher_quality: {min_words: 20}}`."""
     number_or_null = {"anyOf": [{"type": "number"}, SIZE_SCHEMA, {"type": "null"}]}
-    shorts: list[dict[str, Any]] = [{"enum": sorted(PRESETS), "description": "a filter with its published thresholds"}]
+    shorts: list[dict[str, Any]] = [{"enum": sorted(PRESETS), "description": "a filter with published thresholds"}]
     for preset, rules in PRESETS.items():
         names = [rule.name for rule in rules] + list(LINE_OPTIONS.get(preset, ()))
         thresholds = {
-            name: number_or_null | {"description": f"threshold of {preset}.{name}; null drops it"} for name in names
+            name: number_or_null | {"description": f"threshold of {preset}.{name}; null disables it"} for name in names
         }
         shorts.append(
             {
                 "type": "object",
                 "properties": {
                     preset: {
-                        "description": f"the filter {preset} with thresholds of yours",
+                        "description": f"the filter {preset} with custom thresholds",
                         "anyOf": [
                             {"type": "object", "properties": thresholds, "additionalProperties": False},
                             {"type": "null"},

@@ -100,9 +100,9 @@ def group_rows(reports: Sequence[TokenizerReport], metric: str) -> list[list[str
 
 
 def _split(texts: Sequence[ReportText]) -> tuple[list[ReportText], list[ReportText]]:
-    held = [key_of("compare", each.key or each.text) % HELD_OUT_MODULUS == 0 for each in texts]
-    training = [each for each, out in zip(texts, held, strict=True) if not out]
-    return training, [each for each, out in zip(texts, held, strict=True) if out]
+    is_held_out = [key_of("compare", each.key or each.text) % HELD_OUT_MODULUS == 0 for each in texts]
+    training = [each for each, out in zip(texts, is_held_out, strict=True) if not out]
+    return training, [each for each, out in zip(texts, is_held_out, strict=True) if out]
 
 
 def _train(strategy: str, texts: Sequence[ReportText], folder: Path, vocab_size: int) -> Tokenizer:

@@ -75,7 +75,7 @@ class TokenizerConfig(Config):
         reserved = BYTE_PIECES + 2 + len(self.user_symbols) + (len(FIM_SYMBOLS) if self.fim else 0)
         if self.pretrained is None and self.vocab_size <= reserved:
             raise ValueError(
-                f"vocab_size={self.vocab_size} is too small beside {reserved} reserved pieces "
+                f"vocab_size={self.vocab_size} is too small for {reserved} reserved pieces "
                 f"(256 bytes, control and user symbols); try {max(512, 2 * reserved)} or more"
             )
         return self

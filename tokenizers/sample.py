@@ -48,7 +48,7 @@ def training_texts(
     available = [sum(candidate.bytes for candidate in cells[name]) for name in names]
     quotas = allocate(_flattened(names, mass, config.temperature), available, config.sample_bytes)
     texts: list[str] = []
-    taken: dict[str, int] = {}
+    sampled: dict[str, int] = {}
     for name, quota in zip(names, quotas, strict=True):
         left = quota
         for candidate in cells[name]:
@@ -56,8 +56,8 @@ def training_texts(
                 break
             texts.append(candidate.text)
             left -= candidate.bytes
-        taken[name[1]] = taken.get(name[1], 0) + quota - left
-    return texts, taken
+        sampled[name[1]] = sampled.get(name[1], 0) + quota - left
+    return texts, sampled
 
 
 def allocate(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:

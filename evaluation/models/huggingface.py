@@ -3,6 +3,8 @@
 Weights are safetensors, never pickles, and no code of the folder is run. transformers itself is not needed."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -153,23 +155,29 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     for stale in folder.glob("*.safetensors*"):
         stale.unlink()
     if len(shards) == 1:
-        _save(folder / WEIGHTS_NAME, shards[0])
+        write_safetensors(folder / WEIGHTS_NAME, shards[0])
         return
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _save(folder / name, shard)
+        write_safetensors(folder / name, shard)
         weight_map.update(dict.fromkeys(shard, name))
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     write_atomic(folder / INDEX_NAME, json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
 
 
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with atomic_path(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # as the umask says; safetensors lets only the owner read
-        save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        try:
+            save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:  # for a full disk its text ends with "(os error 28)"
+            if (number := re.search(r"os error (\d+)", str(error))) is None:
+                raise
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
         temporary.chmod(mode)
 
 

@@ -51,13 +51,13 @@ def _train(context: StageContext) -> dict[str, int]:
     recipe = context.recipe
     weights = {source.name: source.weight for source in recipe.sources}
     with context.reporter.meter("tokenizer: reading", 1, "samples") as meter:
-        texts, taken = training_texts(context.inputs["curate"], weights, recipe.tokenizer, recipe.seed)
-        meter.advance(1, f"{sum(taken.values()) / 1e6:.1f} MB")
+        texts, sampled = training_texts(context.inputs["curate"], weights, recipe.tokenizer, recipe.seed)
+        meter.advance(1, f"{sum(sampled.values()) / 1e6:.1f} MB")
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
         model = train(texts, recipe.tokenizer)
         meter.advance(1, f"{recipe.tokenizer.vocab_size} pieces")
     write_atomic(context.folder / MODEL_NAME, model)
-    return taken
+    return sampled
 
 
 def _export(context: StageContext, tokenizer: Tokenizer) -> bool:

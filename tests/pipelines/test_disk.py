@@ -1,10 +1,15 @@
 """Disks that are really full or read-only: a small file system in memory, mounted in a namespace of its own."""
 
+import resource
 import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from gristmill.evaluation.models.huggingface import write_safetensors
+from gristmill.foundation.disk_errors import disk_trouble
 
 FULL = """
 mount -t tmpfs -o size=256k tmpfs {folder}
@@ -87,3 +92,17 @@ def test_a_read_only_disk(mounted):
     code, said = mounted(READ_ONLY)
     assert "the disk is read-only" in said and "Traceback" not in said, said
     assert code == 1
+
+
+def test_a_full_disk_during_export_is_reported_in_one_sentence(tmp_path):
+    """safetensors raises its own error class; a limit on file sizes fails its write as a full disk does."""
+    path = tmp_path / "model.safetensors"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="model") as caught:
+            write_safetensors(path, {"weight": torch.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert disk_trouble(caught.value).startswith(f"{path}: the file is larger than the disk or a limit")
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ def test_a_strategy_sets_its_fields():
     ("fields", "message"),
     [
         ({"strategy": "case", "split_digits": True}, "means split_digits=False, but the recipe says"),
-        ({"vocab_size": 200}, "is too small beside 258 reserved pieces"),
+        ({"vocab_size": 200}, "is too small for 258 reserved pieces"),
         ({"user_symbols": ["a", "a"]}, "name each once"),
         ({"user_symbols": [""]}, "cannot be a piece"),
         ({"pattern": ".*"}, "read with a .tiktoken file"),
