@@ -82,8 +82,10 @@ def stage_script(name: str) -> None:
 app.command()(run)
 for _stage in ("curate", "index", "report"):
     add_stage_command(_stage, app, _stage)
-for _command in (train, evaluate, plan, check):
-    app.command()(_command)
+app.command()(train)
+app.command()(evaluate)
+app.command()(plan)
+app.command()(check)
 
 
 @app.command()
