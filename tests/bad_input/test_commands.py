@@ -78,7 +78,7 @@ CASES = [
     call("generate with no top-p", "generate --checkpoint x --prompt x --top-p 0", "top_p", "greater than 0"),
     call("generate with no penalty", "generate --checkpoint x --prompt x --repetition-penalty 0", "repetition_penalty"),
     call("generate at infinite temperature", "generate --checkpoint x --prompt x --temperature inf", "temperature", "finite"),
-    call("export in another precision", "export --checkpoint x --output y --precision fp8", "--precision fp8: there are"),
+    call("export in another precision", "export --checkpoint x --output y --precision fp8", "--precision fp8: choose one of"),
     call("export without a folder", "export --checkpoint x", "Missing option"),
     call("why of no id", "why xyz --corpus raw", "xyz"),
     call("why of no corpus", f"why {'0' * 32} --corpus raw", "no ledger here", code=1),
