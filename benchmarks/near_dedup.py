@@ -17,7 +17,7 @@ from support.peers import PEER_PYTHON, peers_there, run_peer
 from support.planted import corpus, write_parquet
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, roots
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, union_buckets
 from gristmill.data_pipeline.dedup.minhash import sign
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
@@ -92,8 +92,8 @@ def our_clusters(signed: np.ndarray) -> np.ndarray:
     parents = np.arange(len(signed))
     everyone = np.arange(len(signed))
     for keys in band_keys(signed, BANDS, ROWS, np.uint64(0)):
-        join(parents, *buckets(keys, everyone))
-    return roots(parents)
+        union_buckets(parents, *buckets(keys, everyone))
+    return find_roots(parents)
 
 
 def clusters_by_datasketch(minhashes: list[MinHash]) -> np.ndarray:
@@ -104,8 +104,8 @@ def clusters_by_datasketch(minhashes: list[MinHash]) -> np.ndarray:
     parents = np.arange(len(minhashes))
     for number, minhash in enumerate(minhashes):
         for other in index.query(minhash):
-            join(parents, np.zeros(2, np.int64), np.array([number, other]))
-    return roots(parents)
+            union_buckets(parents, np.zeros(2, np.int64), np.array([number, other]))
+    return find_roots(parents)
 
 
 def clusters(documents: int) -> Figure:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, AnnotateTask, annotate_all, annotation_tasks
-from gristmill.data_pipeline.corpus.counts import count
+from gristmill.data_pipeline.corpus.counts import count_source
 from gristmill.data_pipeline.corpus.splits import SPLITS, split_indices
 from gristmill.data_pipeline.corpus.summary import check_training_documents, rule_table, write_summary
 from gristmill.data_pipeline.corpus.writer import (
     SourceToWrite,
-    unreadable,
+    quarantined_rows,
     write_contamination,
     write_examples,
     write_ledgers,
@@ -31,7 +31,7 @@ from gristmill.data_pipeline.curate_config import (
 )
 from gristmill.data_pipeline.decontamination.benchmark import Example, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
-from gristmill.data_pipeline.dedup.arrays import MARK_NAME
+from gristmill.data_pipeline.dedup.arrays import IDENTITY_FILE
 from gristmill.data_pipeline.dedup.near import Protected
 from gristmill.data_pipeline.dedup.protected import keep_signatures, protected_corpora
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
@@ -54,7 +54,7 @@ from gristmill.foundation.lock import Lock
 
 @dataclass(frozen=True)
 class CurationInputs:
-    """folder: takes the corpus. cache: takes annotated files, where a later run with other thresholds finds them.
+    """folder: takes the corpus. cache: takes annotated files, where a removals run with other thresholds finds them.
     task_examples: the texts of the tasks that config.decontaminate names."""
 
     sources: Sequence[SourceConfig]
@@ -77,7 +77,7 @@ class CurationState:
     """What the steps have produced so far.
 
     annotated: by source, its annotated files; annotate_configs: by source, how they were annotated. sources: the
-    same with the results of the filters. removals: the later steps that removed documents. scores: annotated file ->
+    same with the results of the filters. removals: the removals steps that removed documents. scores: annotated file ->
     its quality scores. edits: the edited texts. final: the sources to write, with a new file in the place of each
     annotated one whose texts were edited."""
 
@@ -114,7 +114,7 @@ def _check_inputs(inputs: CurationInputs) -> list[Protected]:
             fields = ", ".join(f"{field!r} in {times}" for field, times in missing.items())
             reporter.say(f"decontaminate: {name}: fields are missing in some records: {fields}")
     protected = protected_corpora(config.near_dedup)
-    drop_damaged(inputs.cache, reporter.say, unsealed=(MARK_NAME, STORE_FILE))
+    drop_damaged(inputs.cache, reporter.say, unsealed=(IDENTITY_FILE, STORE_FILE))
     return protected
 
 
@@ -156,7 +156,7 @@ def _edit_texts(state: CurationState, inputs: CurationInputs) -> CurationState:
     config = inputs.config
     settings = EditSettings(config.span_dedup, config.substring_dedup, config.decontaminate, inputs.task_examples)
     edits = edit_texts(state.sources, state.removals, settings, inputs.work, inputs.engine)
-    return replace(state, edits=edits, removals=edits.later)
+    return replace(state, edits=edits, removals=edits.removals)
 
 
 def _reannotate(state: CurationState, inputs: CurationInputs) -> CurationState:
@@ -203,7 +203,7 @@ def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[Sour
 def _splits(one: SourceState, removals: Sequence[RemovalStep], inputs: CurationInputs) -> np.ndarray:
     """U10[rows]: the split of every kept document, "" for the others."""
     names = np.array(SPLITS)[split_indices(one.hashes, inputs.config.splits, inputs.seed)]
-    return np.where(one.living(removals), names, "")
+    return np.where(one.kept_mask(removals), names, "")
 
 
 def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
@@ -212,9 +212,9 @@ def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     evidence = state.edits.evidence()
     found = {}
     for read, final in zip(state.sources, state.final, strict=True):
-        reasons = list(unreadable(read, ["unreadable", "reason"]))
+        reasons = list(quarantined_rows(read, ["unreadable", "reason"]))
         splits = _splits(final, state.removals, inputs)
-        found[read.source.name] = count(read, final, splits, state.removals, evidence, reasons)
+        found[read.source.name] = count_source(read, final, splits, state.removals, evidence, reasons)
     return found
 
 

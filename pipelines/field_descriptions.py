@@ -103,8 +103,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "min_share": "share of a text's information that its words in their order must tell, for an edited text",
         "min_information": "nats that they must tell, at least",
         "margin": "characters cut to each side of a match",
-        "shortest_piece": "characters a remaining piece must have",
-        "most_pieces": "a document in more pieces is dropped",
+        "min_piece_characters": "characters a remaining piece must have",
+        "max_pieces": "a document in more pieces is dropped",
     },
     "PiiConfig": {
         "email": "action for e-mail addresses",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.indexed.dataset import (
-    SPLITS,
     Dataset,
     FimIds,
     IndexedSource,

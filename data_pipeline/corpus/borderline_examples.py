@@ -1,4 +1,4 @@
-"""Documents beside each threshold, for people to look at: the last that passed and the first that did not."""
+"""The documents nearest to each threshold, kept and removed, for people to inspect."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,18 +15,18 @@ EXCERPT_CHARACTERS = 400
 
 
 def rule_examples(
-    source: str, slices: Sequence[RowRange], rules: Rules, taken_by: np.ndarray
+    source: str, slices: Sequence[RowRange], rules: Rules, failed_rule: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    """For each rule that took a document of the source, the PER_SIDE documents nearest its threshold on either side.
+    """For each rule that removed a document of the source, the PER_SIDE documents nearest its threshold on either side.
 
-    slices are all rows of the source, taken_by: int16[rows]. Ties go to the smaller doc_id."""
+    slices are all rows of the source, failed_rule: int16[rows]. Ties go to the smaller doc_id."""
     for index, rule in enumerate(rules.rules):
-        if not (taken_by == index).any():
+        if not (failed_rule == index).any():
             continue
-        read = [_values(cut, rules.only(index)) for cut in slices]
+        read = [_values(row_range, rules.only(index)) for row_range in slices]
         values, thresholds = (np.concatenate(column) for column in zip(*read, strict=True))
         distance = np.abs(values - thresholds)
-        for side, candidates in (("removed", taken_by == index), ("kept", taken_by == KEPT)):
+        for side, candidates in (("removed", failed_rule == index), ("kept", failed_rule == KEPT)):
             rows = np.flatnonzero(candidates & np.isfinite(distance))
             chosen = rows[np.lexsort((rows, distance[rows]))[:PER_SIDE]]
             for row in np.sort(chosen):
@@ -37,30 +37,30 @@ def rule_examples(
 def duplicate_examples(
     source: str, slices: Sequence[RowRange], doc_ids: np.ndarray, step: RemovalStep
 ) -> Iterator[dict[str, Any]]:
-    """The PER_SIDE documents that a deduplication took with the least similarity: the closest calls.
+    """The PER_SIDE documents that the step removed with the lowest values.
 
     doc_ids: S32[rows] of the source."""
     mine = step.of(doc_ids)
-    order = np.lexsort((mine.doc_ids, mine.similarity))[:PER_SIDE]
+    order = np.lexsort((mine.doc_ids, mine.values))[:PER_SIDE]
     for at in order:
         row = int(np.flatnonzero(doc_ids == mine.doc_ids[at])[0])
         other = mine.duplicate_of[at].decode() or None
         found = _document(slices, row)
-        yield _example("removed", source, step.step, float(mine.similarity[at]), step.threshold, found, other)
+        yield _example("removed", source, step.step, float(mine.values[at]), step.threshold, found, other)
 
 
-def _values(cut: RowRange, one: Rules) -> tuple[np.ndarray, np.ndarray]:
+def _values(row_range: RowRange, one: Rules) -> tuple[np.ndarray, np.ndarray]:
     """(values, thresholds) of the only rule, by row."""
-    table = read_rows(cut, one.columns)
+    table = read_rows(row_range, one.columns)
     return signal_values(table, one.rules[0].signal, one.languages), one.thresholds(table)[0]
 
 
 def _document(slices: Sequence[RowRange], row: int) -> pa.Table:
     """One row of the source, its doc_id and text."""
-    for cut in slices:
-        if row < len(cut.rows):
-            return read_rows(RowRange(cut.path, cut.rows[row : row + 1]), ["doc_id", "text"])
-        row -= len(cut.rows)
+    for row_range in slices:
+        if row < len(row_range.rows):
+            return read_rows(RowRange(row_range.path, row_range.rows[row : row + 1]), ["doc_id", "text"])
+        row -= len(row_range.rows)
     raise IndexError(row)
 
 

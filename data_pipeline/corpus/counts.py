@@ -1,4 +1,4 @@
-"""Counts that add up: what was read is what was kept, removed by each rule, and quarantined."""
+"""Document and byte counts of a source, checked: read = kept + removed by each rule + quarantined."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from gristmill.data_pipeline.ledger.ledger import Evidence, RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.errors import InputError
 
-ANNOTATIONS = (".annotate", ".drop")  # rules whose spans were recorded and left where they are
+ANNOTATIONS = (".annotate", ".drop")  # rules that only record their spans
 
 
 class Tally:
-    """Documents and bytes under names that come up as they come."""
+    """Documents and bytes by name, in the order in which the names were added."""
 
     def __init__(self) -> None:
-        self.held: dict[str, dict[str, int]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
 
     def add(self, name: str, documents: int, num_bytes: int) -> None:
-        entry = self.held.setdefault(name, {"documents": 0, "bytes": 0})
+        entry = self.counts.setdefault(name, {"documents": 0, "bytes": 0})
         entry["documents"] += int(documents)
         entry["bytes"] += int(num_bytes)
 
@@ -36,35 +36,35 @@ class Tally:
 
     def total(self) -> dict[str, int]:
         return {
-            "documents": sum(entry["documents"] for entry in self.held.values()),
-            "bytes": sum(entry["bytes"] for entry in self.held.values()),
+            "documents": sum(entry["documents"] for entry in self.counts.values()),
+            "bytes": sum(entry["bytes"] for entry in self.counts.values()),
         }
 
 
-def count(
+def count_source(
     read: SourceState,
     written: SourceState,
     splits: np.ndarray,
-    later: Sequence[RemovalStep],
+    removals: Sequence[RemovalStep],
     evidence: Evidence,
-    unreadable: Sequence[Mapping[str, Any]],
+    quarantined_rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The source's entry in counts.json. splits: of each row that is written."""
     kept, removed, quarantined = Tally(), Tally(), Tally()
-    taken_by, num_bytes, doc_ids = read.taken_by, read.bytes, read.doc_ids
+    failed_rule, num_bytes, doc_ids = read.failed_rule, read.bytes, read.doc_ids
     for split in SPLITS:
         kept.add_rows(split, splits == split, written.bytes)
     for index, rule in enumerate(read.rules.rules):
-        removed.add_rows(rule.label, taken_by == index, num_bytes)
-    for step in later:
-        removed.add_rows(step.step, (taken_by == KEPT) & step.holds(doc_ids), num_bytes)
-    for row in unreadable:
+        removed.add_rows(rule.label, failed_rule == index, num_bytes)
+    for step in removals:
+        removed.add_rows(step.step, (failed_rule == KEPT) & step.removed_mask(doc_ids), num_bytes)
+    for row in quarantined_rows:
         quarantined.add(row["unreadable"], 1, 0)
-    totals = {"documents": len(taken_by), "bytes": int(num_bytes.sum())}
-    living = doc_ids[read.living(later)].astype(str).tolist()
-    mine = evidence.of(living)
+    totals = {"documents": len(failed_rule), "bytes": int(num_bytes.sum())}
+    kept_ids = doc_ids[read.kept_mask(removals)].astype(str).tolist()
+    mine = evidence.of(kept_ids)
     pieces = sum(len(ids) - 1 for ids in mine.pieces.values())
-    counts = source_counts(totals, kept, removed, quarantined, cut_counts(mine.cuts), pieces)
+    counts = source_counts(totals, kept, removed, quarantined, removed_span_counts(mine.removed_spans), pieces)
     return counts | {"changed": changed_counts(read.paths), "languages": language_counts(read)}
 
 
@@ -72,21 +72,21 @@ def language_counts(read: SourceState) -> dict[str, dict[str, Any]]:
     """By language profile (detected language, where none are used): documents read that could be, and how many each
     rule of the filters took."""
     found = {}
-    readable = read.taken_by != QUARANTINED
+    readable = read.failed_rule != QUARANTINED
     for language in np.unique(read.languages[readable]).tolist():
-        mine = read.taken_by[readable & (read.languages == language)]
+        mine = read.failed_rule[readable & (read.languages == language)]
         rules = {rule.label: int((mine == index).sum()) for index, rule in enumerate(read.rules.rules)}
         found[language] = {"documents": len(mine), "removed": {label: n for label, n in rules.items() if n}}
     return found
 
 
-def cut_counts(cuts: pa.Table) -> dict[str, dict[str, int]]:
+def removed_span_counts(removed_spans: pa.Table) -> dict[str, dict[str, int]]:
     """By step: documents that lost something, spans, their bytes. Spans that were only annotated are left out."""
     found: dict[str, dict[str, int]] = {}
-    rules = cuts.column("rule")
+    rules = removed_spans.column("rule")
     for rule in sorted(set(rules.to_pylist())):
         if not rule.endswith(ANNOTATIONS):
-            mine = cuts.filter(pc.equal(rules, rule))
+            mine = removed_spans.filter(pc.equal(rules, rule))
             found[rule.split(".")[0]] = {
                 "documents": len(mine.column("doc_id").unique()),
                 "spans": len(mine),
@@ -126,18 +126,18 @@ def source_counts(
             )
     return {
         "read": dict(read),
-        "kept": kept.held,
-        "removed": removed.held,
-        "quarantined": quarantined.held,
+        "kept": kept.counts,
+        "removed": removed.counts,
+        "quarantined": quarantined.counts,
         "cut": dict(cut),
         "pieces": pieces,
     }
 
 
-def check_not_empty(source: str, counts: Mapping[str, Any], unreadable: str = "") -> None:
+def check_not_empty(source: str, counts: Mapping[str, Any], first_reason: str = "") -> None:
     """Raises InputError if no training document of the source is left, naming what took them.
 
-    unreadable: why the first record in quarantine could not be read."""
+    first_reason: why the first record in quarantine could not be read."""
     if counts["kept"].get("train", {}).get("documents"):
         return
     read = counts["read"]["documents"]
@@ -145,7 +145,7 @@ def check_not_empty(source: str, counts: Mapping[str, Any], unreadable: str = ""
         raise InputError(f"source {source}: its files hold no documents; check its paths and format")
     quarantined = sum(entry["documents"] for entry in counts["quarantined"].values())
     if quarantined == read:
-        raise InputError(f"source {source}: none of its {read} documents can be read; the first: {unreadable}")
+        raise InputError(f"source {source}: none of its {read} documents can be read; the first: {first_reason}")
     taken = {**counts["removed"], **{f"quarantine ({k})": v for k, v in counts["quarantined"].items()}}
     if not taken:
         raise InputError(f"source {source}: all {read} documents fell into held-out splits; lower curate.splits")

@@ -19,7 +19,7 @@ from gristmill.foundation.checked_outputs import check_outputs, reading
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.lock import LOCK_NAME, read_lock
 
-MOST_SHOWN = 10  # duplicates (cuts, benchmark texts) listed one by one
+MAX_SHOWN = 10  # duplicates (cuts, benchmark texts) listed one by one
 REWRITING = ("paragraph_dedup", "line_dedup", "substring_dedup", "decontaminate")
 
 
@@ -152,9 +152,9 @@ def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
     of_this = pc.field("duplicate_of") == row["doc_id"]
     table = pq.read_table(corpus / "ledger", columns=["doc_id", "similarity", "step"], filters=of_this)
     copies = sorted(table.to_pylist(), key=lambda copy: (-copy["similarity"], copy["doc_id"]))
-    lines = [f"{c['doc_id']}, similarity {c['similarity']:.4f}, {c['step']}" for c in copies[:MOST_SHOWN]]
-    if len(copies) > MOST_SHOWN:
-        lines.append(f"and {len(copies) - MOST_SHOWN} more")
+    lines = [f"{c['doc_id']}, similarity {c['similarity']:.4f}, {c['step']}" for c in copies[:MAX_SHOWN]]
+    if len(copies) > MAX_SHOWN:
+        lines.append(f"and {len(copies) - MAX_SHOWN} more")
     said = f"kept in the stead of {len(copies)}" if copies else "no duplicate of a kept document"
     return [Event("deduplication", said, tuple(lines))]
 
@@ -164,9 +164,9 @@ def _cut(row: dict[str, Any]) -> list[Event]:
     events = []
     for rule in dict.fromkeys(cut["rule"] for cut in row["cuts"]):
         cuts = [cut for cut in row["cuts"] if cut["rule"] == rule]
-        lines = [_cut_line(cut) for cut in cuts[:MOST_SHOWN]]
-        if len(cuts) > MOST_SHOWN:
-            lines.append(f"and {len(cuts) - MOST_SHOWN} more")
+        lines = [_cut_line(cut) for cut in cuts[:MAX_SHOWN]]
+        if len(cuts) > MAX_SHOWN:
+            lines.append(f"and {len(cuts) - MAX_SHOWN} more")
         characters = sum(cut["length"] for cut in cuts)
         outcome = "found" if rule.endswith(ANNOTATIONS) else "cut"
         events.append(Event(rule, f"{outcome} {len(cuts)} spans, {characters} characters", tuple(lines)))
@@ -186,10 +186,10 @@ def _contaminated(row: dict[str, Any]) -> list[Event]:
     lines = [
         f"{match['benchmark']} {match['example']} ({match['field']}): {match['kind']}, {match['matched']} of "
         f"{match['of']} {'words' if match['kind'] in ('short', 'edited') else 'n-grams'}"
-        for match in found[:MOST_SHOWN]
+        for match in found[:MAX_SHOWN]
     ]
-    if len(found) > MOST_SHOWN:
-        lines.append(f"and {len(found) - MOST_SHOWN} more")
+    if len(found) > MAX_SHOWN:
+        lines.append(f"and {len(found) - MAX_SHOWN} more")
     return [Event("decontamination", f"{len(found)} benchmark texts found", tuple(lines))]
 
 

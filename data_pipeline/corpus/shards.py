@@ -1,4 +1,4 @@
-"""The curated corpus on disk: documents and, row for row beside them, their signals, in shards cut by text bytes."""
+"""Shards of the curated corpus: documents and, row for row, their signals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from gristmill.foundation.checksum_files import is_sealed, sealed_path
 ROW_GROUP_ROWS = 1024
 PII_FIELD = pa.field("pii_replaced", pa.int64())
 QUALITY_FIELD = pa.field("quality_score", pa.float64())
-NONE_ASKED = OptionalSignals()
+NO_OPTIONAL_SIGNALS = OptionalSignals()
 LATE_FIELDS = (PII_FIELD.name, QUALITY_FIELD.name)  # columns that annotated files have not
 
 
-def signals_schema(edits: Sequence[str], optional: OptionalSignals, pii: bool, judged: bool) -> pa.Schema:
-    """doc_id, the detected language, every signal of the text, what each edit of it added, what the recipe asked for
-    beside them, quality, personal data."""
+def signals_schema(edits: Sequence[str], optional: OptionalSignals, pii: bool, scored: bool) -> pa.Schema:
+    """doc_id, the detected language, every signal of the text, what each edit of it added, the recipe's optional
+    signals, quality, personal data."""
     added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])] + optional.fields()
-    added += [QUALITY_FIELD] if judged else []
+    added += [QUALITY_FIELD] if scored else []
     added += [PII_FIELD] if pii else []
     return pa.schema([pa.field("doc_id", pa.string()), *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added])
 
@@ -44,8 +44,8 @@ class ShardTask:
     slices: tuple[RowRange, ...]
     edits: tuple[str, ...]  # the filters that edited the source: each has added columns to its signals
     pii: PiiConfig | None
-    scores: tuple[Path, ...] | None  # of each slice's file, the quality scores of its rows; None: not judged
-    optional: OptionalSignals = NONE_ASKED
+    scores: tuple[Path, ...] | None  # of each slice's file, the quality scores of its rows; None: not scored
+    optional: OptionalSignals = NO_OPTIONAL_SIGNALS
 
     @property
     def documents(self) -> Path:
@@ -72,10 +72,10 @@ def write_shard(task: ShardTask) -> None:
         pq.ParquetWriter(signals, schema, compression="zstd") as signals_file,
     ):
         held: list[pa.Table] = []
-        for index, cut in enumerate(task.slices):
-            scores = None if task.scores is None else np.load(task.scores[index])[cut.rows]
+        for index, row_range in enumerate(task.slices):
+            scores = None if task.scores is None else np.load(task.scores[index])[row_range.rows]
             at = 0
-            for table in row_range_groups(cut, columns):
+            for table in row_range_groups(row_range, columns):
                 if scores is not None:
                     table = table.append_column(QUALITY_FIELD, pa.array(scores[at : at + len(table)]))
                 at += len(table)

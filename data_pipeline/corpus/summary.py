@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.data_pipeline.corpus.counts import check_not_empty
-from gristmill.data_pipeline.corpus.writer import unreadable, write_quarantine
+from gristmill.data_pipeline.corpus.writer import quarantined_rows, write_quarantine
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
@@ -27,7 +27,7 @@ def check_training_documents(sources: Sequence[SourceState], summary: Mapping[st
     The ledger has to be written before. Counts and quarantine are written beside it, so that `gristmill why` can
     explain each document."""
     for one in sources:
-        reason = next((row["reason"] for row in unreadable(one, ["unreadable", "reason"])), "")
+        reason = next((row["reason"] for row in quarantined_rows(one, ["unreadable", "reason"])), "")
         try:
             check_not_empty(one.source.name, summary["sources"][one.source.name], reason)
         except InputError as error:

@@ -1,4 +1,4 @@
-"""What curation leaves in its folder: shards, ledger, quarantine, examples, decontamination report, signatures."""
+"""Writes the output folder of curation: shards, ledger, quarantine, examples, decontamination report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def _shard_tasks(
 def write_ledgers(
     curated: Sequence[SourceState],
     splits: Sequence[np.ndarray],
-    later: Sequence[RemovalStep],
+    removals: Sequence[RemovalStep],
     evidence: Evidence,
     folder: Path,
     engine: LocalEngine,
@@ -85,9 +85,9 @@ def write_ledgers(
     """splits: of each source, the split of each document that was read, "" for those not kept."""
     tasks = []
     for one, split_of in zip(curated, splits, strict=True):
-        taken_by, doc_ids = one.taken_by, one.doc_ids
-        for number, start in enumerate(range(0, max(len(taken_by), 1), LEDGER_ROWS)):
-            rows = np.arange(start, min(start + LEDGER_ROWS, len(taken_by)))
+        failed_rule, doc_ids = one.failed_rule, one.doc_ids
+        for number, start in enumerate(range(0, max(len(failed_rule), 1), LEDGER_ROWS)):
+            rows = np.arange(start, min(start + LEDGER_ROWS, len(failed_rule)))
             slices = one.slices(rows)
             tasks.append(
                 LedgerTask(
@@ -95,9 +95,9 @@ def write_ledgers(
                     source=one.source.name,
                     rules=one.rules,
                     slices=slices,
-                    taken_by=_by_slice(taken_by[rows], slices),
+                    failed_rule=_by_slice(failed_rule[rows], slices),
                     splits=_by_slice(split_of[rows], slices),
-                    later=tuple(step.of(doc_ids[rows]) for step in later),
+                    removals=tuple(step.of(doc_ids[rows]) for step in removals),
                     evidence=evidence.of(doc_ids[rows].astype(str).tolist()),
                 )
             )
@@ -114,24 +114,26 @@ def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
     """One JSON line a record that could not be read. Files are named by digest; the lock has their names."""
     columns = ["doc_id", "raw_digest", "record", "offset", "unreadable", "reason", "excerpt"]
     lines = [
-        orjson.dumps({"source": one.source.name, **row}) + b"\n" for one in curated for row in unreadable(one, columns)
+        orjson.dumps({"source": one.source.name, **row}) + b"\n"
+        for one in curated
+        for row in quarantined_rows(one, columns)
     ]
     write_atomic(folder / QUARANTINE_NAME, b"".join(lines))
 
 
-def unreadable(one: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def quarantined_rows(one: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The source's records that could not be read."""
-    for path, verdict in zip(one.paths, one.verdicts, strict=True):
-        if (verdict.taken_by == QUARANTINED).any():
+    for path, results in zip(one.paths, one.filter_results, strict=True):
+        if (results.failed_rule == QUARANTINED).any():
             yield from pq.read_table(path, columns=list(columns), filters=pc.field("unreadable").is_valid()).to_pylist()
 
 
-def write_examples(curated: Sequence[SourceState], later: Sequence[RemovalStep], folder: Path) -> None:
+def write_examples(curated: Sequence[SourceState], removals: Sequence[RemovalStep], folder: Path) -> None:
     lines = []
     for one in curated:
-        slices = one.slices(np.arange(len(one.taken_by)))
-        found = [*rule_examples(one.source.name, slices, one.rules, one.taken_by)]
-        for step in later:
+        slices = one.slices(np.arange(len(one.failed_rule)))
+        found = [*rule_examples(one.source.name, slices, one.rules, one.failed_rule)]
+        for step in removals:
             found += duplicate_examples(one.source.name, slices, one.doc_ids, step)
         lines += [orjson.dumps(example) + b"\n" for example in found]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))

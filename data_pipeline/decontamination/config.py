@@ -5,7 +5,6 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.decontamination.spans import CutRule
 from gristmill.foundation.config import Config
 
 Policy = Literal["split", "drop", "annotate"]
@@ -59,25 +58,25 @@ class DecontaminateConfig(Config):
 
     benchmarks: in local files. tasks: of the evaluation, a name or {name, fields}, whose texts the caller hands over;
     task_data: the folder their files lie in, if it is not evaluate.data; download: lm-eval's own tasks may be named
-    too, whose texts are read from the data hub. ngram: words of a match; shortest_ngram: the
-    least words of a text that is shorter than that; shorter ones are not searched (counted).
+    too, whose texts are read from the data hub. ngram: words of a match. min_ngram: a text of fewer words than ngram
+    is searched as one n-gram if it has at least so many; shorter texts are counted and not searched.
     common: an n-gram that stands so often in the corpus is a common phrase and does not count. common_in: so many
     documents (GPT-3: "13-grams that matched more than 10 training documents", appendix C), or so many `places`
     (Megatron: key_threshold 10). Documents, so that a text that repeats a question ten times does not hide itself.
-    max_edits: texts of at most most_edited_words words are also found with that many words substituted, inserted or
+    max_edits: texts of at most max_edited_words words are also found with that many words substituted, inserted or
     deleted: where words in their order tell at least min_share of the text's information and at least
-    min_information nats (edits.py); 0: not searched so. answer_window: a question of fewer than shortest_ngram words
+    min_information nats (edits.py); 0: not searched so. answer_window: a question of fewer than min_ngram words
     is found word for word with an answer that begins in so many words behind it; 0: not searched.
-    policy: `split` cuts the match, `margin` characters to each side and on to a sentence end, and keeps pieces of at
-    least shortest_piece characters, of which there may be most_pieces; `drop` removes the document; `annotate` only
-    reports."""
+    policy: `split` removes the match, `margin` characters on each side and the rest of the sentence, and keeps pieces
+    of at least min_piece_characters; a document of more than max_pieces is dropped. `drop` removes the document;
+    `annotate` only reports."""
 
     benchmarks: tuple[BenchmarkConfig, ...] = ()
     tasks: tuple[TaskChoice, ...] = ()
     task_data: Path | None = Field(default=None, json_schema_extra={"execution": True})
     download: bool = Field(default=False, json_schema_extra={"execution": True})
     ngram: int = Field(default=13, ge=2)
-    shortest_ngram: int = Field(default=8, ge=2)
+    min_ngram: int = Field(default=8, ge=2)
     common: int = Field(default=10, ge=2)
     common_in: Literal["documents", "places"] = "documents"
     max_edits: int = Field(default=3, ge=0)
@@ -86,8 +85,8 @@ class DecontaminateConfig(Config):
     answer_window: int = Field(default=50, ge=0)
     policy: Policy = "split"
     margin: int = Field(default=200, ge=0)
-    shortest_piece: int = Field(default=200, ge=1)
-    most_pieces: int = Field(default=10, ge=1)
+    min_piece_characters: int = Field(default=200, ge=1)
+    max_pieces: int = Field(default=10, ge=1)
 
     @field_validator("tasks", mode="before")
     @classmethod
@@ -97,8 +96,8 @@ class DecontaminateConfig(Config):
 
     @model_validator(mode="after")
     def n_grams_in_order(self) -> Self:
-        if self.shortest_ngram > self.ngram:
-            raise ValueError(f"shortest_ngram={self.shortest_ngram} is over ngram={self.ngram}; try {self.ngram}")
+        if self.min_ngram > self.ngram:
+            raise ValueError(f"min_ngram={self.min_ngram} is over ngram={self.ngram}; try {self.ngram}")
         return self
 
     @model_validator(mode="after")
@@ -112,11 +111,7 @@ class DecontaminateConfig(Config):
         return self
 
     @property
-    def most_edited_words(self) -> int:
+    def max_edited_words(self) -> int:
         """A longer text keeps an n-gram whole through max_edits edits, each of up to two folded words (`it's`): what is
         left of ngram 13 and 3 edits in 59 words is 53 in four runs, one of which has 14."""
         return (self.max_edits + 1) * self.ngram + 2 * self.max_edits if self.max_edits else 0
-
-    @property
-    def cut_rule(self) -> CutRule:
-        return CutRule(self.margin, self.shortest_piece, self.most_pieces)

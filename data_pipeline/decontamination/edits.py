@@ -49,14 +49,14 @@ class EditIndex:
 def build_edits(examples: Sequence[Example], words: Words, config: DecontaminateConfig) -> EditIndex:
     """The index of the examples, whose words are `words`.
 
-    Searched for edits are texts of shortest_ngram words up to `most_edited_words`, longer ones keep an n-gram whole;
+    Searched for edits are texts of min_ngram words up to `max_edited_words`, longer ones keep an n-gram whole;
     of shorter ones, questions that tell enough with one of their record's answers, of which at least three words
     stand in a row."""
     counts, told = words.counts, information(words)
     total = np.bincount(np.repeat(np.arange(len(counts)), counts), told, minlength=len(counts))
     is_question = np.array([not example.is_answer for example in examples], bool)
-    long_enough = is_question & (counts >= config.shortest_ngram) & (total >= config.min_information)
-    edited = long_enough & (counts <= config.most_edited_words)
+    long_enough = is_question & (counts >= config.min_ngram) & (total >= config.min_information)
+    edited = long_enough & (counts <= config.max_edited_words)
     answers, first = _answers(examples, counts, total, config)
     wanted = np.maximum(config.min_share * total, config.min_information)
     texts = SearchedTexts(words.hashes, words.ends, told, wanted, answers, first)
@@ -68,7 +68,7 @@ def _answers(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(answers, answer_first) of SearchedTexts: of each short question, the texts of its record's later fields that
     tell enough together with it."""
-    most = config.shortest_ngram if config.answer_window else 0
+    most = config.min_ngram if config.answer_window else 0
     short = {n for n, e in enumerate(examples) if 0 < counts[n] < most and not e.is_answer}
     records: dict[tuple[str, str], list[int]] = {(examples[n].benchmark, examples[n].example): [] for n in short}
     for number, example in enumerate(examples):

@@ -17,16 +17,16 @@ ONE = np.uint64(1)
 
 @dataclass(frozen=True)
 class NgramIndex:
-    """Every distinct n-gram of the benchmark texts has a number. n is the longest, or all words of a shorter text.
+    """Every distinct n-gram of the benchmark texts has a number. n is the max_ngram, or all words of a shorter text.
 
-    A document is searched for the first `shortest` words of the n-grams (the prefixes); the rest is compared where a
+    A document is searched for the first `min_ngram` words of the n-grams (the prefixes); the rest is compared where a
     prefix is met. lengths int64[n-grams], keys uint64[n-grams]: words and hash of each n-gram, ordered by prefix.
     filter uint64[]: a bit map of the prefixes. table int32[]: open addressing from prefix to its number p, whose
     n-grams are first[p]..first[p + 1]. texts of n-gram g: text_of[text_first[g]:text_first[g + 1]].
     ngrams_of int64[texts]: n-grams in each text; 0 for one too short to be searched."""
 
-    longest: int
-    shortest: int
+    max_ngram: int
+    min_ngram: int
     lengths: np.ndarray
     keys: np.ndarray
     prefixes: np.ndarray
@@ -38,12 +38,12 @@ class NgramIndex:
     ngrams_of: np.ndarray
 
 
-def build_index(words: Words, longest: int, shortest: int) -> NgramIndex:
-    """The index of the texts with these words. A text of fewer than `shortest` words is in no n-gram.
+def build_index(words: Words, max_ngram: int, min_ngram: int) -> NgramIndex:
+    """The index of the texts with these words. A text of fewer than `min_ngram` words is in no n-gram.
 
-    Longest 13, shortest 8: a text of 15 words has three 13-grams, one of 9 words a single 9-gram
+    Longest 13, min_ngram 8: a text of 15 words has three 13-grams, one of 9 words a single 9-gram
     (Megatron-LM tools/openwebtext/filter_ngrams.py, max_ngram_size and min_ngram_size)."""
-    keys, prefixes, lengths, texts = _all_ngrams(words, longest, shortest)
+    keys, prefixes, lengths, texts = _all_ngrams(words, max_ngram, min_ngram)
     order = np.lexsort((keys, prefixes))  # stable: the texts of an n-gram stay in their order
     keys, prefixes, lengths, texts = keys[order], prefixes[order], lengths[order], texts[order]
     new = np.ones(len(keys), bool)
@@ -54,8 +54,8 @@ def build_index(words: Words, longest: int, shortest: int) -> NgramIndex:
     ngram_of, texts = ngram_of[first_of_text], texts[first_of_text]
     distinct, first = np.unique(prefixes[new], return_index=True)
     return NgramIndex(
-        longest=longest,
-        shortest=shortest,
+        max_ngram=max_ngram,
+        min_ngram=min_ngram,
         lengths=lengths[new],
         keys=keys[new],
         prefixes=distinct,
@@ -68,12 +68,12 @@ def build_index(words: Words, longest: int, shortest: int) -> NgramIndex:
     )
 
 
-def _all_ngrams(words: Words, longest: int, shortest: int) -> tuple[np.ndarray, ...]:
+def _all_ngrams(words: Words, max_ngram: int, min_ngram: int) -> tuple[np.ndarray, ...]:
     """keys, prefixes, lengths, text numbers of every n-gram of every text."""
     size = len(words.hashes) + 1  # a text has no more n-grams than words
     keys, prefixes = np.empty(size, np.uint64), np.empty(size, np.uint64)
     lengths, texts = np.empty(size, np.int64), np.empty(size, np.int64)
-    count = all_ngrams(words.hashes, words.ends, longest, shortest, keys, prefixes, lengths, texts)
+    count = all_ngrams(words.hashes, words.ends, max_ngram, min_ngram, keys, prefixes, lengths, texts)
     return keys[:count], prefixes[:count], lengths[:count], texts[:count]
 
 
@@ -110,6 +110,8 @@ def search(index: NgramIndex, words: Words) -> np.ndarray:
     prefixes = np.empty(words.longest + 1, np.uint64)
     found = np.empty((3, 4096), np.int64)
     tables = (index.lengths, index.keys, index.prefixes, index.first, index.filter, index.table)
-    while (count := search_ngrams(words.hashes, words.ends, index.shortest, *tables, prefixes, found)) > found.shape[1]:
+    while (count := search_ngrams(words.hashes, words.ends, index.min_ngram, *tables, prefixes, found)) > found.shape[
+        1
+    ]:
         found = np.empty((3, count), np.int64)
     return found[:, :count]

@@ -29,7 +29,7 @@ class Indexes:
 
 def build_indexes(examples: Sequence[Example], config: DecontaminateConfig) -> Indexes:
     words = words_of([example.text for example in examples])
-    return Indexes(build_index(words, config.ngram, config.shortest_ngram), build_edits(examples, words, config))
+    return Indexes(build_index(words, config.ngram, config.min_ngram), build_edits(examples, words, config))
 
 
 def save_indexes(indexes: Indexes, folder: Path) -> None:

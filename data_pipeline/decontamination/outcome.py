@@ -1,4 +1,4 @@
-"""What becomes of one document in which benchmark texts were found."""
+"""The edit of one document in which benchmark texts were found: split, dropped or annotated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import xxhash
 
 from gristmill.data_pipeline.decontamination.matches import TextMatch
 from gristmill.data_pipeline.decontamination.spans import cut_spans, pieces
-from gristmill.data_pipeline.ledger.removed_spans import complement, cut_row
+from gristmill.data_pipeline.ledger.removed_spans import complement, removed_span_row
 
-# One row a document that was hit. fate: split (pieces are left), dropped, annotated; characters: cut from it. rule:
-# what dropped it, with its value and threshold (drop: benchmark texts found; most_pieces: pieces; shortest_piece:
+# One row a contaminated document. fate: split, dropped or annotated; characters: removed from it. rule:
+# what dropped it, with its value and threshold (drop: benchmark texts found; max_pieces: pieces; min_piece_characters:
 # characters of the longest).
 HITS = pa.schema(
     [
@@ -29,46 +29,46 @@ PIECES = pa.schema([("doc_id", pa.string()), ("parent_id", pa.string()), ("piece
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one document that was hit: a row of HITS, rows of PIECES and of CUTS."""
+class DocumentEdit:
+    """The edit of one contaminated document: a row of HITS, rows of PIECES and of REMOVED_SPANS."""
 
     hit: tuple
     pieces: list[tuple]
-    cuts: list[dict[str, Any]]
+    removed_spans: list[dict[str, Any]]
 
 
-def outcome_of(doc_id, text, matches: Sequence[TextMatch], spans, examples, config) -> Outcome:
+def edit_document(doc_id, text, matches: Sequence[TextMatch], spans, examples, config) -> DocumentEdit:
     if config.policy == "annotate":
-        return Outcome((doc_id, "annotated", 1, 0, None, None, None), [], [])
+        return DocumentEdit((doc_id, "annotated", 1, 0, None, None, None), [], [])
     if config.policy == "drop":
         return _dropped(doc_id, text, "drop", len(matches), 1)
     owner_of = {(first, last): match.text for match in reversed(matches) for first, last in match.words}
     words = sorted(owner_of)
     places = [(int(spans[0, first]), int(spans[1, last - 1])) for first, last in words]
     found = pieces(text, cut_spans(text, places, config.margin))
-    kept = [(start, stop) for start, stop in found if stop - start >= config.shortest_piece]
+    kept = [(start, stop) for start, stop in found if stop - start >= config.min_piece_characters]
     if not kept:
         longest = max((stop - start for start, stop in found), default=0)
-        return _dropped(doc_id, text, "shortest_piece", longest, config.shortest_piece)
-    if len(kept) > config.most_pieces:
-        return _dropped(doc_id, text, "most_pieces", len(kept), config.most_pieces)
+        return _dropped(doc_id, text, "min_piece_characters", longest, config.min_piece_characters)
+    if len(kept) > config.max_pieces:
+        return _dropped(doc_id, text, "max_pieces", len(kept), config.max_pieces)
     rows = [(piece_id(doc_id, n), doc_id, n, text[start:stop]) for n, (start, stop) in enumerate(kept)]
     removed = complement(kept, len(text))
     owners = [examples[owner_of[place]] for place in words]
-    cuts = [_cut(doc_id, text, span, places, owners) for span in removed]
+    removed_spans = [_removed_span(doc_id, text, span, places, owners) for span in removed]
     characters = sum(stop - start for start, stop in removed)
-    return Outcome((doc_id, "split", len(kept), characters, None, None, None), rows, cuts)
+    return DocumentEdit((doc_id, "split", len(kept), characters, None, None, None), rows, removed_spans)
 
 
-def _dropped(doc_id: str, text: str, rule: str, value: float, threshold: float) -> Outcome:
-    return Outcome((doc_id, "dropped", 0, len(text), f"decontaminate.{rule}", value, threshold), [], [])
+def _dropped(doc_id: str, text: str, rule: str, value: float, threshold: float) -> DocumentEdit:
+    return DocumentEdit((doc_id, "dropped", 0, len(text), f"decontaminate.{rule}", value, threshold), [], [])
 
 
-def _cut(doc_id, text, span, places, owners) -> dict[str, Any]:
-    """One row of CUTS, with the first match in the span; only white space at the text's ends has none."""
+def _removed_span(doc_id, text, span, places, owners) -> dict[str, Any]:
+    """A row of REMOVED_SPANS with the first match in the span; a span of white space at the ends has no match."""
     start, stop = span
     inside = [n for n, (first, last) in enumerate(places) if start <= first and last <= stop]
-    row = cut_row(doc_id, "decontaminate.split", text, start, stop)
+    row = removed_span_row(doc_id, "decontaminate.split", text, start, stop)
     if inside:
         row |= {"benchmark": owners[inside[0]].benchmark, "example": owners[inside[0]].example}
     return row

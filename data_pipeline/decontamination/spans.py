@@ -1,21 +1,8 @@
 """Cutting matches out of a document, with the sentences around them."""
 
-from dataclasses import dataclass
-
 from gristmill.data_pipeline.ledger.removed_spans import complement
 
 SENTENCE_ENDS = ".!?"
-
-
-@dataclass(frozen=True)
-class CutRule:
-    """margin: characters cut on each side of a match before the sentence end is looked for. shortest: characters of
-    a piece that is kept. most: a document of more pieces is dropped. MT-NLG's numbers: 200, 200 and 10
-    (Megatron-LM tools/openwebtext/filter_ngrams.py)."""
-
-    margin: int = 200
-    shortest: int = 200
-    most: int = 10
 
 
 def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tuple[int, int]]:
@@ -33,12 +20,12 @@ def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tu
     return found
 
 
-def pieces(text: str, cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(start, stop) of what is left between the cuts, without white space at its ends.
+def pieces(text: str, removed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(start, stop) of what is left between the removed spans, without white space at its ends.
 
     " ab", cut (2, 3) -> [(1, 2)]: the blank before a is nobody's."""
     found = []
-    for start, stop in complement(cuts, len(text)):
+    for start, stop in complement(removed, len(text)):
         piece = text[start:stop]
         start, stop = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
         if start < stop:

@@ -1,4 +1,4 @@
-"""Decontamination: benchmark texts are found in documents, as they are or edited, and cut out, dropped or annotated."""
+"""Decontamination: finds benchmark texts in documents, verbatim or edited, and removes, drops or annotates them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from gristmill.data_pipeline.decontamination.edits import search_edits
 from gristmill.data_pipeline.decontamination.index import search
 from gristmill.data_pipeline.decontamination.indexes import build_indexes, load_indexes, save_indexes
 from gristmill.data_pipeline.decontamination.matches import MATCHES, counting_ngrams, document_matches, match_row
-from gristmill.data_pipeline.decontamination.outcome import HITS, PIECES, Outcome, outcome_of
+from gristmill.data_pipeline.decontamination.outcome import HITS, PIECES, DocumentEdit, edit_document
 from gristmill.data_pipeline.decontamination.report import contamination_report
 from gristmill.data_pipeline.decontamination.words import words_of_bytes
-from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
-from gristmill.data_pipeline.ledger.removed_spans import CUTS, in_order
+from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, sorted_spans
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
@@ -32,13 +32,13 @@ from gristmill.foundation.errors import RecipeError
 
 @dataclass(frozen=True)
 class Decontamination:
-    """matches: which documents share how much with which benchmark texts. hits: what becomes of each document.
-    cuts: what was cut out of those that are split. piece_files: of each part, the documents that stand in the split
-    ones' stead (None: no document of it was hit). report: the page of `report.py`, as JSON."""
+    """matches: rows of MATCHES, one for each document and benchmark text. hits: rows of HITS, one for each contaminated
+    document. removed_spans: rows of REMOVED_SPANS, of the documents that are split. piece_files: by part, the PIECES of
+    those documents (None: the part has no contaminated document). report: see `report.py`."""
 
     matches: pa.Table
     hits: pa.Table
-    cuts: pa.Table
+    removed_spans: pa.Table
     piece_files: tuple[Path | None, ...]
     report: dict[str, Any]
 
@@ -56,13 +56,13 @@ def decontaminate(
     folder: Path,
     task_examples: Sequence[Example] = (),
 ) -> Decontamination:
-    """Searches the living documents for the texts of the config's benchmarks and, if it names tasks, `task_examples`.
+    """Searches the kept documents for the texts of the config's benchmarks and, if it names tasks, `task_examples`.
 
     Tables are ordered by doc_id (then benchmark text, or place). The result does not depend on workers, files or order.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     Raises RecipeError if a task's texts were not handed over, InputError for a damaged file."""
     examples = all_examples(config, task_examples)
-    claim(folder, _identity(parts, config, examples))
+    open_workspace(folder, _identity(parts, config, examples))
     indexes = build_indexes(examples, config)
     save_indexes(indexes, folder)
     found = _search_parts(parts, config.answer_window, engine, folder)
@@ -70,14 +70,14 @@ def decontaminate(
     found = without_common(found, common, indexes.ngrams, config)
     counting = counting_ngrams(indexes.ngrams, common)
     prefixes = _cut_parts(parts, found, counting, examples, config, engine, folder)
-    matches, hits, cuts = (_joined(prefixes, name, schema) for name, schema in JOINED.items())
+    matches, hits, removed = (_joined(prefixes, name, schema) for name, schema in JOINED.items())
     files = tuple(None if prefix is None else _file(prefix, "pieces") for prefix in prefixes)
     report = contamination_report(examples, indexes, common, matches, hits)
-    return Decontamination(matches, hits, in_order([cuts]), files, report)
+    return Decontamination(matches, hits, sorted_spans([removed]), files, report)
 
 
-JOINED = {"matches": MATCHES, "hits": HITS, "cuts": CUTS}
-SORT_KEYS = {"matches": ("doc_id", "text"), "hits": ("doc_id",), "cuts": ("doc_id", "start")}
+JOINED = {"matches": MATCHES, "hits": HITS, "removed_spans": REMOVED_SPANS}
+SORT_KEYS = {"matches": ("doc_id", "text"), "hits": ("doc_id",), "removed_spans": ("doc_id", "start")}
 
 
 def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) -> list[Example]:
@@ -97,7 +97,7 @@ def _identity(
     texts = [[one.benchmark, one.example, one.field, one.text, one.is_answer] for one in examples]
     settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data", "download"})
     digest = hashlib.sha256(orjson.dumps(texts)).hexdigest()
-    return {"config": settings, "texts": digest, "parts": [part_identity(part) for part in parts]}
+    return {"config": settings, "texts": digest, "parts": [document_file_identity(part) for part in parts]}
 
 
 def _search_parts(parts: Sequence[DocumentFile], window: int, engine: LocalEngine, folder: Path) -> list[Found]:
@@ -136,7 +136,7 @@ def _cut_parts(
     engine: LocalEngine,
     folder: Path,
 ) -> list[Path | None]:
-    """Of each part the prefix of its files of matches, hits, cuts and pieces; None where nothing was found.
+    """Of each part the prefix of its files of matches, hits, removed spans and pieces; None where nothing was found.
 
     counting: n-grams of each benchmark text that are no common phrases."""
     prefixes: list[Path | None] = []
@@ -162,22 +162,24 @@ def _file(prefix: Path, name: str) -> Path:
 def _cut_part(task) -> None:
     part, found, counting, examples, config, folder, prefix = task
     indexes = load_indexes(folder)
-    wanted = np.zeros(len(part.living()), bool)
+    wanted = np.zeros(len(part.kept_mask()), bool)
     wanted[found.rows] = True
     matches: list[tuple] = []
-    outcomes: list[Outcome] = []
+    edits: list[DocumentEdit] = []
     for numbers, doc_ids, texts in part.batches(wanted):
         for row, doc_id, text in zip(numbers, doc_ids.to_pylist(), texts.to_pylist(), strict=True):
             ngrams, copies = (_of_row(rows, row) for rows in (found.ngrams, found.copies))
             mine = document_matches(text, ngrams, copies, indexes, counting)
             spans = word_spans(text)
             matches += [match_row(doc_id, text, match, spans, examples) for match in mine]
-            outcomes.append(outcome_of(doc_id, text, mine, spans, examples, config))
+            edits.append(edit_document(doc_id, text, mine, spans, examples, config))
     tables = {
         "matches": _table(matches, MATCHES),
-        "cuts": pa.Table.from_pylist([row for outcome in outcomes for row in outcome.cuts], schema=CUTS),
-        "pieces": _table([row for outcome in outcomes for row in outcome.pieces], PIECES),
-        "hits": _table([outcome.hit for outcome in outcomes], HITS),  # last: its file says that all are whole
+        "removed_spans": pa.Table.from_pylist(
+            [row for edit in edits for row in edit.removed_spans], schema=REMOVED_SPANS
+        ),
+        "pieces": _table([row for edit in edits for row in edit.pieces], PIECES),
+        "hits": _table([edit.hit for edit in edits], HITS),  # last: its file says that all are whole
     }
     for name, table in tables.items():
         with sealed_path(_file(prefix, name)) as temporary:

@@ -13,7 +13,7 @@ from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary, sweep, write_atomic
 
-MARK_NAME = "identity.json"
+IDENTITY_FILE = "identity.json"
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -32,12 +32,12 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray:
         ) from error
 
 
-def claim(folder: Path, identity: dict[str, Any]) -> None:
+def open_workspace(folder: Path, identity: dict[str, Any]) -> None:
     """Makes `folder` the workspace of the work that `identity` describes: what that work left there is kept.
 
     What other work of this kind left there is removed, and so are files that a kill left half written. Raises
     InputError if the folder holds anything else."""
-    mark = folder / MARK_NAME
+    mark = folder / IDENTITY_FILE
     content = canonical_json(identity)
     folder.mkdir(parents=True, exist_ok=True)
     others = [path for path in folder.iterdir() if path != mark and not is_temporary(path)]
@@ -50,8 +50,8 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     sweep(folder)
 
 
-def part_identity(part: DocumentFile) -> dict[str, Any]:
-    """What decides the work on one part: source, priority, living rows, and the file by size and Parquet footer.
+def document_file_identity(part: DocumentFile) -> dict[str, Any]:
+    """What decides the work on one part: source, priority, kept rows, and the file by size and Parquet footer.
 
     The footer holds the sizes, offsets and statistics of every column of every row group."""
     size = int(part.bytes)
@@ -60,5 +60,5 @@ def part_identity(part: DocumentFile) -> dict[str, Any]:
         footer = int.from_bytes(file.read(4), "little") + 8
         file.seek(max(size - footer, 0))
         digest = hashlib.sha256(file.read()).hexdigest()
-    living = "all" if part.alive is None else hashlib.sha256(np.packbits(part.alive).tobytes()).hexdigest()
-    return {"source": part.source, "priority": part.priority, "bytes": size, "footer": digest, "alive": living}
+    kept = "all" if part.kept is None else hashlib.sha256(np.packbits(part.kept).tobytes()).hexdigest()
+    return {"source": part.source, "priority": part.priority, "bytes": size, "footer": digest, "kept": kept}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from gristmill.data_pipeline.dedup.arrays import load_array, save_array
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, join, roots
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, union_buckets
 from gristmill.data_pipeline.dedup.signatures import SignatureStore
 from gristmill.data_pipeline.ledger.document_file import keep_order, packed_ids, unpacked_ids
 from gristmill.foundation.engine.local import LocalEngine
@@ -149,8 +149,8 @@ def read_candidates(documents: Documents, files: Sequence[Path]) -> Candidates:
     parents = np.arange(len(documents.ids))
     for file in files:
         bucket, rank = load_array(file)
-        join(parents, bucket, rank)
-    group_of = roots(parents)
+        union_buckets(parents, bucket, rank)
+    group_of = find_roots(parents)
     undecided = np.zeros(len(parents), bool)
     undecided[group_of[~documents.protected]] = True
     sizes = np.bincount(group_of, minlength=len(parents))

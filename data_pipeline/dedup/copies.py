@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def copies_follow(exact: pa.Table, near: pa.Table) -> tuple[pa.Table, pa.Table]:
+def reassign_copies(exact: pa.Table, near: pa.Table) -> tuple[pa.Table, pa.Table]:
     """(exact, near) after every copy of a document that near deduplication took was moved to `near`.
 
     Both have the columns doc_id, duplicate_of, similarity. A copy has its document's words, hence its shingles, hence

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.folding import fold_texts
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
 from gristmill.foundation.config import Config
@@ -35,13 +35,13 @@ class ExactDedupConfig(Config):
 def exact_duplicates(
     parts: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
-    """Every living document that is not the first of its equals, with that first one.
+    """Every kept document that is not the first of its equals, with that first one.
 
     Columns doc_id, duplicate_of, similarity (1.0); sorted by doc_id. `duplicate_of` is never itself in `doc_id`.
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
     Texts are compared by 128 bits of XXH3. Memory: 100 bytes a document.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
-    claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
+    open_workspace(folder, {"config": config.model_dump(), "parts": [document_file_identity(part) for part in parts]})
     files = [folder / f"hashes-{number:05d}.npy" for number in range(len(parts))]
     tasks = [(part, config, file) for part, file in zip(parts, files, strict=True) if not file.exists()]
     engine.map(_hash_part, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")

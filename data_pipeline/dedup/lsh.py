@@ -51,11 +51,11 @@ def buckets(keys: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 @cached_njit(nogil=True)
-def join(parents, bucket, member):
+def union_buckets(parents, bucket, member):
     """Unites all members of each bucket in the forest `parents` int64[documents]; the root is the lowest of a tree."""
     for i in range(1, len(bucket)):
         if bucket[i] == bucket[i - 1]:
-            left, right = root(parents, member[i - 1]), root(parents, member[i])
+            left, right = find_root(parents, member[i - 1]), find_root(parents, member[i])
             if left < right:
                 parents[right] = left
             elif right < left:
@@ -63,7 +63,7 @@ def join(parents, bucket, member):
 
 
 @cached_njit(nogil=True)
-def root(parents, node):
+def find_root(parents, node):
     """The root of a node's tree; halves the path to it."""
     while parents[node] != node:
         parents[node] = parents[parents[node]]
@@ -72,9 +72,9 @@ def root(parents, node):
 
 
 @cached_njit(nogil=True)
-def roots(parents):
+def find_roots(parents):
     """The root of every node."""
     found = np.empty_like(parents)
     for node in range(len(parents)):
-        found[node] = root(parents, node)
+        found[node] = find_root(parents, node)
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.candidates import (
     Candidates,
     Documents,
@@ -33,7 +33,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 
-MOST_HASHES = 4096
+MAX_HASHES = 4096
 
 # Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A group of candidates is never divided.
 BATCH_SHINGLES = 8_000_000
@@ -69,9 +69,9 @@ class NearDedupConfig(Config):
     @model_validator(mode="after")
     def bands_divide_the_hashes(self) -> Self:
         used = self.bands * self.rows
-        if used > MOST_HASHES:
-            raise ValueError(f"bands={self.bands} x rows={self.rows} is over {MOST_HASHES} hashes; try 16 x 8")
-        if self.hashes is not None and (self.hashes % used or self.hashes > MOST_HASHES):
+        if used > MAX_HASHES:
+            raise ValueError(f"bands={self.bands} x rows={self.rows} is over {MAX_HASHES} hashes; try 16 x 8")
+        if self.hashes is not None and (self.hashes % used or self.hashes > MAX_HASHES):
             raise ValueError(
                 f"bands={self.bands} x rows={self.rows} does not divide hashes={self.hashes}; try hashes={used}"
             )
@@ -104,7 +104,7 @@ def near_duplicates(
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> pa.Table:
-    """Every living document that has exact Jaccard similarity >= threshold with a document that is itself kept.
+    """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept.
 
     Columns doc_id, duplicate_of, similarity; sorted by doc_id. Documents are looked at in the order (source
     priority, longer first, doc_id), after the protected ones; a removed document removes no other (star-only), so
@@ -115,7 +115,7 @@ def near_duplicates(
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
     stores = _protected_stores(protected, config.scheme)
     sides = [part for side in protected for part in side.parts]
-    claim(folder, _identity(parts, sides, config))
+    open_workspace(folder, _identity(parts, sides, config))
     own = sign_corpus(parts, config.scheme, engine, folder / "signatures")
     documents = documents_in_keep_order([*((store, True) for store in stores), (own, False)])
     keys = write_band_keys([*stores, own], config.bands, config.rows, config.scope == "source", engine, folder)
@@ -143,8 +143,8 @@ def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -
 def _identity(parts: Sequence[DocumentFile], sides: Sequence[DocumentFile], config: NearDedupConfig) -> dict:
     return {
         "config": config.identity,
-        "parts": [part_identity(part) for part in parts],
-        "protected": [part_identity(part) for part in sides],
+        "parts": [document_file_identity(part) for part in parts],
+        "protected": [document_file_identity(part) for part in sides],
     }
 
 
@@ -174,7 +174,7 @@ def _index_of(sets: Path) -> Path:
 
 def _write_part_sets(task: tuple[DocumentFile, np.ndarray, NearDedupConfig, Path]) -> None:
     part, wanted_rows, config, path = task
-    wanted = np.zeros(len(part.living()), bool)
+    wanted = np.zeros(len(part.kept_mask()), bool)
     wanted[wanted_rows] = True
     found_rows, sizes, sets = [], [], []
     for rows, _, texts in part.batches(wanted):

@@ -140,7 +140,7 @@ def signatures_file(folder: Path, part: int) -> Path:
 def sign_corpus(
     parts: Sequence[DocumentFile], scheme: SignatureScheme, engine: LocalEngine, folder: Path, is_kept: bool = False
 ) -> SignatureStore:
-    """Writes (or, after a kill, completes) the store of the parts' living documents at `folder`.
+    """Writes (or, after a kill, completes) the store of the parts' kept documents at `folder`.
 
     is_kept: the store is to outlive this work, so it says where its parts stand, seen from its folder."""
     tasks = [(part, scheme, folder, number) for number, part in enumerate(parts)]
@@ -238,7 +238,7 @@ def _write_store(folder: Path, scheme: SignatureScheme, parts: tuple[StoredPart,
 
 def _sign_part(task: tuple[DocumentFile, SignatureScheme, Path, int]) -> None:
     part, scheme, folder, number = task
-    documents = int(part.living().sum())
+    documents = int(part.kept_mask().sum())
     columns: list[tuple[pa.Array, ...]] = []
     with sealed_path(signatures_file(folder, number)) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (documents, scheme.hashes)}

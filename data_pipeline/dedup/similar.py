@@ -88,7 +88,7 @@ def _estimated(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[f
 
 
 def _measured(mine: np.ndarray, estimate: float, part: DocumentFile, row: int, store: SignatureStore) -> Neighbour:
-    wanted = np.zeros(len(part.living()), bool)
+    wanted = np.zeros(len(part.kept_mask()), bool)
     wanted[row] = True
     for _, doc_ids, texts in part.batches(wanted):
         theirs = shingle_sets(*utf8_of(texts), store.scheme.ngram, store.scheme.unit)[0]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field
 
-from gristmill.data_pipeline.dedup.arrays import claim, load_array, part_identity, save_array
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids
 from gristmill.foundation.checksum_files import sealed_path
@@ -23,7 +23,7 @@ from gristmill.foundation.engine.local import LocalEngine
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.
-REMOVED_SPANS = pa.schema(
+DUPLICATE_SPANS = pa.schema(
     [
         ("doc_id", pa.string()),
         ("start", pa.int64()),
@@ -38,14 +38,14 @@ KEY_HIGH, KEY_LOW, DOCUMENT, START, STOP = range(5)
 
 
 class SpanDedupConfig(Config):
-    """unit: pieces are lines, or paragraphs (set apart by blank lines). least_count: places from which on a piece is
-    a duplicate; 2 removes every second one. least_characters: shorter pieces (a lone brace, "Yes.") never count.
+    """unit: pieces are lines, or paragraphs (set apart by blank lines). min_count: places from which on a piece is
+    a duplicate; 2 removes every second one. min_characters: shorter pieces (a lone brace, "Yes.") never count.
     normalise: pieces are compared as they are but for white space, or as folded words. scope: across all sources, or
     each by itself."""
 
     unit: Literal["paragraph", "line"] = "paragraph"
-    least_count: int = Field(default=2, ge=2)
-    least_characters: int = Field(default=40, ge=1)
+    min_count: int = Field(default=2, ge=2)
+    min_characters: int = Field(default=40, ge=1)
     normalise: Literal["whitespace", "words"] = "whitespace"
     scope: Literal["all", "source"] = "all"
 
@@ -53,12 +53,12 @@ class SpanDedupConfig(Config):
 def duplicate_spans(
     parts: Sequence[DocumentFile], config: SpanDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
-    """Every paragraph (line) that stands in at least least_count places, but for the first in keep-order.
+    """Every paragraph (line) that stands in at least min_count places, but for the first in keep-order.
 
     Columns doc_id, start, stop (characters), count, kept_in; ordered by doc_id, start. Keep-order is (source
     priority, longer document first, doc_id), then place in the document. `rewrite_parts` takes them out. Memory: 100
     bytes a piece. `folder` takes intermediate files; called again after a kill, it goes on from them."""
-    claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
+    open_workspace(folder, {"config": config.model_dump(), "parts": [document_file_identity(part) for part in parts]})
     tasks = [(part, config, folder / f"pieces-{number:05d}") for number, part in enumerate(parts)]
     missing = [task for task in tasks if not _ids_file(task[2]).exists()]
     engine.map(_cut_part, missing, f"{config.unit}s", [task[0].bytes for task in missing], "B")
@@ -66,7 +66,7 @@ def duplicate_spans(
     rank = np.empty(len(ids), np.int64)
     rank[keep_order(priorities, lengths, ids)] = np.arange(len(ids))
     pieces = pieces[:, np.lexsort((pieces[START], rank[pieces[DOCUMENT]], pieces[KEY_LOW], pieces[KEY_HIGH]))]
-    return _table(pieces, ids, config.least_count)
+    return _table(pieces, ids, config.min_count)
 
 
 def pieces_of(text: str, unit: Literal["paragraph", "line"]) -> list[tuple[int, int]]:
@@ -98,7 +98,7 @@ def _cut_part(task: tuple[DocumentFile, SpanDedupConfig, Path]) -> None:
         for doc_id, text in zip(doc_ids.to_pylist(), texts.to_pylist(), strict=True):
             for start, stop in pieces_of(text, config.unit):
                 piece = text[start:stop].strip()
-                if len(piece) >= config.least_characters:
+                if len(piece) >= config.min_characters:
                     folded = fold_text(piece) if config.normalise == "words" else " ".join(piece.split())
                     rows += xxhash.xxh3_128_digest(f"{salt}\0{folded}".encode())
                     rows += np.array([len(ids), start, stop], ">u8").tobytes()
@@ -128,14 +128,14 @@ def _read(tasks) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return np.concatenate(ids), length, priority, np.concatenate([np.empty((5, 0), np.uint64), *pieces], axis=1)
 
 
-def _table(pieces: np.ndarray, ids: np.ndarray, least_count: int) -> pa.Table:
+def _table(pieces: np.ndarray, ids: np.ndarray, min_count: int) -> pa.Table:
     """pieces ordered by key, then keep-order."""
     new = np.ones(pieces.shape[1], bool)
     new[1:] = (pieces[:2, 1:] != pieces[:2, :-1]).any(axis=0)
     firsts = np.flatnonzero(new)
     group = np.cumsum(new) - 1
     counts = np.diff(np.append(firsts, len(new)))
-    found = np.flatnonzero(~new & (counts[group] >= least_count)) if len(new) else np.empty(0, np.int64)
+    found = np.flatnonzero(~new & (counts[group] >= min_count)) if len(new) else np.empty(0, np.int64)
     owners = ids[pieces[DOCUMENT, found].astype(np.int64)]
     keepers = ids[pieces[DOCUMENT, firsts[group[found]]].astype(np.int64)] if len(found) else owners
     order = np.lexsort((pieces[START, found], owners[:, 1], owners[:, 0]))
@@ -146,4 +146,6 @@ def _table(pieces: np.ndarray, ids: np.ndarray, least_count: int) -> pa.Table:
         counts[group[found]][order] if len(found) else [],
         unpacked_ids(keepers[order]),
     ]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, REMOVED_SPANS, strict=True)], schema=REMOVED_SPANS)
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, DUPLICATE_SPANS, strict=True)], schema=DUPLICATE_SPANS
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.dedup.copies import copies_follow
+from gristmill.data_pipeline.dedup.copies import reassign_copies
 from gristmill.data_pipeline.dedup.exact import DUPLICATES, ExactDedupConfig, exact_duplicates
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
@@ -28,29 +28,29 @@ class DedupSettings:
 
 def deduplicate(
     curated: Sequence[SourceState],
-    later: Sequence[RemovalStep],
+    removals: Sequence[RemovalStep],
     settings: DedupSettings,
     folder: Path,
     engine: LocalEngine,
 ) -> list[RemovalStep]:
-    """Removes exact duplicates and then near duplicates from what `later` kept; returns `later` and these.
+    """Removes exact duplicates and then near duplicates from what `removals` left; returns `removals` and these.
 
     `duplicate_of` always names a document that is kept. `folder` takes intermediate files."""
     exact, near = DUPLICATES.empty_table(), DUPLICATES.empty_table()
     steps: list[RemovalStep] = []
     if settings.exact is not None:
-        parts = kept_document_files(curated, later)
+        parts = kept_document_files(curated, removals)
         work = work_folder(folder, "exact", parts, settings.exact.model_dump(mode="json"))
         exact = exact_duplicates(parts, settings.exact, engine, work)
         steps.append(RemovalStep.from_table("exact_dedup", 1.0, exact))
     if settings.near is not None:
-        parts = kept_document_files(curated, [*later, *steps])
+        parts = kept_document_files(curated, [*removals, *steps])
         work = work_folder(folder, "near", parts, settings.near.identity)
         near = near_duplicates(parts, settings.near, engine, work, settings.protected)
-        exact, near = copies_follow(exact, near)
+        exact, near = reassign_copies(exact, near)
         steps = [RemovalStep.from_table("exact_dedup", 1.0, exact)] if settings.exact is not None else []
         steps.append(RemovalStep.from_table("near_dedup", settings.near.threshold, near))
-    return [*later, *steps]
+    return [*removals, *steps]
 
 
 def work_folder(folder: Path, step: str, parts: Sequence[DocumentFile], settings: Any) -> Path:
@@ -61,7 +61,7 @@ def work_folder(folder: Path, step: str, parts: Sequence[DocumentFile], settings
         [
             part.path.parent.parent.name,
             part.path.name,
-            "" if part.alive is None else np.packbits(part.alive).tobytes().hex(),
+            "" if part.kept is None else np.packbits(part.kept).tobytes().hex(),
         ]
         for part in parts
     ]

@@ -1,4 +1,4 @@
-"""Exact substrings: spans of at least so many bytes that stand more than once, found with a suffix array.
+"""Exact substrings: spans of at min_bytes so many bytes that stand more than once, found with a suffix array.
 
 The method of Lee et al. 2022, "Deduplicating Training Data Makes Language Models Better", section 4.1, on bytes
 instead of tokens (50 tokens are about 200 bytes of English). Unlike theirs, the first place in keep-order stays.
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from pydivsufsort import divsufsort
 
-from gristmill.data_pipeline.dedup.arrays import claim, part_identity
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
 from gristmill.foundation.cached_njit import cached_njit
 from gristmill.foundation.checksum_files import sealed_path
@@ -32,16 +32,16 @@ REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa
 BETWEEN = 0xFF
 TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.large_string()), ("priority", pa.int64())])
 OPEN_GROUPS = 128  # files written in one pass over the corpus; more groups take more passes
-MOST_GROUP_BYTES = 2_000_000_000  # suffixes are numbered in 32 bits
+MAX_GROUP_BYTES = 2_000_000_000  # suffixes are numbered in 32 bits
 
 
 class SubstringDedupConfig(Config):
-    """least_bytes: of a repeat; 200 is about 50 tokens of English (Lee et al. 2022, section 4.1). group_bytes: text
+    """min_bytes: of a repeat; 200 is about 50 tokens of English (Lee et al. 2022, section 4.1). group_bytes: text
     searched at a time, 14 bytes of memory each. policy: `remove` cuts the span, `drop` removes a document of which
     more than drop_share is repeated, `annotate` only records."""
 
-    least_bytes: int = Field(default=200, ge=8)
-    group_bytes: int = Field(default=64_000_000, ge=1024, le=MOST_GROUP_BYTES)
+    min_bytes: int = Field(default=200, ge=8)
+    group_bytes: int = Field(default=64_000_000, ge=1024, le=MAX_GROUP_BYTES)
     policy: Literal["remove", "drop", "annotate"] = "remove"
     drop_share: float = Field(default=0.5, gt=0.0, le=1.0)
 
@@ -58,18 +58,16 @@ class Group:
 def repeated_substrings(
     parts: Sequence[DocumentFile], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
-    """Every span of at least least_bytes that stood before, in keep-order, in its group of documents.
+    """Every span of at min_bytes min_bytes that stood before, in keep-order, in its group of documents.
 
     Columns doc_id, start, stop (bytes of UTF-8), kept_in; ordered by doc_id, start; spans of a document are disjoint.
     Groups are filled in the order of doc_id, so the result does not depend on files, their order, or workers. In a
     group, keep-order is (source priority, longer first, doc_id).
     `folder` takes intermediate files; called again after a kill, it goes on from them."""
-    claim(folder, {"config": config.model_dump(), "parts": [part_identity(part) for part in parts]})
+    open_workspace(folder, {"config": config.model_dump(), "parts": [document_file_identity(part) for part in parts]})
     group_of = _groups(parts, config.group_bytes)
     num_groups = max((int(groups.max(initial=-1)) for groups in group_of), default=-1) + 1
-    tasks = [
-        (_texts_file(folder, n), config.least_bytes, folder / f"repeats-{n:05d}.parquet") for n in range(num_groups)
-    ]
+    tasks = [(_texts_file(folder, n), config.min_bytes, folder / f"repeats-{n:05d}.parquet") for n in range(num_groups)]
     missing = [number for number, task in enumerate(tasks) if not task[-1].exists()]
     for start in range(0, len(missing), OPEN_GROUPS):
         numbers = missing[start : start + OPEN_GROUPS]
@@ -79,24 +77,24 @@ def repeated_substrings(
     return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
 
 
-def repeats_of(group: Group, least_bytes: int) -> list[tuple[int, int, int, int]]:
+def repeats_of(group: Group, min_bytes: int) -> list[tuple[int, int, int, int]]:
     """(document, start, stop, document of the first place) of the group's repeats, bytes within the document."""
-    if len(group.data) < least_bytes:
+    if len(group.data) < min_bytes:
         return []
     suffixes = divsufsort(group.data.copy())
     covered = np.full(len(group.data), -1, np.int32)
-    _mark(group.data, suffixes.astype(np.int32, copy=False), least_bytes, covered)
-    return _spans(covered, group, least_bytes)
+    _mark(group.data, suffixes.astype(np.int32, copy=False), min_bytes, covered)
+    return _spans(covered, group, min_bytes)
 
 
 @cached_njit(nogil=True)
-def _mark(data, suffixes, least, covered):
+def _mark(data, suffixes, min_bytes, covered):
     """covered[i]: the first place (a position) of the repeated span that begins at position i, -1 for none.
 
-    Neighbours in the suffix array that share `least` bytes form a run; all but the lowest position are repeats."""
+    Neighbours in the suffix array that share `min_bytes` bytes form a run; all but the lowest position are repeats."""
     start = 0
     for at in range(1, len(suffixes) + 1):
-        if at < len(suffixes) and _shared(data, suffixes[at - 1], suffixes[at], least):
+        if at < len(suffixes) and _shared(data, suffixes[at - 1], suffixes[at], min_bytes):
             continue
         if at - start > 1:
             first = suffixes[start]
@@ -109,25 +107,25 @@ def _mark(data, suffixes, least, covered):
 
 
 @cached_njit(nogil=True)
-def _shared(data, left, right, least):
-    """Whether `least` equal bytes, none of them BETWEEN, begin at both positions."""
-    if max(left, right) + least > len(data):
+def _shared(data, left, right, min_bytes):
+    """Whether `min_bytes` equal bytes, none of them BETWEEN, begin at both positions."""
+    if max(left, right) + min_bytes > len(data):
         return False
-    for i in range(least):  # noqa: SIM110 (numba compiles no generator expressions)
+    for i in range(min_bytes):  # noqa: SIM110 (numba compiles no generator expressions)
         if data[left + i] != data[right + i] or data[left + i] == BETWEEN:
             return False
     return True
 
 
-def _spans(covered: np.ndarray, group: Group, least: int) -> list[tuple[int, int, int, int]]:
+def _spans(covered: np.ndarray, group: Group, min_bytes: int) -> list[tuple[int, int, int, int]]:
     """Joins the repeats' beginnings to spans: windows that overlap or touch are one."""
     begins = np.flatnonzero(covered >= 0)
     if not len(begins):
         return []
     new = np.ones(len(begins), bool)
-    new[1:] = begins[1:] > begins[:-1] + least
+    new[1:] = begins[1:] > begins[:-1] + min_bytes
     starts = begins[new]
-    stops = begins[np.append(np.flatnonzero(new)[1:] - 1, len(begins) - 1)] + least
+    stops = begins[np.append(np.flatnonzero(new)[1:] - 1, len(begins) - 1)] + min_bytes
     owners = np.searchsorted(group.firsts, starts, side="right") - 1
     keepers = np.searchsorted(group.firsts, covered[starts], side="right") - 1
     found = []
@@ -148,7 +146,7 @@ def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
 
 
 def _groups(parts: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]:
-    """Of each part, int32[rows]: the group of each living document, -1 for the others. Groups are filled in the order
+    """Of each part, int32[rows]: the group of each kept document, -1 for the others. Groups are filled in the order
     of doc_id, each with as many documents as fit."""
     ids, lengths, owners, rows = _all_documents(parts)
     too_long = np.flatnonzero(lengths >= group_bytes)
@@ -166,7 +164,7 @@ def _groups(parts: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]
         group_of[place] = number
     found = []
     for index, part in enumerate(parts):
-        groups = np.full(len(part.living()), -1, np.int32)
+        groups = np.full(len(part.kept_mask()), -1, np.int32)
         mine = owners == index
         groups[rows[mine]] = group_of[mine]
         found.append(groups)
@@ -174,7 +172,7 @@ def _groups(parts: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]
 
 
 def _all_documents(parts: Sequence[DocumentFile]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(packed ids, lengths in bytes, number of the part, row) of all living documents."""
+    """(packed ids, lengths in bytes, number of the part, row) of all kept documents."""
     ids, lengths, owners, rows = [np.empty((0, 2), np.uint64)], [], [], []
     for number, part in enumerate(parts):
         for row, doc_ids, texts in part.batches():
@@ -216,9 +214,9 @@ def _gather(
 
 def _search_group(task: tuple[Path, int, Path]) -> None:
     """The group's repeats; its texts are then no longer needed."""
-    texts, least_bytes, path = task
+    texts, min_bytes, path = task
     group = _read_group(texts)
-    found = repeats_of(group, least_bytes)
+    found = repeats_of(group, min_bytes)
     ids = unpacked_ids(group.ids)
     rows = [(ids[owner], start, stop, ids[keeper]) for owner, start, stop, keeper in found]
     columns = list(zip(*rows, strict=True)) or [()] * len(REPEATS)

@@ -78,11 +78,11 @@ class FilterTask:
 class FilterResults:
     """Of every row of one annotated file, in its order.
 
-    taken_by: int16[rows], the index of the first rule a document fails, KEPT or QUARANTINED.
+    failed_rule: int16[rows], the index of the first rule a document fails, KEPT or QUARANTINED.
     doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same.
     languages: str[rows], the language profile, or the detected language where none are used."""
 
-    taken_by: np.ndarray
+    failed_rule: np.ndarray
     doc_ids: np.ndarray
     bytes: np.ndarray
     hashes: np.ndarray
@@ -154,7 +154,7 @@ def apply_filters(task: FilterTask) -> FilterResults:
     first = np.where(failed_RN.any(axis=0), failed_RN.argmax(axis=0), KEPT)
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     return FilterResults(
-        taken_by=np.where(readable, first, QUARANTINED).astype(np.int16),
+        failed_rule=np.where(readable, first, QUARANTINED).astype(np.int16),
         doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
         bytes=table.column("num_bytes").to_numpy(),
         hashes=table.column("text_hash").to_numpy(),

@@ -11,7 +11,6 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 
 DATASET_NAME = "dataset.json"
-SPLITS = ("train", "validation", "test")
 
 
 class SplitCounts(Config):

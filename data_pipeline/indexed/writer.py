@@ -1,6 +1,6 @@
 """Writes PREFIX.bin and PREFIX.idx, document by document; both appear whole or not at all."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -82,12 +82,3 @@ def indexed_writer(prefix: Path, dtype: np.dtype, vocab_size: int | None = None)
         file.flush()
     with atomic_path(idx_path(prefix)) as temporary, temporary.open("wb") as file:
         file.writelines(writer.header_and_tables())
-
-
-def write_documents(
-    prefix: Path, documents: Iterable[Sequence[int] | np.ndarray], dtype: np.dtype, vocab_size: int | None = None
-) -> None:
-    """Both files from an iterable of documents. [[5, 6], [7]] as uint16 -> .bin 05 00 06 00 07 00."""
-    with indexed_writer(prefix, dtype, vocab_size) as writer:
-        for document in documents:
-            writer.add(document)

@@ -1,4 +1,4 @@
-"""What deduplication is handed: Parquet files of documents, and which of their rows are still alive."""
+"""Parquet files of documents, the input of deduplication and text edits, with a mask of the kept rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class DocumentFile:
     """One Parquet file with (at least) the columns `doc_id` (32 hex digits) and `text`, all of one source.
 
     priority: the source's; 1 goes before 2, and of two duplicates the one that goes first is kept.
-    alive: bool[rows], False for rows already removed (they neither remove nor are removed); None: all are alive."""
+    kept: bool[rows], False for rows that an earlier step removed (they are ignored); None: all rows are kept."""
 
     path: Path
     source: str
     priority: int
-    alive: np.ndarray | None = None
+    kept: np.ndarray | None = None
 
     @property
     def bytes(self) -> float:
@@ -34,32 +34,32 @@ class DocumentFile:
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror}; build the folder it stands in again") from error
 
-    def living(self) -> np.ndarray:
-        """bool[rows]. Raises InputError if `alive` has another length than the file has rows."""
+    def kept_mask(self) -> np.ndarray:
+        """bool[rows]. Raises InputError if `kept` and the file have different numbers of rows."""
         rows = open_document_file(self.path).metadata.num_rows
-        if self.alive is None:
+        if self.kept is None:
             return np.ones(rows, bool)
-        if len(self.alive) != rows:
-            raise InputError(f"{self.path}: {rows} rows, but {len(self.alive)} marks of which are alive")
-        return np.asarray(self.alive, bool)
+        if len(self.kept) != rows:
+            raise InputError(f"{self.path}: {rows} rows, but {len(self.kept)} values in the mask of kept rows")
+        return np.asarray(self.kept, bool)
 
     def batches(self, wanted: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
-        """(row numbers int64, doc_id, text) of the living rows, in file order, a bounded number at a time.
+        """(row numbers int64, doc_id, text) of the kept rows, in file order, a bounded number at a time.
 
         wanted: bool[rows], narrows the rows further. Row groups without a wanted row are not read."""
-        living = self.living() if wanted is None else self.living() & wanted
+        kept = self.kept_mask() if wanted is None else self.kept_mask() & wanted
         file = open_document_file(self.path)
         start = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            if living[start : start + rows].any():
-                yield from self._batches_of_group(file, group, start, living)
+            if kept[start : start + rows].any():
+                yield from self._batches_of_group(file, group, start, kept)
             start += rows
 
-    def _batches_of_group(self, file, group, start, living) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
+    def _batches_of_group(self, file, group, start, kept) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
         try:
             for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=["doc_id", "text"]):
-                mask = living[start : start + len(batch)]
+                mask = kept[start : start + len(batch)]
                 rows = start + np.flatnonzero(mask)
                 start += len(batch)
                 if len(rows):

@@ -1,10 +1,10 @@
-"""What was cut out of documents that stay: every span on record, by whichever step."""
+"""Schema of the text spans that the edits removed from kept documents."""
 
 import pyarrow as pa
 
 # start, length: characters of the text as it stood before the step; bytes: of the span in UTF-8. rule: STEP.RULE.
-# kept_in: the document that keeps what was cut here. benchmark, example: what the span was part of.
-CUTS = pa.schema(
+# kept_in: the document that keeps the same text. benchmark, example: what the span was part of.
+REMOVED_SPANS = pa.schema(
     [
         ("doc_id", pa.string()),
         ("rule", pa.string()),
@@ -20,8 +20,8 @@ CUTS = pa.schema(
 EXCERPT_CHARACTERS = 80
 
 
-def cut_row(doc_id: str, rule: str, text: str, start: int, stop: int) -> dict:
-    """One row of CUTS but for its evidence."""
+def removed_span_row(doc_id: str, rule: str, text: str, start: int, stop: int) -> dict:
+    """A row of REMOVED_SPANS, without `kept_in`, `benchmark` and `example`."""
     span = text[start:stop]
     excerpt = " ".join(span[: 2 * EXCERPT_CHARACTERS].split())[:EXCERPT_CHARACTERS]
     return {
@@ -34,9 +34,9 @@ def cut_row(doc_id: str, rule: str, text: str, start: int, stop: int) -> dict:
     }
 
 
-def in_order(tables: list[pa.Table]) -> pa.Table:
-    """One table of cuts, document by document and span by span."""
-    joined = pa.concat_tables([CUTS.empty_table(), *tables])
+def sorted_spans(tables: list[pa.Table]) -> pa.Table:
+    """The tables joined, sorted by doc_id and start."""
+    joined = pa.concat_tables([REMOVED_SPANS.empty_table(), *tables])
     return joined.sort_by([("doc_id", "ascending"), ("start", "ascending")]).combine_chunks()
 
 

@@ -1,8 +1,8 @@
-"""Parts with spans cut out of their texts, and the spans on record: what stands between two steps that cut."""
+"""Removes spans from the texts of document files and records every removed span."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -13,40 +13,47 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.dedup.arrays import claim, part_identity
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
 from gristmill.data_pipeline.ledger.document_file import BATCH_ROWS, DocumentFile, open_document_file
-from gristmill.data_pipeline.ledger.removed_spans import CUTS, complement, cut_row, in_order
+from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, complement, removed_span_row, sorted_spans
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.local import LocalEngine
 
-REWRITTEN = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
-# Of a document with spans: the share of its bytes that they hold, and the characters left without them, white space
-# at the ends aside.
-LEFT = pa.schema([("doc_id", pa.string()), ("share", pa.float64()), ("left", pa.int64())])
+EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
+# share: of the document's bytes that the spans hold. left: characters that remain, without white space at the ends.
+REMAINING = pa.schema([("doc_id", pa.string()), ("share", pa.float64()), ("left", pa.int64())])
 
 
 @dataclass(frozen=True)
 class EditedFile:
-    """parts: row for row those given; one without spans is the one given. cuts: a row a span (see CUTS).
-    left: a row a document that had spans (see LEFT), ordered by doc_id."""
+    """parts: row for row the files given; a file without spans is the file given. removed_spans: rows of
+    REMOVED_SPANS. left: rows of REMAINING, one for each document that had spans, sorted by doc_id."""
 
     parts: list[DocumentFile]
-    cuts: pa.Table
+    removed_spans: pa.Table
     left: pa.Table
+
+
+@dataclass(frozen=True)
+class SpanRemoval:
+    """rule: recorded with every span. in_bytes: spans are bytes of UTF-8, not characters. is_applied: False records
+    the spans and leaves the texts as they are."""
+
+    rule: str
+    in_bytes: bool = False
+    is_applied: bool = True
 
 
 @dataclass(frozen=True)
 class EditTask:
     part: DocumentFile
     spans: Path
-    rule: str
-    in_bytes: bool
-    is_cut: bool
+    removal: SpanRemoval
     path: Path
 
     @property
-    def cuts(self) -> Path:
-        return self.path.with_suffix(".cuts.parquet")
+    def removed_spans(self) -> Path:
+        return self.path.with_suffix(".removed.parquet")
 
     @property
     def left(self) -> Path:
@@ -56,44 +63,42 @@ class EditTask:
 def edit_document_files(
     parts: Sequence[DocumentFile],
     spans: pa.Table,
-    rule: str,
-    in_bytes: bool,
+    removal: SpanRemoval,
     engine: LocalEngine,
     folder: Path,
-    is_cut: bool = True,
 ) -> EditedFile:
-    """The parts with the spans cut out of their texts; if not is_cut, only the record of the spans.
+    """The files without the spans; if not removal.is_applied, the texts stay and the spans are only recorded.
 
-    spans: columns doc_id, start, stop (characters, or bytes of UTF-8 if in_bytes), kept_in, as `duplicate_spans` and
-    `repeated_substrings` give them; spans of a document are disjoint. Texts of dead rows are left out. Files stand in
-    `folder`; called again with the same arguments after a kill, it goes on from them."""
+    spans: columns doc_id, start, stop (characters, or bytes of UTF-8), kept_in, as `duplicate_spans` and
+    `repeated_substrings` return them; spans of a document are disjoint. Texts of removed rows are left out. Files are
+    in `folder`; called again with the same arguments after a kill, it resumes from them."""
     table = spans.select(["doc_id", "start", "stop", "kept_in"]).sort_by(
         [("doc_id", "ascending"), ("start", "ascending")]
     )
-    settings = {"rule": rule, "in_bytes": in_bytes, "is_cut": is_cut}
-    claim(folder, {**settings, "parts": [part_identity(part) for part in parts], "spans": _digest(table)})
+    open_workspace(
+        folder, {**asdict(removal), "parts": [document_file_identity(part) for part in parts], "spans": _digest(table)}
+    )
     spans_file = folder / "spans.parquet"
     if not spans_file.exists():
         with sealed_path(spans_file) as temporary:
             pq.write_table(table, temporary, compression="zstd")
     tasks = [
-        EditTask(part, spans_file, rule, in_bytes, is_cut, folder / f"part-{number:05d}.parquet")
-        for number, part in enumerate(parts)
+        EditTask(part, spans_file, removal, folder / f"part-{number:05d}.parquet") for number, part in enumerate(parts)
     ]
     missing = [task for task in tasks if not task.left.exists()]
-    engine.map(_rewrite_part, missing, "cutting spans", [task.part.bytes for task in missing], "B")
-    left = pa.concat_tables([LEFT.empty_table(), *(pq.read_table(task.left, schema=LEFT) for task in tasks)])
+    engine.map(_edit_file, missing, "remove spans", [task.part.bytes for task in missing], "B")
+    left = pa.concat_tables([REMAINING.empty_table(), *(pq.read_table(task.left, schema=REMAINING) for task in tasks)])
     return EditedFile(
         [
-            DocumentFile(t.path, t.part.source, t.part.priority, t.part.alive) if t.path.exists() else t.part
+            DocumentFile(t.path, t.part.source, t.part.priority, t.part.kept) if t.path.exists() else t.part
             for t in tasks
         ],
-        in_order([pq.read_table(task.cuts, schema=CUTS) for task in tasks]),
+        sorted_spans([pq.read_table(task.removed_spans, schema=REMOVED_SPANS) for task in tasks]),
         left.sort_by("doc_id").combine_chunks(),
     )
 
 
-def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+def remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
     """The text without its (start, stop) characters, which are disjoint. "a\\nb\\nc" without (2, 4) is "a\\nc"."""
     return "".join(text[start:stop] for start, stop in complement(sorted(spans), len(text)))
 
@@ -115,27 +120,33 @@ def _digest(table: pa.Table) -> str:
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
-def _rewrite_part(task: EditTask) -> None:
-    """Three files: the texts (if any changes), the cuts and, last, what is left."""
+def _edit_file(task: EditTask) -> None:
+    """Three files: the texts (if any changes), the removed spans and, last, what is left."""
     spans = _spans_of(task)
     record = Record([], [])
-    if spans and task.is_cut:
-        with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, REWRITTEN, compression="zstd") as writer:
-            for doc_ids, texts in _rewritten(task, spans, record):
-                writer.write_table(pa.table([pa.array(doc_ids), pa.array(texts, pa.string())], schema=REWRITTEN))
+    if spans and task.removal.is_applied:
+        with (
+            sealed_path(task.path) as temporary,
+            pq.ParquetWriter(temporary, EDITED_TEXTS, compression="zstd") as writer,
+        ):
+            for doc_ids, texts in _edited_batches(task, spans, record):
+                writer.write_table(pa.table([pa.array(doc_ids), pa.array(texts, pa.string())], schema=EDITED_TEXTS))
     elif spans:
-        for _ in _rewritten(task, spans, record):
+        for _ in _edited_batches(task, spans, record):
             pass
-    for path, rows, schema in ((task.cuts, record.cuts, CUTS), (task.left, record.left, LEFT)):
+    for path, rows, schema in (
+        (task.removed_spans, record.removed_spans, REMOVED_SPANS),
+        (task.left, record.left, REMAINING),
+    ):
         with sealed_path(path) as temporary:
             pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
 
 
 @dataclass(frozen=True)
 class Record:
-    """Rows of CUTS and of LEFT, filled document by document."""
+    """Rows of REMOVED_SPANS and of REMAINING, filled document by document."""
 
-    cuts: list[dict[str, Any]]
+    removed_spans: list[dict[str, Any]]
     left: list[dict[str, Any]]
 
 
@@ -147,29 +158,29 @@ def _spans_of(task: EditTask) -> dict[str, list[dict[str, Any]]]:
     return {doc_id: list(rows) for doc_id, rows in groupby(mine, key=itemgetter("doc_id"))}
 
 
-def _rewritten(
+def _edited_batches(
     task: EditTask, spans: dict[str, list[dict[str, Any]]], record: Record
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """(doc_ids, texts without their spans) of all rows, a bounded number at a time; the text of a dead row is empty."""
-    living = task.part.living()
+    """(doc_ids, texts without their spans) of all rows, a bounded number at a time. Removed rows have empty texts."""
+    kept = task.part.kept_mask()
     start = 0
     for batch in open_document_file(task.part.path).iter_batches(BATCH_ROWS, columns=["doc_id", "text"]):
         doc_ids, texts = (column.to_pylist() for column in batch.columns)
-        alive = living[start : start + len(batch)].tolist()
+        kept_rows = kept[start : start + len(batch)].tolist()
         start += len(batch)
-        cut = []
-        for doc_id, text, lives in zip(doc_ids, texts, alive, strict=True):
-            text = text if lives and text is not None else ""
-            cut.append(_cut(doc_id, text, spans[doc_id], task, record) if lives and doc_id in spans else text)
-        yield doc_ids, cut
+        edited = []
+        for doc_id, text, is_kept in zip(doc_ids, texts, kept_rows, strict=True):
+            text = text if is_kept and text is not None else ""
+            edited.append(_remove(doc_id, text, spans[doc_id], task, record) if is_kept and doc_id in spans else text)
+        yield doc_ids, edited
 
 
-def _cut(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, record: Record) -> str:
+def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, record: Record) -> str:
     spans = [(row["start"], row["stop"]) for row in rows]
-    spans = in_characters(text, spans) if task.in_bytes else spans
-    found = [cut_row(doc_id, task.rule, text, start, stop) for start, stop in spans]
-    record.cuts.extend({**cut, "kept_in": row["kept_in"]} for cut, row in zip(found, rows, strict=True))
-    left = without(text, spans)
-    share = sum(cut["bytes"] for cut in found) / len(text.encode())
+    spans = in_characters(text, spans) if task.removal.in_bytes else spans
+    found = [removed_span_row(doc_id, task.removal.rule, text, start, stop) for start, stop in spans]
+    record.removed_spans.extend({**span, "kept_in": row["kept_in"]} for span, row in zip(found, rows, strict=True))
+    left = remove_spans(text, spans)
+    share = sum(span["bytes"] for span in found) / len(text.encode())
     record.left.append({"doc_id": doc_id, "share": share, "left": len(left.strip())})
     return left

@@ -1,9 +1,9 @@
-"""Annotated files again, for the sources whose texts were rewritten: the same columns, measured on the new texts.
+"""Annotates edited documents again: the same columns, computed on the edited texts.
 
-Detected language and signals are of the text as it is now. What the filters looked at stands in the ledger alone, and
-they are not asked again. `text_hash`, which decides the split, stays that of the whole document: so the pieces of one
-document stand on one side, and a document keeps its side however much was cut out of it. `before_EDIT_` columns and
-quality scores stay as they were measured too."""
+Detected language and signals are those of the edited text. The filters are not applied again; the values they
+compared are in the ledger. `text_hash`, which decides the split, stays that of the text before the edit: so all
+pieces of a document are in one split, and an edit never moves a document to another split. `before_EDIT_` columns
+and quality scores are not computed again either."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,13 +28,13 @@ from gristmill.data_pipeline.text_edits.step import TextEdits
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.local import LocalEngine
 
-PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file it was made from
-PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # what the metadata of a piece say of its parent
+PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file that it comes from
+PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # keys in the metadata of a piece
 
 
 @dataclass(frozen=True)
 class ReannotatedFile:
-    """One annotated file to be made again. part: its texts, row for row, and which rows are alive.
+    """An annotated file to write again. part: its texts, row for row, and which rows are kept.
     pieces: of documents that were split (PIECES), or None. scores: of the annotated file's rows, or None."""
 
     annotated: Path
@@ -51,28 +51,28 @@ class ReannotatedFile:
 
 def reannotate(
     curated: Sequence[SourceState],
-    rewriting: TextEdits,
+    edits: TextEdits,
     scores: Mapping[Path, Path],
     annotated: Sequence[AnnotateConfig],
     folder: Path,
     engine: LocalEngine,
 ) -> tuple[list[SourceState], dict[Path, Path]]:
-    """The sources with a new file in the place of each annotated one whose texts changed, and the scores with theirs.
+    """The sources with a new file in the place of each annotated one whose texts changed, and its scores.
 
-    annotated: how each source was measured, and is measured again.
-    A new file holds the living documents alone, pieces in the place of their parent; all of it is kept."""
+    annotated: how each source is annotated.
+    A new file holds the kept documents alone, pieces in the place of their parent; all of it is kept."""
     paths = [path for one in curated for path in one.paths]
     configs = [settings for one, settings in zip(curated, annotated, strict=True) for _ in one.paths]
-    found = rewriting.contamination
+    found = edits.contamination
     pieces = [None] * len(paths) if found is None else list(found.piece_files)
-    work = work_folder(folder, "rewritten", rewriting.parts, [piece is not None for piece in pieces])
+    work = work_folder(folder, "rewritten", edits.parts, [piece is not None for piece in pieces])
     files = {
         path: ReannotatedFile(path, part, piece, scores.get(path), settings, work / path.name)
-        for path, part, piece, settings in zip(paths, rewriting.parts, pieces, configs, strict=True)
+        for path, part, piece, settings in zip(paths, edits.parts, pieces, configs, strict=True)
         if part.path != path or piece is not None
     }
     missing = [file for file in files.values() if not file.path.exists()]
-    engine.map(write_reannotated, missing, "measure again", [file.part.bytes for file in missing], "B")
+    engine.map(write_reannotated, missing, "annotate again", [file.part.bytes for file in missing], "B")
     sources = [_with_new_files(one, files) for one in curated]
     new_scores = {file.path: file.new_scores for file in files.values() if file.scores is not None}
     return sources, {**scores, **new_scores}
@@ -80,28 +80,28 @@ def reannotate(
 
 def _with_new_files(one: SourceState, files: Mapping[Path, ReannotatedFile]) -> SourceState:
     paths = tuple(files[path].path if path in files else path for path in one.paths)
-    verdicts = tuple(
-        _all_kept(files[path].path) if path in files else verdict
-        for path, verdict in zip(one.paths, one.verdicts, strict=True)
+    filter_results = tuple(
+        _all_kept(files[path].path) if path in files else results
+        for path, results in zip(one.paths, one.filter_results, strict=True)
     )
-    return replace(one, paths=paths, verdicts=verdicts)
+    return replace(one, paths=paths, filter_results=filter_results)
 
 
 def _all_kept(path: Path) -> FilterResults:
     table = pq.read_table(path, columns=["doc_id", "num_bytes", "text_hash"])
     return FilterResults(
-        taken_by=np.full(len(table), KEPT, np.int16),
+        failed_rule=np.full(len(table), KEPT, np.int16),
         doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
         bytes=table.column("num_bytes").to_numpy(),
         hashes=table.column("text_hash").to_numpy(),
-        languages=np.full(len(table), "", np.str_),  # nothing is decided on them again
+        languages=np.full(len(table), "", np.str_),  # the filters are not applied again
     )
 
 
 def write_reannotated(task: ReannotatedFile) -> None:
     """The new scores, if there are any, and then the new file."""
     texts = pq.read_table(task.part.path, columns=["text"]).column("text")
-    living = task.part.living()
+    kept = task.part.kept_mask()
     pieces = _pieces(task.pieces)
     parents = [np.empty(0, np.int64)]
     with pq.ParquetFile(task.annotated) as file, sealed_path(task.path) as temporary:
@@ -110,8 +110,8 @@ def write_reannotated(task: ReannotatedFile) -> None:
             start = 0
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
-                rows = start + np.flatnonzero(living[start : start + len(table)])
-                found = _rewritten(table, rows - start, texts.take(pa.array(rows)).to_pylist(), pieces, task)
+                rows = start + np.flatnonzero(kept[start : start + len(table)])
+                found = _edited_rows(table, rows - start, texts.take(pa.array(rows)).to_pylist(), pieces, task)
                 parents.append(start + found.column(PARENT_ROW.name).to_numpy())
                 found = found.set_column(len(schema) - 1, PARENT_ROW, pa.array(parents[-1]))
                 writer.write_table(found.select(schema.names), row_group_size=ROW_GROUP_ROWS)
@@ -131,7 +131,7 @@ def _pieces(path: Path | None) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def _rewritten(
+def _edited_rows(
     table: pa.Table,
     rows: np.ndarray,
     texts: Sequence[str],

@@ -1,6 +1,6 @@
-"""The steps of curation that rewrite texts: paragraphs and lines, substrings, benchmark texts.
+"""The steps of curation that edit texts: duplicate paragraphs and lines, repeated substrings, benchmark texts.
 
-Each sees the texts as the one before left them. What they cut, and why, is on record span by span."""
+Each step reads the texts that the step before wrote, and records every span that it removes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,40 +20,45 @@ from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, repeated_substrings
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.ledger import Evidence, RemovalStep
-from gristmill.data_pipeline.ledger.removed_spans import in_order
+from gristmill.data_pipeline.ledger.removed_spans import sorted_spans
 from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
-from gristmill.data_pipeline.text_edits.edit_documents import EditedFile, edit_document_files
+from gristmill.data_pipeline.text_edits.edit_documents import EditedFile, SpanRemoval, edit_document_files
 from gristmill.foundation.engine.local import LocalEngine
 
 
 @dataclass(frozen=True)
 class TextEdits:
-    """parts: all annotated files in their order, each as it stands or with its texts rewritten, row for row.
-    later: the steps before and these. cuts: a row a span (see CUTS). contamination: what of the
-    benchmarks was found; None if the recipe names none."""
+    """parts: all annotated files in their order, row for row, with the edited texts where there are any.
+    removals: the steps before and these. removed_spans: rows of REMOVED_SPANS. contamination: the benchmark texts
+    that were found; None if the recipe names no benchmarks."""
 
     parts: list[DocumentFile]
-    later: list[RemovalStep]
-    cuts: pa.Table
+    removals: list[RemovalStep]
+    removed_spans: pa.Table
     contamination: Decontamination | None
 
     def evidence(self) -> Evidence:
-        """What the ledger says of documents that were rewritten or hit."""
+        """What the ledger records of edited and contaminated documents."""
         found = self.contamination
         if found is None:
-            return Evidence(self.cuts, {}, MATCHES.empty_table())
+            return Evidence(self.removed_spans, {}, MATCHES.empty_table())
         pieces: dict[str, tuple[str, ...]] = {}
         for path in found.piece_files:
             if path is not None:
                 for row in pq.read_table(path, columns=["parent_id", "doc_id"]).to_pylist():
                     pieces[row["parent_id"]] = (*pieces.get(row["parent_id"], ()), row["doc_id"])
-        return Evidence(self.cuts, pieces, found.matches)
+        return Evidence(self.removed_spans, pieces, found.matches)
 
-    def lives_on(self, curated: Sequence[SourceState], step: RemovalStep, parts: Sequence[DocumentFile]) -> "TextEdits":
-        """The same after a step that took documents."""
-        doc_ids = [verdict.doc_ids for one in curated for verdict in one.verdicts]
-        left = [replace(part, alive=part.living() & ~step.holds(ids)) for part, ids in zip(parts, doc_ids, strict=True)]
-        return replace(self, parts=left, later=[*self.later, step])
+    def after_removal(
+        self, curated: Sequence[SourceState], step: RemovalStep, parts: Sequence[DocumentFile]
+    ) -> "TextEdits":
+        """The edits after a step that removed documents."""
+        doc_ids = [results.doc_ids for one in curated for results in one.filter_results]
+        left = [
+            replace(part, kept=part.kept_mask() & ~step.removed_mask(ids))
+            for part, ids in zip(parts, doc_ids, strict=True)
+        ]
+        return replace(self, parts=left, removals=[*self.removals, step])
 
 
 @dataclass(frozen=True)
@@ -69,15 +74,15 @@ class EditSettings:
 
 def edit_texts(
     curated: Sequence[SourceState],
-    later: Sequence[RemovalStep],
+    removals: Sequence[RemovalStep],
     settings: EditSettings,
     folder: Path,
     engine: LocalEngine,
 ) -> TextEdits:
-    """Removes duplicate spans, repeated substrings and benchmark texts from the documents that `later` kept.
+    """Removes duplicate spans, repeated substrings and benchmark texts from the documents that `removals` left.
 
     `folder` takes intermediate files; called again with the same arguments after a kill, it resumes from them."""
-    state = TextEdits(kept_document_files(curated, later), list(later), in_order([]), None)
+    state = TextEdits(kept_document_files(curated, removals), list(removals), sorted_spans([]), None)
     for spans in settings.spans:
         state = _spans(state, curated, spans, folder, engine)
     if settings.substrings is not None:
@@ -86,8 +91,10 @@ def edit_texts(
         config = settings.decontaminate
         work = work_folder(folder, "decontaminate", state.parts, config.model_dump(mode="json"))
         found = decontaminate(state.parts, config, engine, work, settings.task_examples)
-        state = replace(state, cuts=in_order([state.cuts, found.cuts]), contamination=found)
-        state = state.lives_on(curated, _dropped(found), state.parts)
+        state = replace(
+            state, removed_spans=sorted_spans([state.removed_spans, found.removed_spans]), contamination=found
+        )
+        state = state.after_removal(curated, _dropped(found), state.parts)
     return state
 
 
@@ -97,9 +104,9 @@ def _spans(
     step = f"{config.unit}_dedup"
     work = work_folder(folder, step, state.parts, config.model_dump(mode="json"))
     spans = duplicate_spans(state.parts, config, engine, work / "spans")
-    rewritten = edit_document_files(state.parts, spans, f"{step}.least_count", False, engine, work / "texts")
-    state = replace(state, cuts=in_order([state.cuts, rewritten.cuts]))
-    return state.lives_on(curated, _emptied(step, rewritten), rewritten.parts)
+    edited = edit_document_files(state.parts, spans, SpanRemoval(f"{step}.min_count"), engine, work / "texts")
+    state = replace(state, removed_spans=sorted_spans([state.removed_spans, edited.removed_spans]))
+    return state.after_removal(curated, _emptied(step, edited), edited.parts)
 
 
 def _substrings(
@@ -108,21 +115,21 @@ def _substrings(
     step = "substring_dedup"
     work = work_folder(folder, step, state.parts, config.model_dump(mode="json"))
     spans = repeated_substrings(state.parts, config, engine, work / "spans")
-    is_cut = config.policy == "remove"
-    rewritten = edit_document_files(state.parts, spans, f"{step}.{config.policy}", True, engine, work / "texts", is_cut)
-    state = replace(state, cuts=in_order([state.cuts, rewritten.cuts]))
+    removal = SpanRemoval(f"{step}.{config.policy}", in_bytes=True, is_applied=config.policy == "remove")
+    edited = edit_document_files(state.parts, spans, removal, engine, work / "texts")
+    state = replace(state, removed_spans=sorted_spans([state.removed_spans, edited.removed_spans]))
     if config.policy == "annotate":
         return state
     if config.policy == "remove":
-        return state.lives_on(curated, _emptied(step, rewritten), rewritten.parts)
-    chosen = rewritten.left.filter(pa.array(rewritten.left.column("share").to_numpy() > config.drop_share))
+        return state.after_removal(curated, _emptied(step, edited), edited.parts)
+    chosen = edited.left.filter(pa.array(edited.left.column("share").to_numpy() > config.drop_share))
     taken = _taken(step, "drop_share", chosen, chosen.column("share").to_numpy(), config.drop_share)
-    return state.lives_on(curated, taken, rewritten.parts)
+    return state.after_removal(curated, taken, edited.parts)
 
 
-def _emptied(step: str, rewritten: EditedFile) -> RemovalStep:
-    """The documents of which nothing is left but white space."""
-    chosen = rewritten.left.filter(pa.array(rewritten.left.column("left").to_numpy() == 0))
+def _emptied(step: str, edited: EditedFile) -> RemovalStep:
+    """Removes the documents that hold only white space after the edit."""
+    chosen = edited.left.filter(pa.array(edited.left.column("left").to_numpy() == 0))
     return _taken(step, "nothing_left", chosen, np.zeros(len(chosen)), 1)
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from gristmill.data_pipeline.indexed.dataset import SPLITS, Dataset
+from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage, StageContext

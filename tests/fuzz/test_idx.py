@@ -24,10 +24,10 @@ from gristmill.data_pipeline.indexed.inspect import inspect
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
-from gristmill.data_pipeline.indexed.writer import write_documents
 from gristmill.foundation import files
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import write_manifest
+from tests.support.indexed_files import write_documents
 from tests.support.mutations import mutate
 
 SEED = 12

@@ -185,11 +185,11 @@ curate:
   quality: {{positive: [good], negative: [plain], features: 1024, keep: quantile, value: 0.9}}
   near_dedup: {{keep_signatures: true}}
   span_dedup: [{{unit: paragraph}}, {{unit: line}}]
-  substring_dedup: {{least_bytes: 60}}
+  substring_dedup: {{min_bytes: 60}}
   decontaminate:
     benchmarks: [{{name: held, paths: ["{folder}/held.jsonl"], fields: [text]}}]
     margin: 10
-    shortest_piece: 20
+    min_piece_characters: 20
 tokenizer: {{vocab_size: 400, sample_bytes: 100k}}
 model: {{layers: 2, width: 32, heads: 2, kv_heads: 1, sequence_length: 64, init_std: 0.1}}
 train:

@@ -78,7 +78,7 @@ def test_split_worked_example(tmp_path: Path):
     (hit,) = result.hits.to_pylist()
     removed = len(text) - 2 * len(kept)
     assert (hit["doc_id"], hit["fate"], hit["pieces"], hit["characters"]) == (padded("1"), "split", 2, removed)
-    cuts = result.cuts.to_pylist()
+    cuts = result.removed_spans.to_pylist()
     assert sum(cut["length"] for cut in cuts) == sum(cut["bytes"] for cut in cuts) == removed
     first = cuts[0]
     assert text[first["start"] : first["start"] + first["length"]].strip() == f"Well: {QUESTION.upper()}?"
@@ -110,7 +110,7 @@ def test_more_than_ten_pieces_drop_the_document(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": text})
     config = config_of(tmp_path, [QUESTION], margin=0)
     assert decontaminate([part], config, engine(), tmp_path / "a").hits.to_pylist()[0]["fate"] == "dropped"
-    more = config_of(tmp_path, [QUESTION], margin=0, most_pieces=11)
+    more = config_of(tmp_path, [QUESTION], margin=0, max_pieces=11)
     assert decontaminate([part], more, engine(), tmp_path / "b").hits.to_pylist()[0]["pieces"] == 11
 
 
@@ -194,7 +194,7 @@ def test_workers_and_files_change_nothing(tmp_path: Path):
 
 
 def test_bad_input(tmp_path: Path):
-    with pytest.raises(ValidationError, match="shortest_ngram=8 is over ngram=5; try 5"):
+    with pytest.raises(ValidationError, match="min_ngram=8 is over ngram=5; try 5"):
         DecontaminateConfig(ngram=5)
     path = tmp_path / "b.jsonl"
     path.write_text('{"text": "x"}\n{"text": "y", "query": null}\n')

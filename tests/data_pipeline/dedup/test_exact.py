@@ -48,7 +48,7 @@ def test_agrees_with_a_dictionary(tmp_path_factory, texts, rule):
 
 
 def test_within_each_source_dead_rows_and_files(tmp_path: Path):
-    one = write_part(tmp_path / "a.parquet", {"1": "x", "2": "x", "3": "x"}, "one", alive=[False, True, True])
+    one = write_part(tmp_path / "a.parquet", {"1": "x", "2": "x", "3": "x"}, "one", kept=[False, True, True])
     two = write_part(tmp_path / "b.parquet", {"4": "x"}, "two")
     within = ExactDedupConfig(scope="source")
     assert found(exact_duplicates([one, two], within, engine(), tmp_path / "w1")) == {"3": ("2", 1.0)}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, candidate_probability, join, roots
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, candidate_probability, find_roots, union_buckets
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_buckets_by_hand():
 
 def test_joined_groups_are_named_by_their_lowest():
     parents = np.arange(6)
-    join(parents, np.array([0, 0, 1, 1]), np.array([1, 4, 4, 5]))
-    join(parents, np.array([0, 0]), np.array([2, 3]))
-    assert roots(parents).tolist() == [0, 1, 2, 2, 1, 1]
+    union_buckets(parents, np.array([0, 0, 1, 1]), np.array([1, 4, 4, 5]))
+    union_buckets(parents, np.array([0, 0]), np.array([2, 3]))
+    assert find_roots(parents).tolist() == [0, 1, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize(("bands", "rows"), [(16, 8), (32, 4), (20, 6)])

@@ -12,7 +12,7 @@ from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans
 from gristmill.data_pipeline.text_edits.edit_documents import edit_document_files
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
-ALL = SpanDedupConfig(unit="line", least_characters=1)
+ALL = SpanDedupConfig(unit="line", min_characters=1)
 
 
 def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> dict[str, str]:
@@ -40,15 +40,15 @@ def test_the_first_paragraph_in_keep_order_stays(tmp_path: Path):
     assert after(documents, SpanDedupConfig(), tmp_path) == {
         "1": "Short.",
         "2": documents["2"],
-        "3": "Its end.",  # under least_characters
+        "3": "Its end.",  # under min_characters
     }
 
 
 def test_least_count_spares_what_stands_but_twice(tmp_path: Path):
     documents = {"1": BANNER, "2": BANNER}
-    assert after(documents, SpanDedupConfig(least_count=3), tmp_path / "a") == documents
+    assert after(documents, SpanDedupConfig(min_count=3), tmp_path / "a") == documents
     documents["3"] = BANNER
-    left = after(documents, SpanDedupConfig(least_count=3), tmp_path / "b")
+    left = after(documents, SpanDedupConfig(min_count=3), tmp_path / "b")
     assert left == {"1": BANNER, "2": "", "3": ""}
 
 
@@ -75,10 +75,10 @@ def test_within_each_source_and_any_division_into_files(tmp_path: Path):
 
 @settings(max_examples=15)
 @given(st.lists(st.text("ab\n", max_size=12), min_size=1, max_size=8), st.integers(2, 4))
-def test_every_line_stays_once_or_was_rare(tmp_path_factory, texts, least_count):
+def test_every_line_stays_once_or_was_rare(tmp_path_factory, texts, min_count):
     documents = {f"{i + 1:x}": text for i, text in enumerate(texts)}
-    config = ALL.model_copy(update={"least_count": least_count})
+    config = ALL.model_copy(update={"min_count": min_count})
     left = after(documents, config, tmp_path_factory.mktemp("law"))
     before = Counter(line for text in documents.values() for line in text.split("\n") if line)
     behind = Counter(line for text in left.values() for line in text.split("\n") if line)
-    assert behind == {line: 1 if count >= least_count else count for line, count in before.items()}
+    assert behind == {line: 1 if count >= min_count else count for line, count in before.items()}

@@ -17,7 +17,7 @@ from gristmill.data_pipeline.dedup.substrings import (
 )
 from gristmill.foundation.errors import InputError
 
-TEN = SubstringDedupConfig(least_bytes=10)
+TEN = SubstringDedupConfig(min_bytes=10)
 
 
 def grouped(texts: list[str]) -> Group:

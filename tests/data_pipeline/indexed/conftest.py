@@ -14,7 +14,7 @@ from gristmill.data_pipeline.indexed.dataset import (
     source_prefix,
     write_dataset,
 )
-from gristmill.data_pipeline.indexed.writer import write_documents
+from tests.support.indexed_files import write_documents
 
 END = 1
 VOCABULARY = 1000

@@ -14,8 +14,9 @@ from gristmill.data_pipeline.indexed.format import CODES, bin_path, dtype_for, i
 from gristmill.data_pipeline.indexed.inspect import inspect
 from gristmill.data_pipeline.indexed.merge import cut_out, merge
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import indexed_writer, write_documents
+from gristmill.data_pipeline.indexed.writer import indexed_writer
 from gristmill.foundation.errors import InputError
+from tests.support.indexed_files import write_documents
 
 
 def test_two_documents_byte_by_byte(tmp_path):

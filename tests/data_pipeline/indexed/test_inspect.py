@@ -3,7 +3,7 @@
 import numpy as np
 
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
-from gristmill.data_pipeline.indexed.writer import write_documents
+from tests.support.indexed_files import write_documents
 
 
 def test_lengths_fall_into_powers_of_two(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import write_documents
+from tests.support.indexed_files import write_documents
 
 indexed_dataset = pytest.importorskip(
     "megatron.core.datasets.indexed_dataset",

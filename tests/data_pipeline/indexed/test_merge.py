@@ -6,8 +6,8 @@ import pytest
 from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import write_documents
 from gristmill.foundation.errors import InputError
+from tests.support.indexed_files import write_documents
 
 
 def content(prefix) -> list[list[int]]:

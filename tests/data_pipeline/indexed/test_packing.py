@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gristmill.data_pipeline.indexed import packing
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, best_fit_decreasing, cut, first_windows
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import write_documents
+from tests.support.indexed_files import write_documents
 
 END = 1
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=60)

@@ -8,14 +8,19 @@ import pytest
 from planted import engine, padded, write_part
 
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, repeated_substrings
-from gristmill.data_pipeline.text_edits.edit_documents import edit_document_files, in_characters, without
+from gristmill.data_pipeline.text_edits.edit_documents import (
+    SpanRemoval,
+    edit_document_files,
+    in_characters,
+    remove_spans,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "spans", "left"), [("a\nb\nc", [(2, 4)], "a\nc"), ("abcdef", [(4, 6), (0, 1)], "bcd"), ("abc", [], "abc")]
 )
 def test_cuts_by_hand(text: str, spans: list[tuple[int, int]], left: str):
-    assert without(text, spans) == left
+    assert remove_spans(text, spans) == left
 
 
 def test_bytes_become_characters():
@@ -25,20 +30,22 @@ def test_bytes_become_characters():
 
 
 TEXTS = {"1": "one", "2": "the cät sat on the mat", "3": "and the cät sat on a hat", "4": "the cät sat on "}
-TEN = SubstringDedupConfig(least_bytes=10)
+TEN = SubstringDedupConfig(min_bytes=10)
 
 
 def test_parts_stay_row_for_row_and_every_span_is_on_record(tmp_path: Path):
-    part = write_part(tmp_path / "p.parquet", TEXTS, "tales", 3, alive=[True, True, True, False])
+    part = write_part(tmp_path / "p.parquet", TEXTS, "tales", 3, kept=[True, True, True, False])
     spans = repeated_substrings([part], TEN, engine(), tmp_path / "repeats")
-    found = edit_document_files([part], spans, "substring_dedup.remove", True, engine(), tmp_path / "left")
+    found = edit_document_files(
+        [part], spans, SpanRemoval("substring_dedup.remove", in_bytes=True), engine(), tmp_path / "left"
+    )
     (left,) = found.parts
-    assert (left.source, left.priority, left.alive.tolist()) == ("tales", 3, [True, True, True, False])
+    assert (left.source, left.priority, left.kept.tolist()) == ("tales", 3, [True, True, True, False])
     table = pq.read_table(left.path)
     assert table.column("doc_id").to_pylist() == [padded(i) for i in TEXTS]
-    # Document 3 is longer than 2 and stays whole; of the dead document 4 nothing is needed.
+    # Document 3 is longer than 2 and stays whole; of the removed document 4 nothing is needed.
     assert table.column("text").to_pylist() == ["one", "the mat", TEXTS["3"], ""]
-    (cut,) = found.cuts.to_pylist()
+    (cut,) = found.removed_spans.to_pylist()
     assert (cut["doc_id"], cut["rule"], cut["kept_in"]) == (padded("2"), "substring_dedup.remove", padded("3"))
     assert (cut["start"], cut["length"], cut["bytes"], cut["excerpt"]) == (0, 15, 16, "the cät sat on")
     assert found.left.to_pylist() == [{"doc_id": padded("2"), "share": 16 / 23, "left": 7}]
@@ -48,22 +55,26 @@ def test_what_is_only_recorded_changes_no_text(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", TEXTS)
     spans = repeated_substrings([part], TEN, engine(), tmp_path / "repeats")
     found = edit_document_files(
-        [part], spans, "substring_dedup.annotate", True, engine(), tmp_path / "left", is_cut=False
+        [part],
+        spans,
+        SpanRemoval("substring_dedup.annotate", in_bytes=True, is_applied=False),
+        engine(),
+        tmp_path / "left",
     )
     assert found.parts == [part]
-    assert len(found.cuts) == 2
+    assert len(found.removed_spans) == 2
 
 
 def test_a_part_without_spans_is_the_one_given(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "abcdef"})
     spans = pa.table({"doc_id": [padded("9")], "start": [0], "stop": [2], "kept_in": [padded("8")]})
     for _ in range(2):
-        assert edit_document_files([part], spans, "r", False, engine(), tmp_path / "work").parts == [part]
+        assert edit_document_files([part], spans, SpanRemoval("r"), engine(), tmp_path / "work").parts == [part]
 
 
-def test_other_cuts_are_made_anew(tmp_path: Path):
+def test_other_spans_are_removed_again(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "abcdef"})
     for start, left in ((1, "adef"), (2, "abef")):
         spans = pa.table({"doc_id": [padded("1")], "start": [start], "stop": [start + 2], "kept_in": [padded("2")]})
-        (rewritten,) = edit_document_files([part], spans, "r", False, engine(), tmp_path / "work").parts
+        (rewritten,) = edit_document_files([part], spans, SpanRemoval("r"), engine(), tmp_path / "work").parts
         assert pq.read_table(rewritten.path).column("text").to_pylist() == [left]

@@ -20,7 +20,7 @@ from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl
 NOTICE = "By reading on you accept that this page may keep a cookie on your machine for as long as it likes."
 PASSAGE = " ".join(prose(900, 60).split())  # 340 characters that two documents share
 QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter?"
-SPANS = {"unit": "paragraph", "least_count": 2}
+SPANS = {"unit": "paragraph", "min_count": 2}
 FILTERS = ({"gopher_quality": {"min_words": 5, "min_stop_words": 0}},)
 
 
@@ -47,7 +47,7 @@ def steps(folder: Path, **changed) -> dict:
     return {
         "filters": FILTERS,
         "span_dedup": [SPANS],
-        "substring_dedup": {"least_bytes": 200},
+        "substring_dedup": {"min_bytes": 200},
         "decontaminate": {"benchmarks": [benchmark], "margin": 10, "common": 100, **changed},
     }
 
@@ -80,7 +80,7 @@ def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
         entry["bytes"] for entry in counts["kept"].values()
     )
     (cut,) = rows[31]["cuts"]  # document 30 is longer, so the notice stays there
-    assert (cut["rule"], cut["kept_in"]) == ("paragraph_dedup.least_count", rows[30]["doc_id"])
+    assert (cut["rule"], cut["kept_in"]) == ("paragraph_dedup.min_count", rows[30]["doc_id"])
     assert (prose(31) + "\n\n" + NOTICE)[cut["start"] :] == NOTICE == (cut["excerpt"] + NOTICE[80:])
     assert documents[rows[31]["doc_id"]]["text"].strip() == prose(31)
     assert (rows[32]["step"], rows[32]["rule"]) == ("paragraph_dedup", "paragraph_dedup.nothing_left")
@@ -104,8 +104,8 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
     assert split["contamination"] == rows[36]["contamination"] == [found]
     (cut,) = split["cuts"]
     assert (cut["rule"], cut["benchmark"], cut["example"]) == ("decontaminate.split", "rivers", "r7")
-    assert (rows[36]["rule"], rows[36]["threshold"]) == ("decontaminate.shortest_piece", 200)
-    assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.most_pieces", 12, 10)
+    assert (rows[36]["rule"], rows[36]["threshold"]) == ("decontaminate.min_piece_characters", 200)
+    assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.max_pieces", 12, 10)
     report = orjson.loads((tmp_path / "curate/decontamination/report.json").read_bytes())["rivers"]
     assert (report["examples"], report["verbatim"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
     fates = {35: "split", 36: "dropped", 37: "dropped"}
@@ -155,7 +155,7 @@ def test_why_tells_of_cuts_and_pieces(books, tmp_path):
     run_curate([books], tmp_path, **steps(tmp_path))
     rows = ledger_of(tmp_path)
     told = {k: [(event.step, event.outcome) for event in why(rows[k]["doc_id"], tmp_path)] for k in (31, 32, 35, 36)}
-    assert ("paragraph_dedup.least_count", f"cut 1 spans, {len(NOTICE)} characters") in told[31]
+    assert ("paragraph_dedup.min_count", f"cut 1 spans, {len(NOTICE)} characters") in told[31]
     assert told[32][-1] == ("paragraph_dedup", "removed")
     assert told[35][-3] == ("decontamination", "1 benchmark texts found")
     assert [step for step, _ in told[35][-2:]] == ["split", "split"]  # each piece has its place
@@ -167,7 +167,7 @@ def test_why_tells_of_cuts_and_pieces(books, tmp_path):
 
 @pytest.mark.parametrize(("policy", "removed"), [("drop", 3), ("annotate", 0)])
 def test_drop_and_annotate(books, tmp_path, policy, removed):
-    settings = steps(tmp_path, policy=policy) | {"substring_dedup": {"least_bytes": 200, "policy": policy}}
+    settings = steps(tmp_path, policy=policy) | {"substring_dedup": {"min_bytes": 200, "policy": policy}}
     if policy == "drop":
         settings["substring_dedup"]["drop_share"] = 0.3
     counts = run_curate([books], tmp_path, **settings)["sources"]["books"]
@@ -200,7 +200,7 @@ def test_scores_edits_and_personal_data_go_with_what_is_left(tmp_path):
     }
     sources = [source(tmp_path), source(tmp_path, "web")]
     counts = run_curate(sources, tmp_path / "plain", **settings)["sources"]["books"]
-    run_curate(sources, tmp_path / "cut", **settings, span_dedup={"unit": "line", "least_characters": 90})
+    run_curate(sources, tmp_path / "cut", **settings, span_dedup={"unit": "line", "min_characters": 90})
 
     def signals(folder: Path) -> dict[str, dict]:
         paths = sorted((folder / "curate/signals").glob("*/books-*.parquet"))

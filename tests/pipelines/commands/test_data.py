@@ -8,9 +8,9 @@ import typer
 from typer.testing import CliRunner
 
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import write_documents
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.commands.data import data_app, tokenizer_compare
+from tests.support.indexed_files import write_documents
 
 
 def run(*arguments: object) -> str:
