@@ -17,14 +17,14 @@ def engine(workers: int = 1) -> LocalEngine:
 
 
 def write_part(
-    path: Path, documents: dict[str, str], source: str = "s", priority: int = 1, alive: Sequence[bool] | None = None
+    path: Path, documents: dict[str, str], source: str = "s", priority: int = 1, kept: Sequence[bool] | None = None
 ) -> DocumentFile:
     """A part file of texts by doc_id; ids are padded to 32 digits: "a1" -> "0...0a1"."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = [padded(doc_id) for doc_id in documents]
     table = pa.table({"doc_id": pa.array(ids, pa.string()), "text": pa.array(list(documents.values()), pa.string())})
     pq.write_table(table, path, row_group_size=3)
-    return DocumentFile(path, source, priority, None if alive is None else np.array(alive, bool))
+    return DocumentFile(path, source, priority, None if kept is None else np.array(kept, bool))
 
 
 def padded(doc_id: str) -> str:

@@ -67,8 +67,8 @@ def test_priority_then_length_then_id_decide_who_stays(tmp_path: Path):
 
 
 def test_dead_rows_neither_remove_nor_are_removed(tmp_path: Path):
-    alive = [False, True, True, False]
-    part = write_part(tmp_path / "p.parquet", dict.fromkeys("1234", "a b c d"), kept=alive)
+    kept = [False, True, True, False]
+    part = write_part(tmp_path / "p.parquet", dict.fromkeys("1234", "a b c d"), kept=kept)
     assert found(near_duplicates([part], SURE, engine(), tmp_path / "work")) == {"3": ("2", 1.0)}
 
 

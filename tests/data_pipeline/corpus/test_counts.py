@@ -1,0 +1,156 @@
+"""Counts of a hand-made source of six documents."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.data_pipeline.corpus.counts import (
+    Tally,
+    check_not_empty,
+    count_source,
+    removed_span_counts,
+    source_counts,
+)
+from gristmill.data_pipeline.decontamination.matches import MATCHES
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Rules
+from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.data_pipeline.ledger.ledger import Evidence, RemovalStep
+from gristmill.data_pipeline.ledger.removed_spans import removed_span_row, sorted_spans
+from gristmill.data_pipeline.ledger.source_state import SourceState
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.errors import InputError
+
+IDS = np.array([letter * 32 for letter in "abcdef"], "S32")
+WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
+NO_EVIDENCE = Evidence(sorted_spans([]), {}, MATCHES.empty_table())
+
+
+def state(folder: Path, failed_rule: list[int], num_bytes: list[int]) -> SourceState:
+    """One annotated file, of which only the column `changes` is read."""
+    path = folder / f"annotated-{sum(num_bytes)}.parquet"
+    changes = [["nfc"], ["nfc", "mojibake"], *([] for _ in failed_rule[2:])]
+    pq.write_table(pa.table({"changes": pa.array(changes[: len(failed_rule)], pa.list_(pa.string()))}), path)
+    size = len(failed_rule)
+    results = FilterResults(
+        failed_rule=np.array(failed_rule, np.int16),
+        doc_ids=IDS[:size],
+        bytes=np.array(num_bytes),
+        hashes=np.arange(size, dtype=np.uint64),
+        languages=np.array(["en", "en", "de", "", "en", "de"][:size]),
+    )
+    source = SourceConfig(name="books", format="jsonl", paths=("books.jsonl",))
+    return SourceState(source, Rules((WORDS,), ()), (path,), (results,))
+
+
+def near(letter: str) -> RemovalStep:
+    return RemovalStep("near_dedup", 0.8, np.array([letter * 32], "S32"), np.array([b"a" * 32]), np.array([0.9]))
+
+
+def tally(**counts: tuple[int, int]) -> Tally:
+    made = Tally()
+    for name, (documents, num_bytes) in counts.items():
+        made.add(name, documents, num_bytes)
+    return made
+
+
+def test_read_is_kept_removed_and_quarantined(tmp_path):
+    """a and f in train, b in test; c fails the filter, d is unreadable, e is a near duplicate."""
+    read = state(tmp_path, [KEPT, KEPT, 0, QUARANTINED, KEPT, KEPT], [400, 200, 30, 0, 500, 600])
+    splits = np.array(["train", "test", "", "", "", "train"])
+    counts = count_source(read, read, splits, [near("e")], NO_EVIDENCE, [{"unreadable": "invalid_json"}])
+    assert counts == {
+        "read": {"documents": 6, "bytes": 1730},
+        "kept": {"train": {"documents": 2, "bytes": 1000}, "test": {"documents": 1, "bytes": 200}},
+        "removed": {
+            "gopher.min_words": {"documents": 1, "bytes": 30},
+            "near_dedup": {"documents": 1, "bytes": 500},
+        },
+        "quarantined": {"invalid_json": {"documents": 1, "bytes": 0}},
+        "cut": {},
+        "pieces": 0,
+        "changed": {"mojibake": 1, "nfc": 2},
+        "languages": {
+            "de": {"documents": 2, "removed": {"gopher.min_words": 1}},
+            "en": {"documents": 3, "removed": {}},
+        },
+    }
+
+
+def test_removed_spans_and_pieces_of_kept_documents_are_counted(tmp_path):
+    """a (100 bytes) is split: 30 bytes are removed, pieces of 40 and 30 stay. Spans of the removed b do not count."""
+    read = state(tmp_path, [KEPT, KEPT], [100, 80])
+    written = state(tmp_path, [KEPT, KEPT], [40, 30])
+    spans = [removed_span_row("a" * 32, "decontaminate.split", "x" * 100, 40, 70)]
+    spans += [removed_span_row("b" * 32, "line_dedup.min_count", "y" * 80, 0, 80)]
+    table = pa.Table.from_pylist(spans, schema=sorted_spans([]).schema)
+    evidence = Evidence(table, {"a" * 32: ("1" * 32, "2" * 32)}, MATCHES.empty_table())
+    counts = count_source(read, written, np.array(["train", "train"]), [near("b")], evidence, [])
+    assert counts["kept"] == {"train": {"documents": 2, "bytes": 70}}
+    assert counts["removed"] == {"near_dedup": {"documents": 1, "bytes": 80}}
+    assert counts["cut"] == {"decontaminate": {"documents": 1, "spans": 1, "bytes": 30}}
+    assert counts["pieces"] == 1
+
+
+def test_spans_are_counted_by_step_without_those_that_were_only_recorded():
+    rules = ["line_dedup.min_count", "line_dedup.min_count", "substring_dedup.annotate", "substring_dedup.drop"]
+    spans = [removed_span_row(f"{number // 2}" * 32, rule, "äbc", 0, 2) for number, rule in enumerate(rules)]
+    table = pa.Table.from_pylist(spans, schema=sorted_spans([]).schema)
+    assert removed_span_counts(table) == {"line_dedup": {"documents": 1, "spans": 2, "bytes": 6}}
+
+
+@pytest.mark.parametrize(
+    ("read", "kept", "spans", "pieces", "said"),
+    [
+        ({"documents": 3, "bytes": 30}, (2, 30), {}, 0, "documents do not add up"),
+        ({"documents": 2, "bytes": 30}, (2, 29), {}, 0, "bytes do not add up"),
+        ({"documents": 2, "bytes": 30}, (2, 30), {"line_dedup": {"bytes": 1}}, 0, "bytes do not add up"),
+        ({"documents": 2, "bytes": 30}, (2, 30), {}, 1, "documents do not add up"),
+    ],
+)
+def test_counts_that_do_not_add_up_are_refused(read, kept, spans, pieces, said):
+    with pytest.raises(RuntimeError, match=said):
+        source_counts(read, tally(train=kept), Tally(), Tally(), spans, pieces)
+
+
+def test_a_tally_leaves_out_names_without_documents():
+    counts = Tally()
+    counts.add_rows("none", np.array([False, False]), np.array([5, 6]))
+    counts.add_rows("some", np.array([True, True]), np.array([5, 6]))
+    counts.add("some", 1, 9)
+    assert counts.counts == {"some": {"documents": 3, "bytes": 20}} and counts.total() == {"documents": 3, "bytes": 20}
+
+
+def entry(read: int, kept: dict, removed: dict, quarantined: dict) -> dict:
+    def held(counts: dict) -> dict:
+        return {name: {"documents": number, "bytes": 0} for name, number in counts.items()}
+
+    return {
+        "read": {"documents": read, "bytes": 0},
+        "kept": held(kept),
+        "removed": held(removed),
+        "quarantined": held(quarantined),
+    }
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (entry(0, {}, {}, {}), "source books: its files hold no documents"),
+        (entry(3, {}, {}, {"invalid_json": 3}), "none of its 3 documents can be read; the first: line 1"),
+        (entry(3, {"test": 3}, {}, {}), "all 3 documents fell into held-out splits; lower curate.splits"),
+        (
+            entry(6, {"test": 1}, {"gopher.min_words": 3, "near_dedup": 1}, {"invalid_json": 1}),
+            r"of 6 documents none is left to train on \(1 are held out\); gopher.min_words took 3 of them",
+        ),
+    ],
+)
+def test_a_source_without_training_documents_is_refused(counts, said):
+    with pytest.raises(InputError, match=said):
+        check_not_empty("books", counts, "line 1")
+
+
+def test_one_training_document_is_enough():
+    check_not_empty("books", entry(9, {"train": 1}, {"gopher.min_words": 8}, {}))

@@ -1,0 +1,134 @@
+"""Filter rules on hand-made tables of signals."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.data_pipeline.filters.apply import (
+    EMPTY_RULE,
+    KEPT,
+    QUARANTINED,
+    WANTED_LANGUAGE,
+    FilterTask,
+    Rules,
+    apply_filters,
+    failures,
+    rules_of,
+    signal_values,
+)
+from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.data_pipeline.signals.language import LanguageConfig
+
+WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
+SHARE = Rule("gopher", "max_share", "share", "<=", 0.5, "a paper")
+LANGUAGE = Rule("language", "min_score", WANTED_LANGUAGE, ">=", 0.65, "a paper")
+
+
+def signals(**columns) -> pa.Table:
+    return pa.table(columns)
+
+
+def test_values_on_the_threshold_pass():
+    table = signals(num_words=[49, 50, 51], share=[0.4, 0.5, 0.6])
+    assert failures(table, Rules((WORDS, SHARE), ())).tolist() == [[True, False, False], [False, False, True]]
+
+
+@pytest.mark.parametrize(("keep", "failed"), [(">=", [1, 0, 0]), (">", [1, 1, 0]), ("<=", [0, 0, 1]), ("<", [0, 1, 1])])
+def test_each_comparison(keep, failed):
+    rule = Rule("f", "n", "x", keep, 2, "")
+    assert failures(signals(x=[1.0, 2.0, 3.0]), Rules((rule,), ())).tolist() == [[bool(f) for f in failed]]
+
+
+def test_a_missing_value_passes_every_comparison():
+    for keep in (">=", ">", "<=", "<"):
+        rule = Rule("f", "n", "x", keep, 2, "")
+        assert not failures(signals(x=[float("nan")]), Rules((rule,), ())).any()
+
+
+def test_the_wanted_language_score_is_zero_for_other_languages():
+    table = signals(detected_language=["en", "de", "fr"], language_score=[0.9, 0.8, 0.99])
+    assert signal_values(table, WANTED_LANGUAGE, ("en", "de")).tolist() == [0.9, 0.8, 0.0]
+    assert failures(table, Rules((LANGUAGE,), ("en",))).tolist() == [[False, True, True]]
+
+
+def test_rules_read_only_the_columns_that_they_compare():
+    assert Rules((WORDS, SHARE), ()).columns == ["num_words", "share"]
+    assert Rules((LANGUAGE,), ("en",)).columns == ["detected_language", "language_score"]
+    assert Rules((WORDS,), (), {"en": (50.0,)}).columns == ["num_words", "profile"]
+
+
+def test_thresholds_of_a_language_profile_replace_the_rule_s_own():
+    """en: at least 50 words; th: the rule is off; a profile without thresholds uses the rule's own, 50."""
+    rules = Rules((WORDS,), (), {"en": (40.0,), "th": (float("nan"),)})
+    table = signals(num_words=[45, 45, 45], profile=["en", "th", "xx"])
+    thresholds = rules.thresholds(table)
+    assert thresholds.shape == (1, 3)
+    np.testing.assert_array_equal(thresholds[0], [40.0, np.nan, 50.0])
+    assert failures(table, rules).tolist() == [[False, False, True]]
+
+
+def test_only_and_without_select_rules_with_their_profile_thresholds():
+    rules = Rules((WORDS, SHARE), ("en",), {"en": (40.0, 0.3)})
+    assert rules.only(1) == Rules((SHARE,), ("en",), {"en": (0.3,)})
+    assert rules.without(1) == Rules((WORDS,), ("en",), {"en": (40.0,)})
+
+
+def test_no_rules_fail_no_document():
+    table = signals(num_words=[1, 2])
+    assert failures(table, Rules((), ())).shape == (0, 2)
+
+
+def test_the_first_failed_rule_decides_and_unreadable_rows_are_quarantined(tmp_path):
+    """Row 1 fails both rules and counts for the first; row 2 fails the second; row 3 could not be read."""
+    path = tmp_path / "annotated.parquet"
+    table = signals(
+        doc_id=["a" * 32, "b" * 32, "c" * 32, "d" * 32],
+        unreadable=[None, None, None, "invalid_json"],
+        num_bytes=[400, 10, 300, 0],
+        text_hash=pa.array([1, 2, 3, 4], pa.uint64()),
+        detected_language=["en", "en", "de", ""],
+        num_words=[80, 2, 60, 0],
+        share=[0.1, 0.9, 0.8, 0.0],
+    )
+    pq.write_table(table, path)
+    results = apply_filters(FilterTask(path, Rules((WORDS, SHARE), ())))
+    assert results.failed_rule.tolist() == [KEPT, 0, 1, QUARANTINED]
+    assert results.doc_ids.tolist() == [letter * 32 for letter in (b"a", b"b", b"c", b"d")]
+    assert (results.bytes.tolist(), results.hashes.tolist()) == ([400, 10, 300, 0], [1, 2, 3, 4])
+    assert results.languages.tolist() == ["en", "en", "de", ""]
+
+
+def test_the_languages_of_the_results_are_profiles_where_profiles_are_used(tmp_path):
+    path = tmp_path / "annotated.parquet"
+    table = signals(
+        doc_id=["a" * 32],
+        unreadable=pa.array([None], pa.string()),
+        num_bytes=[400],
+        text_hash=pa.array([1], pa.uint64()),
+        detected_language=["de"],
+        profile=["de_Latn"],
+        num_words=[80],
+    )
+    pq.write_table(table, path)
+    results = apply_filters(FilterTask(path, Rules((WORDS,), (), {"de_Latn": (100.0,)})))
+    assert (results.failed_rule.tolist(), results.languages.tolist()) == ([0], ["de_Latn"])
+
+
+def test_rules_stand_in_the_order_language_filters_last():
+    filters = [FilterChoice(preset="gopher_quality", thresholds={"min_words": 20})]
+    rules = rules_of(filters, ("en",), LanguageConfig(threshold=0.7), last=(SHARE,)).rules
+    assert rules[0] == EMPTY_RULE
+    assert (rules[1].label, rules[1].threshold) == ("language.min_score", 0.7)
+    assert rules[-1] == SHARE
+    by_label = {rule.label: rule.threshold for rule in rules}
+    assert by_label["gopher_quality.min_words"] == 20
+
+
+def test_rules_on_unmeasured_signals_are_left_out():
+    filters = [FilterChoice(preset="gopher_quality")]
+    every = rules_of(filters, (), None).rules
+    signal = next(rule.signal for rule in every if rule.label == "gopher_quality.min_words")
+    measured = rules_of(filters, (), None, unmeasured={signal}).rules
+    assert [rule for rule in every if rule.signal != signal] == list(measured) and len(measured) < len(every)
