@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planted import engine, padded, write_part
 
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, pieces_of
-from gristmill.data_pipeline.text_edits.edit_documents import edit_document_files
+from gristmill.data_pipeline.text_edits.edit_documents import SpanRemoval, edit_document_files
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
 ALL = SpanDedupConfig(unit="line", min_characters=1)
@@ -19,7 +19,7 @@ def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> d
     """The documents' texts without their duplicate spans."""
     part = write_part(folder / "p.parquet", documents)
     table = duplicate_spans([part], config, engine(), folder / "work")
-    (rewritten,) = edit_document_files([part], table, "r", False, engine(), folder / "rewritten").parts
+    (rewritten,) = edit_document_files([part], table, SpanRemoval("r"), engine(), folder / "rewritten").parts
     left = pq.read_table(rewritten.path)
     assert left.column("doc_id").to_pylist() == [padded(doc_id) for doc_id in documents]
     return dict(zip(documents, left.column("text").to_pylist(), strict=True))
@@ -44,7 +44,7 @@ def test_the_first_paragraph_in_keep_order_stays(tmp_path: Path):
     }
 
 
-def test_least_count_spares_what_stands_but_twice(tmp_path: Path):
+def test_min_count_keeps_what_occurs_only_twice(tmp_path: Path):
     documents = {"1": BANNER, "2": BANNER}
     assert after(documents, SpanDedupConfig(min_count=3), tmp_path / "a") == documents
     documents["3"] = BANNER
