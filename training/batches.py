@@ -1,5 +1,7 @@
-"""The samples of a step, as tensors on this process's device: sample numbers first, first + 1, ... dealt to the data
-ranks in runs. Which samples a step takes depends on nothing but how many were taken before."""
+"""Batches: the samples of a step as tensors on this process's device.
+
+Consecutive sample numbers are distributed over the data ranks in contiguous runs; which samples a step takes depends
+only on how many were taken before."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,7 @@ ARGUMENTS = {"tokens": "x", "targets": "targets", "weights": "weights"}
 
 
 class Samples(Protocol):
-    """What training asks of the data; `data_pipeline.indexed.samples.Samples` is one."""
+    """Interface of training data; `data_pipeline.indexed.samples.Samples` is one."""
 
     vocab_size: int
     fingerprint: str
@@ -27,7 +29,7 @@ class Samples(Protocol):
 
 
 class Batches:
-    """Reads ahead in a thread, so that the step does not wait."""
+    """Prefetches the next batch in a thread."""
 
     def __init__(self, samples: Samples, data: Axis, device: torch.device, mask_documents: bool):
         self.samples, self.data, self.device, self.mask_documents = samples, data, device, mask_documents
@@ -41,7 +43,7 @@ class Batches:
         return {name: values.to(self.device, non_blocking=True) for name, values in batch.items()}
 
     def prepare(self, first: int, count: int) -> None:
-        """Starts reading what `take` will be asked for next."""
+        """Starts reading the next batch that `take` will return."""
         self._ahead = {(first, count): self._thread.submit(self._read, first, count)}
 
     def close(self) -> None:

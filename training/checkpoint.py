@@ -1,10 +1,10 @@
-"""Checkpoints: torch.distributed.checkpoint folders under names that no layout changes, whole or absent, equal bytes
-for equal runs.
+"""Checkpoints: torch.distributed.checkpoint folders with parameter names that do not depend on the layout. A checkpoint
+is complete or absent, and equal runs give equal bytes.
 
 ROOT/step-00000250/ holds one .distcp file a rank, .metadata, model.json, a copy of the metrics up to that step and,
 written last, manifest.json with every file's digest and its own. The digests are checked before torch unpickles
-.metadata; a checkpoint from elsewhere should come as safetensors, because a manifest proves that files belong
-together, not that their author means well. A hidden folder (.step-...) is half written or half removed."""
+.metadata; take checkpoints of unknown origin as safetensors only, because a manifest proves that the files
+belong together, not that they are harmless. A hidden folder (.step-...) is incomplete and ignored."""
 
 import json
 import os
@@ -40,12 +40,12 @@ from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
-CODE_VERSION = 3  # of the names and meaning of what is saved
+CODE_VERSION = 3  # of the format: names and meaning of tensors and fields
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
 class SavedModelConfig(dict[str, Any]):
-    """What model.json says: {"model": ModelConfig, "vocab_size", "end_of_document"}."""
+    """Content of model.json: {"model": ModelConfig, "vocab_size", "end_of_document"}."""
 
     @classmethod
     def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "SavedModelConfig":
@@ -65,7 +65,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def steps_in(root: Path) -> list[int]:
-    """Steps whose checkpoint stands, rising. Other names in the folder are no checkpoints."""
+    """Steps that have a checkpoint, in ascending order. Folders with other names are ignored."""
     found = [STEP_NAME.fullmatch(path.name) for path in root.glob("step-*") if path.is_dir()]
     return sorted(int(match[1]) for match in found if match)
 
@@ -79,8 +79,8 @@ def save(
     mesh: Mesh,
     texts: Mapping[str, bytes] | None = None,
 ) -> None:
-    """The checkpoint of this step is whole on disk; called by all processes. facts: the run's state, as JSON.
-    texts: files by name to be kept in the checkpoint, such as the metrics so far; those of rank 0 count."""
+    """Writes the complete checkpoint of a step; called by all processes. facts: the run's state, as JSON.
+    texts: files to store in the checkpoint by name, such as the metrics so far; those of rank 0 are taken."""
     folder = _fresh_folder(root, step, mesh)
     with _quiet(), disk_errors():
         dcp.save(dict(tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
@@ -107,18 +107,18 @@ def commit(
     group: dist.ProcessGroup | None,
     texts: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Digests and the manifest, then the name: a checkpoint is whole from the rename on."""
+    """Writes digests and manifest, then renames the folder: from the rename on the checkpoint is complete."""
     _wait_for_all(group)
     if mesh.is_first:
-        half, whole = _half_written(root, step), step_folder(root, step)
-        write_model_config(half, saved_config)
+        temporary, final = _temporary_folder(root, step), step_folder(root, step)
+        write_model_config(temporary, saved_config)
         for name, content in (texts or {}).items():
-            write_atomic(half / name, content)
-        write_manifest(half, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
-        sync(half)
-        if whole.exists():
-            _remove(whole)
-        os.replace(half, whole)
+            write_atomic(temporary / name, content)
+        write_manifest(temporary, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
+        sync(temporary)
+        if final.exists():
+            _remove(final)
+        os.replace(temporary, final)
         sync(root)
     _wait_for_all(group)
 
@@ -130,28 +130,29 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
 
 
 def verified(folder: Path) -> dict[str, Any]:
-    """The facts of a checkpoint all of whose files are as they were written. Raises InputError naming what is not."""
+    """Verifies all files of a checkpoint against its manifest and returns its facts. Raises InputError naming the
+    differences."""
     return _verified_manifest(folder).facts
 
 
 def newest_complete(
     root: Path, saved_config: SavedModelConfig, reporter: Reporter
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The last checkpoint of this model that is whole, and its facts. Damaged ones are named and passed over; what a
-    killed process left half written or half removed is swept."""
-    for rubble in root.glob(".step-*"):
-        shutil.rmtree(rubble) if rubble.is_dir() else rubble.unlink()
+    """The last complete checkpoint of this model, and its facts. Damaged ones are reported and skipped; incomplete
+    folders of a killed process are removed."""
+    for incomplete in root.glob(".step-*"):
+        shutil.rmtree(incomplete) if incomplete.is_dir() else incomplete.unlink()
     for step in reversed(steps_in(root)):
         folder = step_folder(root, step)
         try:
             return folder, _resumable(folder, step, saved_config)
         except InputError as error:
-            reporter.say(f"passed over: {error}")
+            reporter.say(f"checkpoint skipped: {error}")
     return None
 
 
 def _resumable(folder: Path, step: int, saved_config: SavedModelConfig) -> dict[str, Any]:
-    """The facts a run goes on from. Raises InputError if the checkpoint is damaged, or stands in another's place."""
+    """The facts a run resumes from. Raises InputError if it is damaged or belongs to another step or run."""
     manifest = _verified_manifest(folder)
     if manifest.config != {"step": step}:
         raise InputError(
@@ -163,14 +164,14 @@ def _resumable(folder: Path, step: int, saved_config: SavedModelConfig) -> dict[
 
 
 def prune(root: Path, keep: set[int]) -> None:
-    """Removes every other checkpoint. A kill in between leaves whole checkpoints and hidden rubble, nothing else."""
+    """Removes all other checkpoints. A kill leaves complete checkpoints and hidden incomplete folders only."""
     for step in steps_in(root):
         if step not in keep:
             _remove(step_folder(root, step))
 
 
 def _remove(folder: Path) -> None:
-    """First the name goes, then the files: under its name a checkpoint is whole at every moment."""
+    """Renames the folder before it removes files, so that a checkpoint under its name is always complete."""
     hidden = folder.with_name(f".{folder.name}.old")
     if hidden.exists():
         shutil.rmtree(hidden)
@@ -182,7 +183,7 @@ def _remove(folder: Path) -> None:
 def load_model(
     checkpoint: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Transformer, ModelConfig]:
-    """The whole model in this one process, whatever layout saved it, with weights in dtype and no gradients.
+    """Loads the full model into this process, whatever layout saved it, with weights in dtype and no gradients.
 
     checkpoint is a step's folder. Raises InputError if it is no checkpoint or a damaged one."""
     verified(checkpoint)
@@ -199,11 +200,11 @@ def write_model_config(folder: Path, saved_config: SavedModelConfig) -> None:
 
 
 def read_model_config(checkpoint: Path) -> SavedModelConfig:
-    """Raises InputError if model.json is missing or does not say what a SavedModelConfig says."""
+    """Reads model.json. Raises InputError if it is missing or not a valid SavedModelConfig."""
     path = checkpoint / MODEL_NAME
     if not path.is_file():
         raise InputError(
-            f"{path}: not there, so {checkpoint} is no checkpoint; name a folder like checkpoints/step-00000100"
+            f"{path}: missing, so {checkpoint} is not a checkpoint; name a folder like checkpoints/step-00000100"
         )
     try:
         saved_config = SavedModelConfig(json.loads(path.read_bytes()))
@@ -215,13 +216,13 @@ def read_model_config(checkpoint: Path) -> SavedModelConfig:
 
 
 def saved_tensors(parameters: Mapping[str, nn.Parameter], optimizer_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a checkpoint holds, under flat names, sharing memory with the run."""
+    """The tensors of a checkpoint by flat name, sharing memory with the run."""
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     return tensors | {f"optimizer.{name}": value for name, value in optimizer_state.items()}
 
 
 def _verified_manifest(folder: Path) -> Manifest:
-    """Raises InputError unless the manifest and all files that it names are as they were written."""
+    """Raises InputError if the manifest or a file that it lists has changed."""
     manifest = read_manifest(folder)
     if manifest.code_version != CODE_VERSION:
         raise InputError(f"{folder}: a checkpoint of version {manifest.code_version}, this code reads {CODE_VERSION}")
@@ -239,18 +240,18 @@ def _writer(folder: Path) -> FileSystemWriter:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns whenever a single process saves or loads, which here is meant."""
+    """Silences torch's warning that a single process saves or loads, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
-def _half_written(root: Path, step: int) -> Path:
+def _temporary_folder(root: Path, step: int) -> Path:
     return root / f".step-{step:08d}.tmp"
 
 
 def _fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
-    folder = _half_written(root, step)
+    folder = _temporary_folder(root, step)
     if mesh.is_first:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -265,7 +266,7 @@ def _wait_for_all(group: dist.ProcessGroup | None) -> None:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """torch wraps what went wrong on a rank; a full or read-only disk should reach the user as such."""
+    """Raises the OSError of a rank (full or read-only disk) instead of torch's exception around it."""
     try:
         yield
     except CheckpointException as error:

@@ -1,6 +1,6 @@
-"""What decides a training run: the model, the optimizer, the schedule, and the layout over processes. No torch here.
+"""Configuration of a training run: model, optimizer, schedules, and the layout over processes. No torch here.
 
-A field marked `execution` changes how the work is done, not what the result is."""
+A field marked `execution` changes how the work is done, not the result."""
 
 from math import isqrt
 from typing import Any, Literal, Self

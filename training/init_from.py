@@ -1,4 +1,4 @@
-"""A run that begins with the weights of another's checkpoint: step 0, a fresh optimizer, the same model."""
+"""Initialises a run from the weights of a checkpoint: step 0, a new optimizer, the same architecture."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from gristmill.training.parallel.mesh import Mesh
 
 
 def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
-    """Raises InputError unless the checkpoint is whole and holds the model that `saved_config` speaks of."""
+    """Raises InputError unless the checkpoint is complete and has the model described by `saved_config`."""
     checkpoint.verified(folder)
     there = checkpoint.read_model_config(folder)
     wrong = differing(architecture(there["model"]), architecture(saved_config["model"]))
@@ -34,14 +34,14 @@ def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
 
 
 def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> None:
-    """Fills the parameters, on any layout. The folder must be checked before."""
+    """Loads the parameters, on any layout. The folder must have been checked."""
     tensors: dict[str, Tensor] = {f"model.{name}": value.detach() for name, value in model.parameters.items()}
     checkpoint.load(folder, tensors, mesh)
     model.sync_tied_weights()
 
 
 def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What the weights' meaning depends on, in full: defaults that follow from other fields are written out. Dropout
+    """The fields that must be equal for weights to fit, with derived defaults written out. Dropout
     and initialisation may differ, and so may the sequence length unless learned positions depend on it."""
     config = ModelConfig.model_validate(model)
     found = config.model_dump(mode="json", exclude={"dropout", "init_std", "initialisation", "mup_base_width"})

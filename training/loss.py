@@ -1,4 +1,4 @@
-"""Cross entropy straight from the hidden states, over a vocabulary that may be cut, without ever holding all logits.
+"""Fused linear cross entropy: losses from hidden states over a vocabulary that may be sharded, without all logits.
 
 Tokens go through in chunks; each chunk's logits live only until its loss and its gradient are taken. On a cut
 vocabulary two small all-reduces a chunk (the maximum; the sum of exponentials with the target's logit) stand for the

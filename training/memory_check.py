@@ -1,4 +1,4 @@
-"""Whether a model can stand in this machine's memory at all: asked before any of it is allocated. No torch here."""
+"""Checks before allocation that the state of a model fits in memory. No torch here."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""What a run writes down: metrics.jsonl and evaluations.jsonl, the same bytes for the same run, and logs/ with times
-and TensorBoard events. Each checkpoint holds a copy of the first two, from which a damaged one is restored."""
+"""Logs of a run: metrics.jsonl and evaluations.jsonl, with equal bytes for equal runs, and logs/ with timing and
+TensorBoard events. Each checkpoint holds a copy of the first two, from which a damaged one is restored."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class MetricsLog:
         self._wandb = _start_wandb(watch.wandb_project, logs) if watch.wandb_project else None
 
     def write(self, metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
-        """metrics: what depends on the run alone; timing: what depends on the day. Both hold "step"."""
+        """metrics: deterministic values; timing: measured times. Both contain "step"."""
         for file, record in ((self._metrics, metrics), (self._timing, timing)):
             if len(record) > 1:
                 file.write(json.dumps(record) + "\n")
@@ -66,7 +66,7 @@ class MetricsLog:
             self._wandb.log(dict(_scalars(record["scores"], "evaluation/")), step=step)
 
     def copies(self) -> dict[str, bytes]:
-        """The files that a checkpoint keeps, by name; on disk before the checkpoint is."""
+        """Contents of the files to store in a checkpoint, by name; flushed to disk first."""
         copies = {}
         for file in (self._metrics, self._evaluations):
             if file is not None:
@@ -86,8 +86,8 @@ class MetricsLog:
 
 
 class Clock:
-    """Seconds by phase of a step; tell hears each phase as it begins. A GPU runs behind the program, so there phases
-    are timed by events in its queue, which are read when the step is over."""
+    """Seconds by phase of a step; tell is called at the begin of each. GPU phases are timed with CUDA events,
+    which are read at the end of the step."""
 
     def __init__(self, device: torch.device, tell: Callable[[str], None] = lambda phase: None):
         self._tell, self._on_gpu = tell, device.type == "cuda"
@@ -127,7 +127,7 @@ class Observation:
 @contextmanager
 def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -> Iterator[Observation]:
     """A step under torch's profiler: traced, it writes a Chrome trace, logs/trace-00000010-rank0.json; measured, it
-    finds the time in communication. The profiler looks on and changes nothing but the time."""
+    finds the time in communication. The profiler changes nothing but the time."""
     found = Observation()
     if not (traced or measured):
         yield found
@@ -197,11 +197,11 @@ def _open_restored(path: Path, saved: Path | None, reporter: Reporter) -> TextIO
 
 
 def _open_after(path: Path, step: int, reporter: Reporter) -> TextIO:
-    """The file with its lines up to `step`. A line that a kill cut short is no line; damaged ones are named."""
+    """The file with its lines up to `step`. An incomplete last line is dropped; damaged lines are reported."""
     found = path.read_bytes() if path.exists() else b""
     records, damaged = _parse(found[: found.rfind(b"\n") + 1])
     if damaged:
-        reporter.say(f"{path}: lines {damaged[:10]} are damaged and left out; they held times only")
+        reporter.say(f"{path}: lines {damaged[:10]} are damaged and were removed; they contain times only")
     kept = [line + b"\n" for line, record in records if isinstance(at := record.get("step"), int) and at <= step]
     write_atomic(path, b"".join(kept))
     return path.open("a")

@@ -1,4 +1,4 @@
-"""The processes of a run: each joins the group, and all must have been given the same recipe."""
+"""Starts torch.distributed for a run, and checks that all ranks have the same recipe."""
 
 import os
 import time
@@ -22,8 +22,7 @@ SECONDS_BETWEEN_ATTEMPTS = 1.0  # times the number of the attempt: 10 s in all
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which process this is, and how often torchrun started it again. Read from the environment at the edge, where
-    torchrun writes it."""
+    """Rank, local rank, world size and restart count, read from torchrun's environment variables."""
 
     rank: int = 0
     local_rank: int = 0
@@ -46,8 +45,8 @@ def init_distributed(
     recipe_digest: str,
     timeout_seconds: float,
 ) -> Iterator[Mesh]:
-    """The mesh of all processes; without a process group if this is the only one. Raises RecipeError if the processes
-    were given different recipes."""
+    """Yields the mesh of all processes; makes no process group if there is only one. Raises RecipeError if the ranks
+    have different recipes."""
     device = local_device(rank_info)
     if rank_info.world_size == 1:
         yield single_process(device)
@@ -69,7 +68,7 @@ def init_distributed(
 
 
 def connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> None:
-    """The process group stands on all ranks; `rank` is this one's place in the mesh. Raises InputError after
+    """Initialises the process group on all ranks; `rank` is this one's position in the mesh. Raises InputError after
     CONNECTION_ATTEMPTS, or when a rank is not heard of for the store's time-out (five minutes).
 
     gloo gives up when one connection is refused (`connectFullMesh failed`); each attempt is made by all ranks together,
@@ -92,17 +91,17 @@ def connect(backend: str, store: dist.Store, rank: int, world_size: int, patienc
 
 
 def _outcomes(names: dist.Store, world_size: int) -> list[str]:
-    """What each rank says of the attempt; empty where it connected."""
+    """The error of each rank in an attempt; empty where it connected."""
     try:
         return [names.get(f"rank-{each}").decode() for each in range(world_size)]
     except RuntimeError as error:
         raise InputError(
-            f"another rank did not say whether it connected ({error}); start all processes again"
+            f"another rank did not report whether it connected ({error}); start all processes again"
         ) from error
 
 
 def _try_to_connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> str | None:
-    """None, or the first line of what went wrong."""
+    """None, or the first line of the error."""
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
     except RuntimeError as error:  # of which torch's DistError is one
@@ -119,7 +118,7 @@ def local_device(rank_info: RankInfo) -> torch.device:
 
 
 def device_bytes(rank_info: RankInfo) -> int:
-    """Memory of the GPU that this process takes, or of the machine."""
+    """Bytes of memory of this process's GPU, or of the machine without GPUs."""
     if not torch.cuda.is_available():
         return host_bytes()
     return torch.cuda.get_device_properties(rank_info.local_rank).total_memory

@@ -1,4 +1,4 @@
-"""A training run from its data to its last checkpoint: built, resumed, stepped, written down."""
+"""A training run: builds model and optimizer, resumes, trains, logs, evaluates and saves."""
 
 import math
 import time
@@ -125,8 +125,8 @@ class Run:
         self.num_parameters = parameter_count(shape)
 
     def train(self) -> dict[str, Any]:
-        """Trains from the last whole checkpoint, or from the start; returns the facts of the run. When it is asked to
-        stop it saves first, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit)."""
+        """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
+        it saves, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit)."""
         if self._is_first:
             remove_temporary_files(self.folder)
         saved = self._resume()
@@ -147,7 +147,7 @@ class Run:
             if self.log is not None:
                 self.log.close()
         self._check_kept()
-        self.reporter.say(f"train: {self._waited / max(self._spent, 1e-9):.2%} of the time was spent waiting for data")
+        self.reporter.say(f"train: {self._waited / max(self._spent, 1e-9):.2%} of the time was waiting for data")
         return self._summary()
 
     def _open_log(self, saved: Path | None) -> None:
@@ -162,7 +162,7 @@ class Run:
             out_of_time = limit is not None and time.monotonic() - started > limit
             with self._observed() as observation:
                 report = self.trainer.step(request.signal is not None or out_of_time, watchdog.at)
-            watchdog.at(f"step {report.progress.step}, writing down and saving")
+            watchdog.at(f"step {report.progress.step}, logging and saving")
             metrics = self._metrics(report)
             timing = self._timing(report, observation) if report.progress.step % watch.log_every == 0 else {}
             if self._evaluation_is_due(report.progress.step):
@@ -178,7 +178,7 @@ class Run:
             raise request.error(step, checkpoint.step_folder(self.root, step))
 
     def _resume(self) -> Path | None:
-        """Returns the checkpoint that the run goes on from, if there is one."""
+        """Resumes from the last complete checkpoint and returns its folder, or None."""
         found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter) if self._is_first else None
         folder, state = self._broadcast_from_first(found)
         if folder is None:
@@ -186,33 +186,33 @@ class Run:
                 self._init_from_checkpoint(Path(self.config.init_from))
             return None
         if state["data"] != self.data_fingerprint:
-            raise InputError(f"{folder}: trained on other data than this run's; remove {self.root} to start anew")
+            raise InputError(f"{folder}: trained on other data than this run; remove {self.root} to start from step 0")
         checkpoint.load(folder, self._tensors(), self.mesh)
         self.trainer.restore(state["trainer"])
         self.saver.prune(self.trainer.progress.step, self.trainer.finished)
-        self.reporter.say(f"train: goes on after step {self.trainer.progress.step}")
+        self.reporter.say(f"train: resumes after step {self.trainer.progress.step}")
         return folder
 
     def _check_kept(self) -> None:
-        """Raises InputError if a checkpoint was damaged after it was saved: the stage's manifest must not cover it."""
+        """Raises InputError if a saved checkpoint is damaged, before the stage's manifest records its digest."""
         for step in checkpoint.steps_in(self.root) if self._is_first else []:
             checkpoint.verified(checkpoint.step_folder(self.root, step))
 
     def _init_from_checkpoint(self, initial: Path) -> None:
-        """The first process's word that the checkpoint is whole and fits is enough for all."""
+        """Loads initial weights. Rank 0 validates the checkpoint and broadcasts the result."""
         error = None
         if self._is_first:
             try:
                 check_init_from(initial, self.saved_config)
             except InputError as found:
                 error = str(found)
-        said = [error]
+        errors = [error]
         if self.mesh.distributed:
-            dist.broadcast_object_list(said, src=0)
-        if said[0] is not None:
-            raise InputError(said[0])
+            dist.broadcast_object_list(errors, src=0)
+        if errors[0] is not None:
+            raise InputError(errors[0])
         load_init_from(initial, self.model, self.mesh)
-        self.reporter.say(f"train: begins with the weights of {initial}")
+        self.reporter.say(f"train: initialises from the weights of {initial}")
 
     def _save_if_due(self, now: bool) -> None:
         step = self.trainer.progress.step
@@ -227,7 +227,7 @@ class Run:
         return checkpoint.saved_tensors(self.model.parameters, self.optimizer.state())
 
     def _metrics(self, report: StepReport) -> dict[str, Any]:
-        """What this step was, the same in every run on this layout."""
+        """Metrics of a step; equal for equal runs on the same layout."""
         metrics: dict[str, Any] = {
             "step": report.progress.step,
             "tokens": report.progress.tokens,
@@ -248,7 +248,7 @@ class Run:
         return metrics
 
     def _bytes_per_token(self, report: StepReport) -> float | None:
-        """Of the sources this step's samples came from, on average; None where a source has no figure."""
+        """Mean over the samples of this step of their source's bytes per token; None if a source has no figure."""
         found = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
         known = [value for value in found if value is not None]
         return sum(known) / len(known) if known and len(known) == len(found) else None
@@ -284,7 +284,7 @@ class Run:
         return step % self.config.evaluation.every == 0 or self.trainer.finished
 
     def _evaluate(self, report: StepReport) -> dict[str, Any]:
-        """Written before the step's checkpoint, so that a run that goes on from there has the line."""
+        """Evaluates and logs before the step's checkpoint is saved, so that a run resumed from it has the line."""
         started = time.monotonic()
         scores = self.evaluate(self.model)
         if self.log is not None:
@@ -292,7 +292,7 @@ class Run:
         return {"step": report.progress.step, "evaluation_seconds": time.monotonic() - started}
 
     def _summary(self) -> dict[str, Any]:
-        """Read back from metrics.jsonl, so that a run that was killed after its last step says the same."""
+        """Summary of the run, read from metrics.jsonl, so that a run killed after its last step gives the same."""
         if not self._is_first:
             return {}
         lines = read_metrics(self.folder / METRICS_NAME)
@@ -306,11 +306,11 @@ class Run:
         return facts
 
     def _broadcast_from_first(self, found: tuple[Path, dict[str, Any]] | None) -> tuple[Path | None, dict[str, Any]]:
-        """The first process looks for the checkpoint, the others take its word."""
-        said = [found or (None, {})]
+        """Broadcasts the checkpoint that rank 0 found."""
+        checkpoints = [found or (None, {})]
         if self.mesh.distributed:
-            dist.broadcast_object_list(said, src=0)
-        return said[0]
+            dist.broadcast_object_list(checkpoints, src=0)
+        return checkpoints[0]
 
     @property
     def _is_first(self) -> bool:
@@ -325,7 +325,7 @@ def build_forward_backward(local: LocalModel, model: ModelConfig, train: TrainCo
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """What `atomic_path` left in the run's folder and its logs when an earlier process was killed."""
+    """Removes temporary files of `atomic_path` that a killed process left in the run's folder and its logs."""
     for path in [*folder.glob(".*.tmp"), *(folder / LOG_FOLDER).glob(".*.tmp")]:
         if is_temporary(path):
             path.unlink()

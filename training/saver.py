@@ -1,4 +1,4 @@
-"""When a run is saved, and what of it stays on disk."""
+"""When a run saves a checkpoint, and which checkpoints are kept."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,8 +14,8 @@ from gristmill.training.parallel.mesh import Mesh
 
 
 class Saver:
-    """Saves at regular steps. Asynchronously, the state is copied and written behind the next steps, over a process
-    group of its own; the one before is waited for first, so that at most one is under way."""
+    """Saves checkpoints at regular steps. Asynchronous saving copies the state and writes it during the next steps,
+    over its own process group; at most one checkpoint is being written."""
 
     def __init__(self, root: Path, config: CheckpointConfig, saved_config: checkpoint.SavedModelConfig, mesh: Mesh):
         self.root, self.config, self.saved_config, self.mesh = root, config, saved_config, mesh
@@ -44,7 +44,7 @@ class Saver:
         self._writing = self._thread.submit(self._finish, written, step, facts, texts, finished)
 
     def wait(self) -> None:
-        """The checkpoint under way, if any, is whole; raises what went wrong with it."""
+        """Waits until the checkpoint being written is complete; raises its error."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
@@ -53,8 +53,8 @@ class Saver:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def prune(self, step: int, finished: bool) -> None:
-        """After the checkpoint of `step` was saved or loaded: those that are due to go are gone. Later ones, which were
-        passed over because they are damaged, wait to be replaced; a finished run leaves none."""
+        """Removes the checkpoints that are no longer kept, after that of `step` was saved or loaded. Later ones, which
+        are damaged, stay until they are replaced; a finished run keeps none of them."""
         if self.mesh.is_first:
             steps = checkpoint.steps_in(self.root)
             keep = kept_steps([one for one in steps if one <= step], self.config, finished)
@@ -70,8 +70,8 @@ class Saver:
 
 
 def kept_steps(steps: Sequence[int], config: CheckpointConfig, finished: bool) -> set[int]:
-    """Of the checkpoints that stand, those that stay: the newest, the last `keep_last` of the regular ones, and every
-    `keep_every`-th step's. One that was saved because of a stop is not regular, so that it leaves no trace in the end.
+    """The checkpoints to keep: the newest, the last `keep_last` regular ones, and every `keep_every`-th step. One saved
+    because of a stop is not regular, so that the finished run equals one that never stopped.
 
     [100, 137, 200, 300] every 100, keep_last 2 -> {200, 300}."""
     regular = [step for step in steps if config.every and step % config.every == 0]

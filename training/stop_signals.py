@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: the step under way is finished and saved first, then the run ends."""
+"""Ctrl-C and SIGTERM during training: the current step is finished and saved, then the run ends."""
 
 import os
 import signal

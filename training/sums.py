@@ -1,4 +1,4 @@
-"""Numbers that all processes add up, in float64, so that all take the same decisions."""
+"""Float64 sums over all processes, so that all take the same decisions."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The held-out loss by source, at intervals."""
+"""Validation: loss and bits per byte of held-out samples, by source."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from gristmill.training.sums import sum_over_world
 
 
 class Validation:
-    """Always the same samples, 0 to count - 1 of the held-out split, dealt to the data ranks.
+    """Evaluates samples 0 to count - 1 of the held-out split, distributed over the data ranks.
 
     bytes_per_token by source turns nats a token into bits a byte; a source without it gets none."""
 

@@ -1,4 +1,4 @@
-"""Hangs and failures get a name: which process, which step, where it stood, and what went wrong first."""
+"""Reports hangs and failures: rank, step, phase, stack traces, and the first error of all ranks."""
 
 import faulthandler
 import os
@@ -23,7 +23,7 @@ def end_process() -> None:
 
 
 class Watchdog:
-    """A thread that ends the process, after saying where it stood, when nothing was heard for `timeout_seconds`.
+    """A thread that ends the process after `timeout_seconds` without progress, and prints where it hangs.
 
     The process group's own time-out should be longer, so that this speaks first."""
 
@@ -45,7 +45,7 @@ class Watchdog:
         self._thread.join()
 
     def at(self, where: str) -> None:
-        """The process is alive and begins this."""
+        """Records that the process makes progress and begins `where`."""
         self._where, self._since = where, time.monotonic()
 
     def _watch(self) -> None:

@@ -73,5 +73,5 @@ def test_a_rank_that_is_never_heard_of_is_no_hang(monkeypatch) -> None:
     store = dist.HashStore()
     store.set_timeout(processes.timedelta(milliseconds=50))
     monkeypatch.setattr(processes.dist, "init_process_group", lambda *_, **__: None)
-    with pytest.raises(InputError, match="another rank did not say whether it connected"):
+    with pytest.raises(InputError, match="another rank did not report whether it connected"):
         connect("gloo", store, 0, 2, processes.timedelta(seconds=5))

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a hash of where an element stands, so that it is the same on every layout and on recomputation.
+"""Dropout with a mask that is a hash of the element's position, equal on every layout and on recomputation.
 
 keep = hash(seed, layer, site, sample, position, feature): a 64-bit hash for each token and one for each feature, then
 one int32 mixing round an element. No random state is kept, saved or restored."""

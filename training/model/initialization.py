@@ -1,4 +1,4 @@
-"""First values: each parameter is drawn whole from (seed, its name), then cut. The same model on every layout."""
+"""Initial weights: each full parameter is drawn from (seed, its name), then sharded, so every layout starts equal."""
 
 import hashlib
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch
 
 
 def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor:
-    """The whole first value of one parameter, float32."""
+    """Initial value of one full parameter, float32."""
     role = role_of(name)
     if role is Role.NORM:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
@@ -46,12 +46,12 @@ def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
 
 
 def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The whole tensor, stored as `parameter` is."""
+    """The full tensor, sharded as `parameter` is."""
     if not isinstance(parameter, DTensor):
         return whole
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def stored_name(name: str, config: ModelConfig) -> str:
-    """The name under which a parameter is drawn and saved: a tied head's is the embedding's, wherever it stands."""
+    """The name under which a parameter is drawn and saved: a tied head has the embedding's, on every stage."""
     return "embedding.weight" if name == "head.weight" and config.tied_embeddings else name

@@ -1,4 +1,4 @@
-"""The MLPs: what happens to each token by itself."""
+"""The MLPs: the position-wise blocks of a layer."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What a parameter is, told by its name: initialisation, weight decay, Muon and muP's rates all read it here."""
+"""The role of a parameter, from its name; it decides initialisation, weight decay, Muon and muP's learning rates."""
 
 from enum import Enum
 

@@ -1,5 +1,4 @@
-"""The transformer, or a run of its layers: embedding, layers, head. It knows no parallelism but the layers it is made
-of."""
+"""The transformer, or one pipeline stage of it: embedding, layers, head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +29,7 @@ from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyE
 
 
 class Head(nn.Module):
-    """Hidden states to logits, or straight to losses. Tied, its weight is the embedding's."""
+    """Hidden states to logits, or directly to losses. Tied, its weight is the embedding's."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, tensor: TensorAxis, z_loss: float):
         super().__init__()
@@ -50,8 +49,8 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Parameters have one name on every layout: layers are keyed by their number in the whole model, and what a part
-    lacks is None. They stand on the meta device until `initialization.py` or a checkpoint fills them."""
+    """Parameters have one name on every layout: layers are keyed by their number in the whole model, and modules of
+    other stages are None. They are on the meta device until `initialization.py` or a checkpoint fills them."""
 
     def __init__(
         self,

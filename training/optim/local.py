@@ -1,4 +1,4 @@
-"""Parameters and gradients as the plain tensors this process holds of them. Dispatching each small operation through
+"""Local shards of parameters and gradients as plain tensors. Dispatching each small operation through
 DTensor costs more than the operation, and every optimizer but Muon works element by element."""
 
 import torch
@@ -7,13 +7,13 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's piece, sharing memory with the whole."""
+    """This process's shard, sharing memory with the DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def stored_like(piece: Tensor, parameter: Tensor) -> Tensor:
-    """A piece of optimizer state under the same cut as its parameter, sharing memory with the piece."""
+    """A shard of optimizer state as a DTensor placed like its parameter, sharing memory with the shard."""
     if not isinstance(parameter, DTensor):
         return piece
     return DTensor.from_local(

@@ -1,4 +1,4 @@
-"""The norm of all gradients over all processes, each element counted once, and the cut to a max_norm norm."""
+"""Global gradient norm over all processes, each element counted once, and gradient clipping."""
 
 from collections.abc import Iterable
 

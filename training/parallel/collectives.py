@@ -86,12 +86,12 @@ class _ScatterTokens(torch.autograd.Function):
 
 
 def copy_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """f: the identity forward, the sum over ranks backward; stands before a layer whose outputs are cut."""
+    """f: the identity forward, the sum over ranks backward; used before a column-parallel layer."""
     return _Copy.apply(x, group)
 
 
 def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """g: the sum over ranks forward, the identity backward; stands after a layer whose inputs are cut."""
+    """g: the sum over ranks forward, the identity backward; used after a row-parallel layer."""
     return _Sum.apply(x, group)
 
 

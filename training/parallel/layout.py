@@ -1,5 +1,6 @@
-"""Which layouts can be right for a model and a batch. Everything wrong is named, with the nearest that is legal,
-before a process group is made: torch itself checks almost none of it."""
+"""Checks that a layout is valid for a model and a batch, before a process group is made.
+
+torch checks almost none of it. Every problem is reported with the nearest valid value."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, di
 
 
 def check_layout(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> None:
-    """Raises RecipeError with every reason why this run cannot be right."""
+    """Raises RecipeError with all problems of the layout."""
     reasons = list(objections(model, train, vocab_size, world_size))
     if reasons:
         raise RecipeError("this layout cannot be right:\n" + "\n".join(f"- {reason}" for reason in reasons))

@@ -1,4 +1,4 @@
-"""The processes as a grid with named axes. A mesh is a value that is passed; nothing here is global."""
+"""The device mesh: processes as a grid with named axes, passed as a value."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from gristmill.training.config import LayoutConfig
 
 @dataclass(frozen=True)
 class Axis:
-    """This process's place on one axis. group is None where the axis has size 1 and nobody to talk to."""
+    """Size of one axis, this process's rank on it and its process group (None on an axis of size 1)."""
 
     size: int = 1
     rank: int = 0
@@ -48,7 +48,7 @@ class Mesh:
 
     @property
     def is_first(self) -> bool:
-        """True on the one process that writes what all agree on."""
+        """True on rank 0, which writes the files."""
         return self.world.rank == 0
 
 

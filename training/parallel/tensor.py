@@ -1,5 +1,5 @@
-"""Linear layers and norms cut over the tensor ranks. They store DTensors, so that checkpoints reshard, and compute on
-the local pieces with the collectives of `collectives.py`."""
+"""Tensor-parallel layers. They store DTensors, so that checkpoints reshard, and compute on local shards with the
+collectives of `collectives.py`."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gristmill.training.parallel.mesh import Mesh
 
 
 class Sharding(Enum):
-    """How a parameter lies on the tensor ranks."""
+    """How a parameter is sharded over the tensor ranks."""
 
     OUTPUT = "output"  # dimension 0 is split: the outputs of a column-parallel layer, the vocabulary
     INPUT = "input"  # dimension 1 is split: the inputs of a row-parallel layer
@@ -29,7 +29,8 @@ class Sharding(Enum):
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """What a layer needs to know of the tensor ranks. `enter` stands before a cut layer, `leave` after one.
+    """The tensor-parallel axis of a layer. Call `enter` before a column-parallel layer; a row-parallel
+    layer calls `leave`.
 
     Under sequence parallelism the residual stream holds this rank's tokens [B, Tt, D] only."""
 
@@ -69,7 +70,7 @@ class TensorAxis:
         return per_token.narrow(dim, self.rank * share, share)
 
     def parameter(self, shape: tuple[int, ...], sharding: Sharding) -> nn.Parameter:
-        """A parameter of the true whole shape, without memory yet; `initialization.py` or a checkpoint fills it."""
+        """A parameter of the full shape on the meta device; `initialization.py` or a checkpoint fills it."""
         return nn.Parameter(self.store(torch.empty(shape, device="meta"), sharding))
 
     def store(self, whole: Tensor, sharding: Sharding) -> Tensor:
@@ -109,7 +110,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tens
 
 
 class ColumnParallelLinear(nn.Module):
-    """x W^T + b; each rank holds some of the outputs. Takes whole inputs (after `enter`), gives its share."""
+    """x W^T + b; each rank computes a shard of the outputs. Takes full inputs (after `enter`)."""
 
     def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool, sharding: Sharding = Sharding.OUTPUT):
         super().__init__()
@@ -124,8 +125,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """x W^T + b; each rank holds some of the inputs. Gives the whole sum (its tokens of it), so nobody calls
-    `leave`."""
+    """x W^T + b; each rank takes a shard of the inputs. Returns the sum over ranks: it calls `leave` itself."""
 
     def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: bool):
         super().__init__()
