@@ -1,8 +1,7 @@
-"""Measures a machine and writes its hardware profile: matmuls, copies, and collectives where several processes run.
+"""Measure a machine and write its hardware profile: matmuls, copies and, with several processes, collectives.
 
-`gristmill calibrate`, or `torchrun --nproc-per-node 8 -m gristmill.training.measure_hardware PROFILE.yaml` for a
-node's wires.
-The planner itself needs no torch; this is its only instrument.
+`gristmill calibrate`, or `torchrun --nproc-per-node 8 -m gristmill.training.measure_hardware PROFILE.yaml` for the
+links of a node. The planner itself needs no torch.
 """
 
 import os
@@ -24,7 +23,7 @@ from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, loa
 from gristmill.training.planner.rates import Rates, Sustained
 from gristmill.training.processes import RankInfo, local_device
 
-# Square, tall and thin: what a transformer multiplies, small enough to be measured in seconds on a CPU.
+# Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (
     (256, 256, 256),
     (512, 512, 512),
@@ -108,7 +107,7 @@ def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> l
 
 
 def measure_copy(device: torch.device, repeats: int) -> float:
-    """Bytes a second, read and written, of a copy too large for any cache."""
+    """Bytes per second, read and written, of a copy larger than any cache."""
     size = 2**30 if device.type == "cuda" else 2**27
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -116,10 +115,10 @@ def measure_copy(device: torch.device, repeats: int) -> float:
 
 
 class Sent(NamedTuple):
-    """A message of so many bytes, the bytes that each rank's wire carried for it, and the median of its seconds."""
+    """A message of so many bytes, the bytes that each rank sent for it, and the median of its seconds."""
 
     num_bytes: int
-    wire_bytes: float
+    sent_bytes: float
     seconds: float
 
 
@@ -137,7 +136,7 @@ def measure_all_reduce(device: torch.device, repeats: int) -> list[Sent]:
 
 
 def measure_sends(device: torch.device, repeats: int) -> list[Sent]:
-    """From rank 0 to rank 1 and back, halved: what a pipeline's stages do. The other ranks wait."""
+    """Half the time from rank 0 to rank 1 and back, as between pipeline stages. The other ranks wait."""
     curve = []
     for size in (2**12, 2**16, 2**20, 2**24):
         numbers = torch.zeros(size // 4, device=device)
@@ -157,13 +156,14 @@ def _there_and_back(numbers: torch.Tensor) -> None:
 
 
 def fit_link(curve: Sequence[Sent], kind: Any, hops: float) -> Link:
-    """Latency and bandwidth that come nearest to the curve: least squares of seconds / measured - 1, so that small
-    messages count as much as large ones. hops: latencies that one collective pays."""
-    rows = torch.tensor([[1 / sent.seconds, sent.wire_bytes / sent.seconds] for sent in curve], dtype=torch.float64)
+    """Fit latency and bandwidth to the curve by least squares of seconds / measured - 1, so that small messages count
+    as
+    much as large ones. hops: number of latencies in one collective."""
+    rows = torch.tensor([[1 / sent.seconds, sent.sent_bytes / sent.seconds] for sent in curve], dtype=torch.float64)
     fitted = torch.linalg.lstsq(rows, torch.ones(len(curve), 1, dtype=torch.float64)).solution[:, 0]
     latency, per_byte = max(0.0, float(fitted[0])), float(fitted[1])
     if per_byte <= 0:  # noise: the largest message alone
-        per_byte = curve[-1].seconds / curve[-1].wire_bytes
+        per_byte = curve[-1].seconds / curve[-1].sent_bytes
     return Link(kind=kind, gb_per_second=1 / per_byte / 1e9, latency_microseconds=latency * 1e6 / max(1.0, hops))
 
 
@@ -172,7 +172,7 @@ def _curve(curve: Sequence[Sent]) -> str:
 
 
 def fit_device(points: Sequence[Measured], copy: float, device: torch.device, base: Hardware | None) -> Device:
-    """A device whose matmuls take the measured times: the best rate, and what tiles, short sums and launches cost.
+    """Fit a device to the measured matmuls: the best rate, and the costs of tiles, of a small K and of launches.
 
     Fitted by least squares of the logarithms, so that a small matmul counts as much as a large one."""
     best = max(point.tflops for point in points)
@@ -204,14 +204,8 @@ def fit_device(points: Sequence[Measured], copy: float, device: torch.device, ba
     return build(pattern_search(loss, [0.8, 0.2, 0.2, 0.2], step=0.2, min_step=0.005, low=0.01, high=1.0))
 
 
-def fit_error(device: Device, points: Sequence[Measured]) -> float:
-    """Mean error of the fitted device on the measured products."""
-    rates = Rates(_machine(device), Sustained())
-    return sum(abs(rates.matmul(p.rows, p.depth, p.columns) / p.seconds - 1) for p in points) / len(points)
-
-
 def calibrate(path: Path, base: str | None, reporter: Reporter, repeats: int = 10) -> Hardware:
-    """Measures this machine and writes the profile. Under torchrun every process takes part and the first writes."""
+    """Measure this machine and write the profile. Under torchrun every process takes part and rank 0 writes."""
     if path.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"{path}: a hardware profile is a .yaml file")
     if not path.parent.is_dir():
@@ -236,8 +230,8 @@ def _start_processes(device: torch.device) -> bool:
 
 
 def _median(work: Callable[[], Any], device: torch.device, repeats: int, alone: bool = True) -> float:
-    """Of `repeats` runs after two to warm up. Work of this process alone is timed on a CPU by its processor time, which
-    the machine's other work does not lengthen."""
+    """Median seconds of `repeats` runs after two warm-up runs. On a CPU, work of this process alone is timed by its CPU
+    time, which other processes do not lengthen."""
     threads = torch.get_num_threads()
     clock = time.perf_counter if device.type == "cuda" or not alone else lambda: time.process_time() / threads
     times = []
@@ -257,7 +251,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _plain_device(best: float, copy: float, device: torch.device) -> Device:
-    """Before the fit. A CPU's cores stand for the multiprocessors."""
+    """The device before the fit. On a CPU, threads count as multiprocessors."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         memory, units = found.total_memory / GIB, found.multi_processor_count
@@ -278,7 +272,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _machine(device: Device) -> Hardware:
-    """As in a short measurement, from which a power limit takes nothing yet."""
+    """A machine without the effect of a power limit, as in a short measurement."""
     link = Link(kind="memory", gb_per_second=1.0)
     rested = device.model_copy(update={"sustained": 1.0})
     return Hardware(name="measured", device=rested, node_gpus=1, node_link=link, network=link)

@@ -1,7 +1,6 @@
-"""The same function on several processes of this machine, forked: layouts tried without torchrun, in tests and
-benchmarks.
+"""Run a function on several forked processes of this machine, without torchrun: for tests and benchmarks.
 
-Forking after torch is imported saves its seconds of start-up for each process."""
+Forking after torch is imported saves the seconds of importing it in each process."""
 
 import multiprocessing
 import os
@@ -23,46 +22,47 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from gristmill.training.parallel.mesh import silence_redistribution
 
 CLOSE = b"close"
-CASES_A_FORK = 5  # gloo leaves some 27 threads a layout at 8 ranks behind, which slow all that follows
+CASES_A_FORK = 5  # gloo leaves about 27 threads per layout at 8 ranks, which slow the later ones
 
 
 class RankFailed(Exception):
-    """A process raised; the message is its traceback, not the time-outs of those that waited for it."""
+    """A process raised an exception. The message is its traceback, not the timeouts of the processes that waited."""
 
 
 class ForkedPool:
-    """Up to `size` processes with one thread of compute each. They are forked by a process that does nothing else and
-    is itself forked at once: make the pool before torch has computed anything here, for a fork takes no threads
-    along."""
+    """Up to `size` processes with one compute thread each, forked by a helper process that the constructor forks.
+
+    Create the pool before torch has computed anything in this process, since a fork does not copy threads."""
 
     def __init__(self, size: int):
         context = multiprocessing.get_context("fork")
         self._pipe, there = context.Pipe()
-        self._keeper = context.Process(target=_keep, args=(size, there, self._pipe))
-        self._keeper.start()
+        self._helper = context.Process(target=_run_helper, args=(size, there, self._pipe))
+        self._helper.start()
         there.close()
 
     def run(self, world_size: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 180) -> list:
         """function(*arguments) on ranks 0 to world_size - 1 of a fresh gloo group; its results by rank.
 
-        The function must stand in a module that was loaded before the pool was made. Raises RankFailed with the first
-        traceback, or when a rank gives no sign for so long."""
+        The function must be in a module that was imported before the pool was created. Raises RankFailed with the first
+        traceback, or when a rank does not answer within timeout_seconds."""
         self._pipe.send_bytes(pickle.dumps((world_size, function, arguments, timeout_seconds)))
-        whole, value = self._pipe.recv()
-        if not whole:
+        ok, value = self._pipe.recv()
+        if not ok:
             raise RankFailed(value)
         return value
 
     def close(self) -> None:
-        """Says so to the keeper: a pool that was made later holds this pipe open too, so closing it tells nothing."""
+        """Stop the processes with a message: closing the pipe is not enough, since a pool created later holds it open
+        too."""
         with suppress(BrokenPipeError):
             self._pipe.send_bytes(CLOSE)
         self._pipe.close()
-        self._keeper.join()
+        self._helper.join()
 
 
-def _keep(size: int, pipe: Connection, other_end: Connection) -> None:
-    """The process that forks the workers, hands them the calls and kills them when the pool is closed."""
+def _run_helper(size: int, pipe: Connection, other_end: Connection) -> None:
+    """The helper process: forks the workers, sends them the calls and kills them when the pool is closed."""
     other_end.close()
     workers = _Workers(size)
     while True:
@@ -81,7 +81,7 @@ def _keep(size: int, pipe: Connection, other_end: Connection) -> None:
 
 
 class _Workers:
-    """Forked anew every few cases and after any failure."""
+    """Worker processes, forked again every few cases and after any failure."""
 
     def __init__(self, size: int):
         self.size, self._cases = size, 0
@@ -115,10 +115,10 @@ class _Workers:
             waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
             ready = multiprocessing.connection.wait(list(waiting), timeout_seconds)
             if not ready:
-                raise RankFailed(f"ranks {sorted(waiting.values())} gave no sign for {timeout_seconds} s")
+                raise RankFailed(f"ranks {sorted(waiting.values())} did not answer within {timeout_seconds} s")
             for pipe in ready:
-                whole, value = pipe.recv()
-                if not whole:
+                ok, value = pipe.recv()
+                if not ok:
                     raise RankFailed(f"rank {waiting[pipe]}:\n{value}")
                 results[waiting[pipe]] = value
         return [results[rank] for rank in range(len(pipes))]
@@ -160,7 +160,7 @@ def _serve(rank: int, pipe: Connection) -> None:
 
 
 def _leave_group() -> None:
-    """torch's caches keep meshes of dead groups and trip over them in the next case."""
+    """Clear torch's caches too: they keep meshes of destroyed groups, which fail in the next case."""
     if dist.is_initialized():
         dist.destroy_process_group()
     _clear_sharding_prop_cache()

@@ -1,5 +1,4 @@
-"""Pipeline schedules as lists of actions, and a player that runs them on a clock: legality, bubble, live
-micro-batches."""
+"""Simulate pipeline schedules, given as lists of actions: bubble, live micro-batches, and deadlocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 @dataclass(frozen=True)
 class Played:
-    """bubble: idle time over useful time, of the whole pipeline. peak: most micro-batches a rank held activations of at
-    once, each stage's counted. passes: forward passes of a stage on a micro-batch."""
+    """bubble: idle time over useful time, of the whole pipeline. peak: maximum number of stage activations in memory
+    on each
+    rank. passes: forward passes of a stage on a micro-batch."""
 
     passes: int
     bubble: float
