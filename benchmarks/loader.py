@@ -32,7 +32,7 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.indexed.verify import checked_state, record_path
 from gristmill.data_pipeline.indexed.writer import indexed_writer
-from gristmill.foundation.file_state_cache import remember
+from gristmill.foundation.file_state_cache import write_cached
 from gristmill.foundation.manifest import write_manifest
 
 CONTEXT = 2048
@@ -189,7 +189,7 @@ def first(folder: Path, packing: str, k: int | None) -> None:
 def note_as_checked(folder: Path, name: str, documents: int) -> None:
     """What a first start leaves behind: the note of the check, and a table of best_fit with 1,600 windows a group."""
     state = checked_state(folder, "train", name, VOCABULARY, None)
-    remember(record_path(folder, "train", name), state)
+    write_cached(record_path(folder, "train", name), state)
     path = table_path(folder, state["files"][f"{name}.idx"], CONTEXT)
     write_table(path, np.arange(num_groups(documents) + 1, dtype=np.int64) * 1600)
 

@@ -1,4 +1,4 @@
-"""Reference texts for `gristmill profiles fit`: files of records with a language, as texts by language and script."""
+"""Reading of reference texts for `gristmill profiles fit`, and writing of the fitted profiles."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ UNDETERMINED = ("", "und", "mul", "zxx")
 def read_reference(
     paths: Sequence[Path], text_field: str, language_field: str, languages: Collection[str] = ()
 ) -> dict[tuple[str, str], list[str]]:
-    """(language, script) -> texts of JSONL files, compressed or not. languages: those wanted, none: all.
+    """Read JSONL files, compressed or not, as (language, script) -> texts. languages: only these; empty for all.
 
     Raises InputError for a file that cannot be read or lacks a field, RecipeError if no English text is left."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -34,13 +34,13 @@ def read_reference(
     if ("en", "Latn") not in found:
         raise RecipeError(
             f"no English text among {sum(map(len, found.values()))} records; thresholds are matched to English ones: "
-            f"give a corpus that holds it, or the field that names the language with --language-field"
+            f"give a corpus with English texts, or set the field of the language with --language-field"
         )
     return dict(found)
 
 
 def write_profiles(profiles: Sequence[Profile], folder: Path, header: str) -> None:
-    """One file a profile, named by its key. header: comment lines without their `# `."""
+    """Write one YAML file per profile, named by its key. header: comment lines without their `# `."""
     import yaml  # loaded here: the command line would wait for it
 
     comment = "".join(f"# {line}\n" for line in header.splitlines())
@@ -61,7 +61,7 @@ def _records(path: Path, text_field: str, language_field: str) -> list[tuple[str
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise InputError(f"{path}: line {number} is no JSON ({error}); name a JSONL file") from error
+            raise InputError(f"{path}: line {number} is not JSON ({error}); name a JSONL file") from error
         for field in (text_field, language_field):
             if not isinstance(record, dict) or not isinstance(record.get(field), str):
                 held = ", ".join(record) if isinstance(record, dict) else "none"

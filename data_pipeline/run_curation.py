@@ -191,7 +191,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
 
 def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[SourceToWrite]:
     quality = inputs.config.quality
-    scored = () if quality is None else quality.judged
+    scored = () if quality is None else quality.scored
     return [
         SourceToWrite(
             one, _splits(one, state.removals, inputs), config, state.scores if one.source.name in scored else None

@@ -1,18 +1,18 @@
-"""Canonical JSON and fingerprints: equal values give equal bytes on every machine, and anything else is refused."""
+"""Canonical JSON and fingerprints: equal values give equal bytes on every machine."""
 
 import hashlib
 import json
 import math
 from typing import Any
 
-DIGEST_FIELD = "digest"  # of files that vouch for others, and so must vouch for themselves
+DIGEST_FIELD = "digest"  # in manifests and locks, which hold the digests of other files
 
 
 def canonical_json(value: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8. {"b": 1, "a": [True]} -> b'{"a":[true],"b":1}'.
 
-    Raises TypeError on what has no one form (a set, a path, an object, a key that is no string) and ValueError
-    on NaN and infinities: a permissive str(x) would fork fingerprints in silence."""
+    Raises TypeError on values without a unique form (a set, a path, an object, a key that is not a string) and
+    ValueError on NaN and infinities; str(x) of such values could give different fingerprints on different machines."""
     _check(value, "value")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
@@ -28,20 +28,20 @@ def digested_json(value: dict[str, Any]) -> bytes:
 
 
 def read_digested_json(content: bytes) -> dict[str, Any]:
-    """The value that `digested_json` wrote. Raises ValueError if any byte is not as it was written."""
+    """The value that `digested_json` wrote. Raises ValueError if any byte was changed."""
     try:
         found = json.loads(content)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(found, dict) or DIGEST_FIELD not in found:
-        raise ValueError(f"it has no field `{DIGEST_FIELD}`, which would tell whether a byte changed")
+        raise ValueError(f"it has no field `{DIGEST_FIELD}`, so changes cannot be detected")
     value = {name: inner for name, inner in found.items() if name != DIGEST_FIELD}
     try:
         written = digested_json(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"altered after it was written ({error})") from error
     if written != content:
-        raise ValueError("altered after it was written, for its digest is another")
+        raise ValueError("altered after it was written: its digest differs")
     return value
 
 
@@ -74,7 +74,7 @@ def _check(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{where}: the key {key!r} is no string")
+                raise TypeError(f"{where}: the key {key!r} is not a string")
             _check(inner, f"{where}.{key}")
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):

@@ -1,4 +1,4 @@
-"""Outputs of a stage are held to its manifest before they are read, once: what was found right is remembered."""
+"""Verification of stage outputs against the manifest before they are read; results are cached by file state."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.file_state_cache import file_state, is_settled, read_remembered, remember
+from gristmill.foundation.file_state_cache import file_state, is_settled, read_cached, write_cached
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, Manifest, Output, read_manifest
 
@@ -16,27 +16,27 @@ RECORD = Path(CACHE_FOLDER) / "checked" / "outputs.json"
 
 
 def check_outputs(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    """Every output whose path is wanted is there and as the manifest says; in a folder without one nothing is checked.
+    """Verify the outputs with a wanted path against the folder's manifest, if it has one.
 
-    Raises InputError that names the file. A file is not read again while its size, times and inode are the same."""
+    Raises InputError that names a differing file. Unchanged files (size, times, inode) are not read again."""
     if (folder / MANIFEST_NAME).is_file():
         check_against(folder, read_manifest(folder), wanted)
 
 
 def check_against(folder: Path, manifest: Manifest, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    """The same, of a folder whose manifest was read."""
-    before = read_remembered(folder / RECORD)
+    """As check_outputs, with a manifest that was read before."""
+    before = read_cached(folder / RECORD)
     known: dict[str, Any] = dict(before) if isinstance(before, dict) else {}
     for output in manifest.outputs:
         if wanted(output.path):
             known[output.path] = _checked(folder, output, known.get(output.path))
     known = {name: found for name, found in known.items() if found is not None}
     if known != before:
-        remember(folder / RECORD, known)
+        write_cached(folder / RECORD, known)
 
 
 def _checked(folder: Path, output: Output, known: Any) -> dict[str, Any] | None:
-    """What to remember of the file; None if it changed too lately to be remembered."""
+    """The cache entry of the file; None if it changed too recently to be cached."""
     path = folder / output.path
     try:
         state = file_state(path)
@@ -47,13 +47,13 @@ def _checked(folder: Path, output: Output, known: Any) -> dict[str, Any] | None:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); {_remedy(folder)}") from error
     if not right:
-        raise InputError(f"{path}: altered since it was written, for its sha256 is another; {_remedy(folder)}")
+        raise InputError(f"{path}: altered since it was written: its sha256 differs; {_remedy(folder)}")
     return found if is_settled(state) else None
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Raises InputError, which names the folder, where a file in it does not hold what its stage writes."""
+    """Convert errors from reading files of the folder to an InputError that names the folder."""
     try:
         yield
     except (ValueError, KeyError, IndexError, TypeError, pa.ArrowException, OSError) as error:

@@ -1,7 +1,7 @@
-"""Files that outlive the run that made them, outside of manifests: each has a seal beside it that tells damage.
+"""Checksum files ("seals") for cached files that are in no manifest, to detect damaged or incomplete files.
 
-The seal of X is `.X.seal`: the XXH3-128 of its bytes and, where no kill came between, the state of the file. While the
-state is the same the bytes are not read again; in a copied or touched folder they are."""
+The seal of X is `.X.seal`: the XXH3-128 of its bytes and, unless the writer was killed in between, the file state.
+While the state is the same the bytes are not read again; in a copied or touched folder they are."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from gristmill.foundation.file_state_cache import file_state, read_remembered
+from gristmill.foundation.file_state_cache import file_state, read_cached
 from gristmill.foundation.files import atomic_path
 
 READ_BYTES = 1 << 20
@@ -19,7 +19,7 @@ READ_BYTES = 1 << 20
 
 @contextmanager
 def sealed_path(path: Path) -> Iterator[Path]:
-    """As `atomic_path`, and sealed. The seal is there before the file: a file without one is none of ours."""
+    """As `atomic_path`, with a seal. The seal is written first, so a file without one was not written by us."""
     with atomic_path(path) as temporary:
         yield temporary
         digest = _digest(temporary)
@@ -28,31 +28,31 @@ def sealed_path(path: Path) -> Iterator[Path]:
 
 
 def seal(path: Path) -> None:
-    """Seals a file that was written otherwise."""
+    """Write the seal of an existing file."""
     _write_seal(path, {"xxh3": _digest(path), "state": file_state(path)})
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether the file is there, was finished, and is as it was then."""
-    found = read_remembered(seal_of(path))
+    """Whether the file exists, is complete and unchanged."""
+    found = read_cached(seal_of(path))
     if not isinstance(found, dict) or not path.is_file():
         return False
     return found.get("state") == file_state(path) or found.get("xxh3") == _digest(path)
 
 
 def drop_damaged(folder: Path, say: Callable[[str], None], unsealed: tuple[str, ...] = ()) -> None:
-    """Removes every file below the folder that is not as it was sealed, so that it is made again, and says so.
+    """Remove every file below the folder that is damaged or has no seal, and report it; it will be written again.
 
-    unsealed: names of files that have no seal and stay."""
+    unsealed: names of files without seals, which are kept."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         if path.name not in unsealed and not is_sealed(path):
-            say(f"{path}: damaged, so it is made again")
+            say(f"{path}: damaged; it is written again")
             path.unlink()
             seal_of(path).unlink(missing_ok=True)
 
 
 def remove_seals(folder: Path) -> None:
-    """Of a folder whose manifest is about to be written: that vouches for the files from then on."""
+    """Remove all seals before the manifest is written, which then has the digests of the files."""
     for path in sorted(folder.rglob(".*.seal")):
         path.unlink()
 
@@ -62,7 +62,7 @@ def seal_of(path: Path) -> Path:
 
 
 def _write_seal(path: Path, content: dict[str, Any]) -> None:
-    """Not atomic: half a seal fits no file, which is then made again."""
+    """Not atomic: an incomplete seal matches no file, which is then written again."""
     seal_of(path).write_bytes(orjson.dumps(content))
 
 

@@ -1,4 +1,4 @@
-"""The one base of every config in gristmill."""
+"""Base class of every config in gristmill."""
 
 from typing import Any, get_args
 
@@ -6,19 +6,17 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Config(BaseModel):
-    """Frozen, and refuses keys it does not know: a misspelt setting is an error, never ignored.
-
-    Numbers are finite, and true or false is no number."""
+    """Frozen; unknown keys are errors. Numbers must be finite, and booleans are not accepted as numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before", check_fields=False)
     @classmethod
-    def true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic takes true for 1, in `layers: true` too."""
+    def reject_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject booleans for numeric fields: pydantic accepts true as 1."""
         field = cls.model_fields.get(info.field_name or "")
         if field is not None and _holds_boolean(value) and not _takes_boolean(field.annotation):
-            raise ValueError(f"{str(value).lower()} stands where no true or false belongs; write the value itself")
+            raise ValueError(f"{str(value).lower()} is not a valid value here; write the value itself")
         return value
 
 
@@ -31,7 +29,7 @@ def _holds_boolean(value: Any) -> bool:
 
 
 def _takes_boolean(annotation: Any) -> bool:
-    """True for bool, Any, and what holds another config, which checks its own fields."""
+    """True for bool, Any, and containers of other configs, which check their own fields."""
     if annotation is Any or (isinstance(annotation, type) and issubclass(annotation, bool | BaseModel)):
         return True
     return any(_takes_boolean(argument) for argument in get_args(annotation))

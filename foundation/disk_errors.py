@@ -1,4 +1,4 @@
-"""What an error of the operating system means for the user, in one sentence."""
+"""Messages for operating system errors of files and disks."""
 
 import errno
 
@@ -10,25 +10,25 @@ MEANING = {
     errno.EROFS: "the disk is read-only; mount it for writing, or name another --workdir",
     errno.EACCES: "permission denied; change the permissions, or name another --workdir",
     errno.EPERM: "the operation is not permitted; change the permissions, or name another --workdir",
-    errno.EIO: f"the disk failed to read or write; look after it; {KEPT}",
+    errno.EIO: f"the disk failed to read or write; check the disk; {KEPT}",
     errno.ESTALE: f"the network disk lost the file; {KEPT}",
-    errno.ENOENT: f"no such file: something removed it, or a folder above it, meanwhile; {KEPT}",
-    errno.ENOTDIR: "a file stands where a folder should be; move it away",
-    errno.EISDIR: "a folder stands where a file should be; move it away",
-    errno.EXDEV: "it cannot be renamed across disks; name a --workdir that lies on one disk",
+    errno.ENOENT: f"no such file: it, or a folder above it, was removed during the run; {KEPT}",
+    errno.ENOTDIR: "a file exists where a folder is needed; move it away",
+    errno.EISDIR: "a folder exists where a file is needed; move it away",
+    errno.EXDEV: "it cannot be renamed across disks; name a --workdir on one disk",
     errno.EMFILE: f"too many open files; raise the limit (`ulimit -n`); {KEPT}",
     errno.ENFILE: f"too many open files on this machine; {KEPT}",
     errno.ENAMETOOLONG: "the name is too long for the disk; name a shorter --workdir",
     errno.ENOMEM: "memory ran out; run the same command with fewer --workers",
     errno.EBUSY: f"the file or folder is in use elsewhere; {KEPT}",
-    errno.ENOTEMPTY: f"something else writes into the folder; find it, and {KEPT}",
+    errno.ENOTEMPTY: f"another process writes into the folder; stop it; {KEPT}",
 }
 
 
 def disk_trouble(error: OSError, where: str = "") -> str | None:
-    """[Errno 28] on work/a.bin -> 'work/a.bin: the disk is full; ...'. None for an error that is none of the disk's.
+    """[Errno 28] on work/a.bin -> 'work/a.bin: the disk is full; ...'. None for other errors.
 
-    where: said if the error names no file."""
+    where: used if the error has no file name."""
     meaning = MEANING.get(error.errno or 0)
     if meaning is None:
         return None

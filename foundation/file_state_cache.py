@@ -1,7 +1,7 @@
-"""What was found out about large files is remembered beside them, until they change: restarts need not read them again.
+"""Cache of facts about large files, valid while the file is unchanged, so that restarts need not read it again.
 
-A file counts as unchanged while its size, times of change and inode are the same. What is remembered lies in the
-folder `cache`, in no manifest, and may be removed at any time."""
+A file counts as unchanged while its size, times and inode are the same. The cache is in the folder `cache`, in no
+manifest, and may be deleted at any time."""
 
 import fcntl
 import json
@@ -15,14 +15,14 @@ from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import CACHE_FOLDER
 
-# A file written a moment ago may be written again within the same tick of the file system's clock (4 ms on ext4, 2 s on
-# FAT, the coarsest), so nothing is remembered of it; git treats such files of its index alike.
+# A file may be written twice within one tick of the file system's clock (4 ms on ext4, 2 s on FAT, the coarsest), so a
+# recently written file is not cached; git treats files in its index the same way.
 SETTLED_SECONDS = 2.0
 LOCK_NAME = ".lock"
 
 
 def file_state(path: Path) -> dict[str, int]:
-    """Size, inode, time of the last write and of the last change of either; the last cannot be set back by a program.
+    """Size, inode, mtime and ctime; programs cannot set the ctime back.
 
     Raises OSError if there is no such file."""
     found = path.stat()
@@ -35,33 +35,33 @@ def file_state(path: Path) -> dict[str, int]:
 
 
 def is_settled(state: dict[str, int]) -> bool:
-    """False if the file changed so lately that its next change might not show in its state."""
+    """False if the file changed so recently that another change might not alter its state."""
     return max(state["mtime_ns"], state["ctime_ns"]) < time.time_ns() - int(SETTLED_SECONDS * 1e9)
 
 
-def read_remembered(path: Path) -> Any:
-    """The JSON value, None if there is none or it is damaged."""
+def read_cached(path: Path) -> Any:
+    """The cached JSON value; None if it is missing or damaged."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def remember(path: Path, value: Any) -> None:
-    """Writes the JSON value atomically; in a folder that cannot be written nothing happens."""
-    remember_bytes(path, canonical_json(value) + b"\n")
+def write_cached(path: Path, value: Any) -> None:
+    """Write the JSON value atomically; errors of a read-only or full disk are ignored."""
+    write_cached_bytes(path, canonical_json(value) + b"\n")
 
 
-def remember_bytes(path: Path, content: bytes) -> None:
+def write_cached_bytes(path: Path, content: bytes) -> None:
     try:
         write_atomic(path, content)
     except OSError:
-        return  # a read-only or full disk: the next start finds out again
+        return  # a read-only or full disk: the next run computes the value again
 
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Processes that share the folder enter the block one after another; where no lock can be made, they all enter.
+    """Lock the folder: processes enter the block one at a time, or all at once if no lock can be created.
 
     The kernel frees the lock of a process that dies."""
     try:
@@ -71,6 +71,6 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
         return
     with file:
-        with suppress(OSError):  # a file system without locks: work is done twice, and the results are equal
+        with suppress(OSError):  # a file system without locks: work is done twice with equal results
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: digests, atomic writes, durable renames."""
+"""File digests, atomic writes and durable renames."""
 
 import fcntl
 import hashlib
@@ -15,7 +15,7 @@ def file_digest(path: Path) -> str:
 
 
 def digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """A line for each file, by name, that is gone, new, or has another SHA-256."""
+    """One line for each file, by name, that is missing, new, or has a different SHA-256."""
     said = [f"{name}: gone" for name in sorted(before.keys() - now.keys())]
     said += [f"{name}: new" for name in sorted(now.keys() - before.keys())]
     said += [
@@ -27,16 +27,16 @@ def digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """The file has the new content or the old one, whatever happens."""
+    """Write the file atomically: after a crash it has either the old or the new content."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; renamed to `path` when the block ends well, removed when it does not.
+    """Yield a temporary path beside `path`; renamed to `path` if the block succeeds, removed if it raises.
 
-    An empty file stands there already, locked as long as its writer lives: `sweep` leaves it alone."""
+    The temporary file exists, empty and locked while its writer runs, so `sweep` does not remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -51,11 +51,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(temporary: Path) -> Iterator[None]:
-    """A new file, locked. The kernel frees the lock when the process ends, however it ends."""
+    """Create and lock the file. The kernel releases the lock when the process ends."""
     while True:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            with suppress(OSError):  # a file system without locks: nothing is swept there either
+            with suppress(OSError):  # a file system without locks: `sweep` removes nothing there
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not _is_at(descriptor, temporary):  # swept between the two calls
                 continue
@@ -73,9 +73,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def sweep(folder: Path) -> list[Path]:
-    """Removes the temporary files that killed writers left anywhere below the folder, never one of a living writer.
-
-    Returns what was removed."""
+    """Remove the temporary files of killed writers below the folder, never those of running ones; returns their
+    paths."""
     return [path for path in sorted(folder.rglob(".*.tmp")) if path.is_file() and _removed_if_abandoned(path)]
 
 
@@ -95,7 +94,7 @@ def _removed_if_abandoned(path: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Forces the file's (or the folder's) content to disk, so that a rename never overtakes the data."""
+    """fsync a file or folder, so that a rename is not persisted before the data."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -104,5 +103,5 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """True for the rubble a killed `atomic_path` leaves behind."""
+    """True for temporary files of `atomic_path`."""
     return path.name.startswith(".") and path.name.endswith(".tmp")

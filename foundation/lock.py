@@ -1,4 +1,5 @@
-"""A lock pins raw inputs by digest: the same recipe reads the same bytes a year later, or says which file differs."""
+"""Lock file: pins the raw inputs of a recipe by digest, so that a later run reads the same bytes or names the
+change."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ LOCK_NAME = "lock.json"
 
 
 class RawFile(Config):
-    """One raw input. `name` is what people call it (a path as the recipe gives it, a module of the interpreter); the
-    digest is its identity. Of files with equal digests in one source, `copy_index` tells the second from the first."""
+    """One raw input. `name` is for messages (a path as in the recipe, a module of the interpreter); the digest
+    is its identity. `copy_index` distinguishes files of one source with equal digests."""
 
     name: str
     bytes: int
@@ -39,11 +40,11 @@ class Lock(Config):
             if source.name == name:
                 return source
         raise InputError(
-            f"{LOCK_NAME}: pins no source {name!r}; run `gristmill run` to pin the recipe's raw files anew"
+            f"{LOCK_NAME}: has no source {name!r}; run `gristmill run` to pin the recipe's raw files again"
         )
 
     def identity(self) -> dict[str, str]:
-        """Source name -> fingerprint of what its files hold; their names and places do not count."""
+        """Source name -> fingerprint of its files' contents, without their names and paths."""
         return {
             source.name: fingerprint([[file.sha256, file.copy_index] for file in source.files])
             for source in self.sources
@@ -51,7 +52,7 @@ class Lock(Config):
 
 
 def in_canonical_order(files: Sequence[RawFile]) -> tuple[RawFile, ...]:
-    """Sorted by digest, equal ones by name and numbered: the order on disk and the paths leave no trace.
+    """Sort by digest, equal ones by name, and number those: the result does not depend on paths or the order on disk.
 
     [("b", d1), ("a", d1), ("c", d0)] -> [("c", d0, 0), ("a", d1, 0), ("b", d1, 1)]"""
     ordered = sorted(files, key=lambda file: (file.sha256, file.name))
@@ -74,11 +75,11 @@ def read_lock(path: Path) -> Lock | None:
     try:
         return Lock.model_validate(read_digested_json(path.read_bytes()))
     except ValueError as error:
-        raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files anew") from error
+        raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files again") from error
 
 
 def lock_differences(pinned: LockedSource, found: LockedSource) -> list[str]:
-    """Each raw file that came, went or changed since the lock was written, in words."""
+    """One line for each raw file that was added, removed or changed since the lock was written."""
     return digest_changes(
         {file.name: file.sha256 for file in pinned.files}, {file.name: file.sha256 for file in found.files}
     )

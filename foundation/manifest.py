@@ -1,4 +1,5 @@
-"""A manifest says what a folder holds and what it was made from. It is written last: a folder without one is rubble."""
+"""Manifest of a stage's folder: its outputs, their digests, and the inputs. Written last; a folder without one is
+incomplete."""
 
 import importlib.metadata
 import platform
@@ -12,8 +13,8 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, is_temporary, write_atomic
 
 MANIFEST_NAME = "manifest.json"
-LOG_FOLDER = "logs"  # times, rates and TensorBoard events: useful, different in every run, in no manifest
-CACHE_FOLDER = "cache"  # what can be made again from the other files: checks passed, tables; in no manifest either
+LOG_FOLDER = "logs"  # times, rates and TensorBoard events: they differ in every run and are in no manifest
+CACHE_FOLDER = "cache"  # derived data such as verification results and tables; in no manifest
 
 
 class Output(Config):
@@ -27,7 +28,7 @@ class Output(Config):
 class Manifest(Config):
     """fingerprint = hash(stage, code version, config, input fingerprints): never a path, a time or a worker count.
 
-    origin: what `reproduce` needs beyond that, the whole recipe and (for the stage that reads raw files) the lock."""
+    origin: what `reproduce` needs in addition: the whole recipe and (for the stage that reads raw files) the lock."""
 
     fingerprint: str
     stage: str
@@ -54,7 +55,8 @@ def write_manifest(
     origin: Mapping[str, Any],
     libraries: tuple[str, ...] = (),
 ) -> Manifest:
-    """Digests every file below the folder (logs and cache apart) and writes the manifest; the folder is whole then."""
+    """Digest every file below the folder, except logs and cache, and write the manifest; the folder is then
+    complete."""
     manifest = Manifest(
         fingerprint=stage_fingerprint(stage, code_version, config, inputs),
         stage=stage,
@@ -72,10 +74,10 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises InputError if the folder has no manifest, or one that cannot be read or is not as it was written."""
+    """Read the manifest. Raises InputError if it is missing, unreadable or altered."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        raise InputError(f"{folder}: no {MANIFEST_NAME}, so this folder is not whole; run the stage that makes it")
+        raise InputError(f"{folder}: no {MANIFEST_NAME}, so this folder is incomplete; run the stage that writes it")
     try:
         return Manifest.model_validate(read_digested_json(path.read_bytes()))
     except ValueError as error:
@@ -83,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def output_files(folder: Path) -> list[Path]:
-    """Every file the manifest accounts for, in the order of their names."""
+    """The files that the manifest lists, sorted by name."""
     skipped = {folder / MANIFEST_NAME}
     return sorted(
         path
@@ -101,7 +103,7 @@ def describe(folder: Path, path: Path) -> Output:
 
 
 def differences(folder: Path, manifest: Manifest) -> list[str]:
-    """What `verify` prints: each file that is missing, extra or other than the manifest says. Empty if all is well."""
+    """One line for each file that is missing, extra or different from the manifest; empty if there are none."""
     expected = {output.path: output for output in manifest.outputs}
     present = {path.relative_to(folder).as_posix(): path for path in output_files(folder)}
     found = [f"{folder / name}: missing" for name in sorted(expected.keys() - present.keys())]

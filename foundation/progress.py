@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, a line now and then in a log."""
+"""Progress reports: a bar with rate and remaining time on a terminal, periodic lines in a log."""
 
 import sys
 import time
@@ -14,14 +14,14 @@ NO_WRAP_WIDTH = 100_000  # columns of a log or a pipe: lines and tables are as l
 
 
 def plain_console(file: TextIO, quiet: bool = False) -> Console:
-    """A console that prints text as it is: `[bold]` and `:100:` in a message or a file's name stay what they are, and
-    lines are wrapped on a terminal only."""
+    """A console without markup: `[bold]` and `:100:` in a message or file name are printed unchanged. Lines are wrapped
+    on a terminal only."""
     width = None if file.isatty() else NO_WRAP_WIDTH
     return Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 class ProgressMeter:
-    """Counts the done units of one piece of work. `advance` may be called as often as is convenient."""
+    """Progress of one task in units of work. `advance` may be called at any rate."""
 
     def __init__(self, description: str, total: float, unit: str, console: Console):
         self.description, self.total, self.unit, self.console = description, total, unit, console
@@ -44,7 +44,7 @@ class ProgressMeter:
             self._bar_id = self._bar.add_task(description, total=total, rate="", note="")
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Adds to the done units; `note` is a short live remark, such as the loss."""
+        """Add to the finished units; `note` is a short status text, such as the loss."""
         self.done += amount
         self.note = note or self.note
         if self._bar is not None:
@@ -74,7 +74,7 @@ class ProgressMeter:
 
 
 class Reporter:
-    """Hands out meters. A value that is passed to whoever works long; `Reporter.silent()` for tests and helpers."""
+    """Creates progress meters and prints messages; `Reporter.silent()` prints nothing."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -96,12 +96,12 @@ class Reporter:
             meter.close()
 
     def say(self, message: str) -> None:
-        """One line for the user, as it is."""
+        """Print one line without markup."""
         self.console.print(message)
 
 
 def _short(number: float) -> str:
-    """12345 -> '12.3k': three digits are enough to watch."""
+    """12345 -> '12.3k': three significant digits."""
     for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{suffix}"

@@ -6,6 +6,7 @@ package.folder.file`, at the top of a file or inside a function. Relative import
 import ast
 import hashlib
 import re
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -15,17 +16,18 @@ _IMPORT = re.compile(
 _NAME, _WORD = re.compile(r"[\w.]+"), re.compile(r"\w+")
 
 
-def source_files(module: str, path: Path) -> dict[str, Path]:
+def source_files(module: str, path: Path, without: Collection[str] = ()) -> dict[str, Path]:
     """Name -> file of the module and of all modules of its package that it reaches, sorted by name.
 
-    module: its full name, such as gristmill.foundation.files; path: its file."""
+    module: its full name, such as gristmill.foundation.files; path: its file. without: modules that are left out, with
+    those that only they import."""
     parts = module.split(".")
     root = path.parents[len(parts) - 2] if len(parts) > 1 else path.parent
     found = {module: path}
     waiting = [module]
     while waiting:
         for name, file in _imported(found[waiting.pop()], parts[0], root).items():
-            if name not in found:
+            if name not in found and name not in without:
                 found[name] = file
                 waiting.append(name)
     return dict(sorted(found.items()))
@@ -37,9 +39,9 @@ def source_digest(module: str, path: Path) -> str:
     return _joined({name: _file_digest(file) for name, file in source_files(module, path).items()})
 
 
-def code_digest(module: str, path: Path) -> str:
-    """SHA-256 of the syntax trees of all source_files without docstrings: comments and layout do not count."""
-    return _joined({name: _tree_digest(file) for name, file in source_files(module, path).items()})
+def code_digest(files: Mapping[str, Path]) -> str:
+    """SHA-256 of the names and syntax trees of Python files: comments, docstrings and layout do not count."""
+    return _joined({name: _tree_digest(file) for name, file in files.items()})
 
 
 @cache

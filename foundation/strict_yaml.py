@@ -1,4 +1,4 @@
-"""YAML as recipes are written: YAML 1.2's plain values and sizes such as 4M; what can be misread is refused by line.
+"""Strict YAML parser for recipes: YAML 1.2 plain values and sizes such as 4M; ambiguous values are errors with a line.
 
 `no` is text (a language), not False. 1e-3 is a number. 4M, 16k and 0.5B are numbers (powers of ten), 512Ki is one of
 powers of 1024, and a quoted "4M" is text. Refused: values that YAML 1.1 and 1.2 read differently (010, 1:30), keys
@@ -15,10 +15,10 @@ import yaml
 from gristmill.foundation.errors import RecipeError
 
 MAX_CHARACTERS = 500_000
-MAX_DEPTH = 40  # the recipes of this repository nest 5 deep
+MAX_DEPTH = 40  # the recipes of this repository have depth 5
 MAX_VALUES = 50_000  # after aliases are expanded
 MAX_INTEGER = 2**64 - 1
-LONGEST_NUMBER = 64  # characters
+MAX_NUMBER_CHARACTERS = 64  # characters
 NUMBER_CHARACTERS = set("0123456789abcdefxABCDEFX_+-.")
 
 SIZE_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -30,7 +30,7 @@ CONSTANTS = {"": None, "~": None, "null": None, "true": True, "false": False}
 # YAML 1.1 reads these as octal, binary and base-60 numbers, YAML 1.2 in part as other numbers, in part as text.
 AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 SURROGATE = re.compile("[\ud800-\udfff]")
-LONE_SURROGATE = "half a character (a lone surrogate such as \\ud800); write the whole character"
+LONE_SURROGATE = "a lone surrogate such as \\ud800; write the complete character"
 MERGE_KEY = "<<"
 # libyaml where PyYAML was built with it: ten times as fast.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -48,7 +48,7 @@ class YamlDocument:
     replaced: dict[Location, str] = field(default_factory=dict)
 
     def line(self, location: Location) -> int | None:
-        """The line of the deepest value on the way to a location; a part that names nothing is passed over."""
+        """The line of the deepest value on the path to a location; unknown path components are skipped."""
         here: Location = ()
         for part in location:
             if (*here, part) in self.lines:
@@ -56,7 +56,7 @@ class YamlDocument:
         return self.lines.get(here)
 
     def where(self, location: Location, origin: str) -> str:
-        """origin:line of a location, or what replaced the value."""
+        """origin:line of a location, or the origin of the override that replaced the value."""
         for depth in range(len(location), 0, -1):
             if location[:depth] in self.replaced:
                 return self.replaced[location[:depth]]
@@ -104,8 +104,8 @@ def _too_long(origin: str) -> str:
 
 
 class _Reader:
-    """Turns the parser's events into values. It never nests deeper than MAX_DEPTH, and expands no alias before its
-    size is known to be small."""
+    """Converts the parser's events to values, with limits on depth and on the number of values; an alias is expanded
+    only if its size is within the limit."""
 
     def __init__(self, text: str, origin: str, name_lines: bool):
         self.text, self.origin, self.name_lines = text, origin, name_lines
@@ -161,7 +161,7 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event, location)
         elif len(location) >= MAX_DEPTH:
-            self._refuse(event, location, f"nested more than {MAX_DEPTH} deep; close the brackets that stand open")
+            self._refuse(event, location, f"nested more than {MAX_DEPTH} deep; close the open brackets")
         elif isinstance(event, yaml.SequenceStartEvent):
             value = self._sequence(location, own)
         else:
@@ -216,7 +216,7 @@ class _Reader:
 
     def _alias(self, event: Any, location: Location, lines: dict[Location, int]) -> Any:
         if event.anchor in self.open_anchors:
-            self._refuse(event, location, f"*{event.anchor} stands inside itself; write the value out")
+            self._refuse(event, location, f"*{event.anchor} contains itself; write the value out")
         if event.anchor not in self.anchors:
             self._refuse(event, location, f"*{event.anchor} has no anchor &{event.anchor} before it")
         value, inner, size = self.anchors[event.anchor]
@@ -238,8 +238,8 @@ class _Reader:
         return self._number(event, text, location)
 
     def _number(self, event: Any, text: str, location: Location) -> Any:
-        """The number, or the text where it is none."""
-        if len(text) > LONGEST_NUMBER:
+        """The number, or the text if it is not one."""
+        if len(text) > MAX_NUMBER_CHARACTERS:
             return self._too_large(event, location) if set(text) <= NUMBER_CHARACTERS else text
         if SIZE.fullmatch(text):
             return self._bounded(event, parse_size(text), location)
@@ -263,7 +263,7 @@ class _Reader:
         return value
 
     def _too_large(self, event: Any, location: Location) -> NoReturn:
-        self._refuse(event, location, f"{_shown(event.value)} is a larger number than any field takes; write less")
+        self._refuse(event, location, f"{_shown(event.value)} is larger than any field accepts; write a smaller number")
 
     def _no_surrogate(self, event: Any, location: Location) -> None:
         if SURROGATE.search(event.value):

@@ -1,7 +1,7 @@
-"""Measured once: raw files become Parquet files of repaired texts with every signal beside them.
+"""Annotation of raw files: Parquet files of repaired texts with all their signals, written once.
 
-An annotated file is named by what it was made from (raw digests, the reader's and the signals' settings), so it is
-right whenever it is found: thresholds are applied later, on its columns, and change nothing here."""
+An annotated file is named by the fingerprint of its inputs (raw digests, settings of the reader and the signals), so an
+existing file can be reused: thresholds are applied later, on its columns, and do not change it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.lock import LockedSource, RawFile
 
 ANNOTATE_VERSION = 8  # raised whenever the code changes what an annotated file holds
-# Raw bytes of one annotated file: a unit of work and of resume, of no consequence to any byte of the corpus.
-LEAST_PART_BYTES, MOST_PART_BYTES, WANTED_PARTS = 4_000_000, 64_000_000, 64
+# Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
+MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
-BATCH_CHARS = 8_000_000  # a batch of long documents must not take 512 times what one takes
+BATCH_CHARS = 8_000_000  # limits the memory of a batch of long documents
 ROW_GROUP_ROWS = 1024
 
 RECORD_FIELDS = [
     pa.field("doc_id", pa.string()),
-    pa.field("text", pa.string()),  # empty where the record could not be read
+    pa.field("text", pa.string()),  # empty if the record could not be read
     pa.field("url", pa.string()),
     pa.field("language", pa.string()),
     pa.field("metadata", pa.string()),
@@ -49,7 +49,7 @@ RECORD_FIELDS = [
     pa.field("record", pa.int64()),
     pa.field("text_hash", pa.uint64()),  # of the repaired text: decides its split
     pa.field("changes", pa.list_(pa.string())),  # which repairs changed the text
-    pa.field("unreadable", pa.string()),  # null, or the kind of reason why the record could not be read
+    pa.field("unreadable", pa.string()),  # null, or the kind of error if the record could not be read
     pa.field("reason", pa.string()),
     pa.field("offset", pa.int64()),
     pa.field("excerpt", pa.string()),
@@ -62,7 +62,7 @@ def annotated_schema(edits: Sequence[str], optional: OptionalSignals) -> pa.Sche
 
 
 class AnnotateConfig(Config):
-    """What of the recipe decides an annotated file, beside the source itself."""
+    """Settings of the recipe that determine an annotated file, besides the source."""
 
     normalize: NormalizeConfig
     words: WordRule
@@ -81,7 +81,7 @@ class AnnotateTask:
 
     @property
     def label(self) -> str:
-        """The raw files it reads, for messages."""
+        """The raw files that the task reads, for messages."""
         names = list(dict.fromkeys(part.file.name for part in self.parts))
         return f"source {self.source.name}, {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}"
 
@@ -93,20 +93,20 @@ class AnnotateTask:
 def annotation_tasks(
     source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path, engine: LocalEngine
 ) -> list[AnnotateTask]:
-    """The source cut into tasks, in canonical order: (raw digest, record number)."""
+    """Split the source into tasks, in canonical order: (raw digest, record number)."""
     total = sum(file.bytes for file in locked.files)
-    part_bytes = min(max(total // WANTED_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
+    range_bytes = min(max(total // TARGET_RANGES, MIN_RANGE_BYTES), MAX_RANGE_BYTES)
     located = located_files(source, locked)
-    large = [(file, location, source, part_bytes) for file, location in located if file.bytes > part_bytes]
+    large = [(file, location, source, range_bytes) for file, location in located if file.bytes > range_bytes]
     cut = iter(engine.map(_file_parts, large, f"parts of {source.name}", [float(task[0].bytes) for task in large], "B"))
     parts = [
         part
         for file, location in located
-        for part in (next(cut) if file.bytes > part_bytes else [FileRange(file, location)])
+        for part in (next(cut) if file.bytes > range_bytes else [FileRange(file, location)])
     ]
-    sizes = [part.file.bytes if part.end is None else part_bytes for part in parts]
+    sizes = [part.file.bytes if part.end is None else range_bytes for part in parts]
     tasks = []
-    for group in grouped(parts, sizes, part_bytes):
+    for group in grouped(parts, sizes, range_bytes):
         name = fingerprint(_identity(source, config, group))
         tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group)))
     return tasks
@@ -117,15 +117,15 @@ def _file_parts(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange]
 
 
 def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
-    """Every task's file is there. Files that are there already are kept as they are."""
+    """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
-        _edited(["Compiled once here, the kernels are then loaded by every worker."], missing[0].config)
+        _edited(["The kernels are compiled here once and loaded from the cache by the workers."], missing[0].config)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
 
 
 def annotate(task: AnnotateTask) -> None:
-    """Writes the task's file: one row a record, readable or not, in the order of the parts."""
+    """Write the task's file: one row per record, readable or not, in the order of the ranges."""
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
     with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
         records = ((part.file, record) for part in task.parts for record in read_range(part, task.source))
@@ -136,7 +136,7 @@ def annotate(task: AnnotateTask) -> None:
 def _batch(
     records: Iterator[tuple[RawFile, Record | Unreadable]],
 ) -> list[tuple[RawFile, Record | Unreadable]]:
-    """The next records: BATCH_DOCUMENTS, or fewer that have BATCH_CHARS together."""
+    """The next records: BATCH_DOCUMENTS, or fewer with BATCH_CHARS in total."""
     batch: list[tuple[RawFile, Record | Unreadable]] = []
     chars = 0
     for one in records:
@@ -173,7 +173,7 @@ def _annotated(
 
 
 def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[pa.Array]]:
-    """The texts after all edits, and the columns of their signals: the last text's, then what each edit added."""
+    """Return (the texts after all edits, columns of the final texts' signals, then the columns each edit adds)."""
     buffer = TextBuffer.of(texts)
     measured = measure_buffer(buffer, config.words)
     added: list[pa.Array] = []

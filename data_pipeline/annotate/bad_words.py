@@ -1,8 +1,8 @@
-"""How often words and phrases of a list stand in a text: C4 drops a page for one.
+"""Counts of listed words and phrases in a text; C4 drops a page with one of them.
 
-A phrase stands in a text where its characters do, upper case or lower, white space for white space, with no letter,
-digit or `_` right before or after it: `ass` does not stand in `class`. Where a phrase begins or ends with a
-character of a script written without spaces (Han, kana, Thai ...), or with no word character, that side is free."""
+A phrase matches case-insensitively, any white space for white space, if no letter, digit or `_` directly precedes or
+follows it: `ass` does not match in `class`. There is no such condition on a side where the phrase has a character of a
+script written without spaces (Han, kana, Thai ...) or a character that is not part of a word."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _WORD = re.compile(r"\w+")
 
 
 class BadWords:
-    """The list, ready to be looked for. A text is cut into words once, whatever the length of the list."""
+    """A compiled list of phrases. A text is split into words once, whatever the length of the list."""
 
     def __init__(self, phrases: Iterable[str]):
         lowered = sorted({" ".join(phrase.lower().split()) for phrase in phrases})
@@ -30,7 +30,7 @@ class BadWords:
                 self._by_first.setdefault(first[0], []).append(_pattern(phrase))
 
     def count(self, text: str) -> int:
-        """Places where a phrase stands; two phrases that begin at one place are two.
+        """Number of matches; two phrases that start at the same position count twice.
 
         ["red", "red mill"]: "Red mill, red door" -> 3."""
         lowered = text.lower()
@@ -54,5 +54,5 @@ def _pattern(phrase: str) -> re.Pattern[str]:
 
 
 def _is_free(character: str) -> bool:
-    """Whether a word may go on beside this character: it is no word character, or its script has no spaces."""
+    """Whether no word boundary is needed at this character: it is not a word character, or its script has no spaces."""
     return not re.match(r"\w", character) or bool(character_table()[ord(character)] & IDEOGRAPH)

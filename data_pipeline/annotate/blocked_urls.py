@@ -1,8 +1,8 @@
-"""Whether an address is on a list of blocked hosts and addresses.
+"""Matching of URLs against a list of blocked hosts and URL prefixes.
 
 An entry without a slash is a host: it blocks the host and every host below it (`example.com` blocks `www.example.com`,
-not `badexample.com`). An entry with one is the begin of an address (`example.com/forum/` blocks what stands below that
-folder, on that host alone). The scheme, `user@`, the port and upper or lower case of the host do not count."""
+not `badexample.com`). An entry with a slash is a URL prefix (`example.com/forum/` blocks everything below that
+folder, on that host only). The scheme, `user@`, the port and the case of the host are ignored."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ class BlockedUrls:
                 self._hosts.add(host)
 
     def blocks(self, url: str) -> bool:
-        """False for no address at all: a document without one cannot be blocked by it."""
+        """Whether the URL is on the list; False for an empty URL."""
         host, path = split_url(url)
         if not host:
             return False

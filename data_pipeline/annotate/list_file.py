@@ -1,7 +1,7 @@
-"""Lists that a recipe names as files: read, checked and pinned by digest as raw files are.
+"""Word and URL lists that a recipe names as files: read, checked and pinned by digest like raw files.
 
-Plain text in UTF-8, one entry a line; blank lines and lines that begin with `#` are passed over, white space at the
-ends of a line goes. A compressed file is read by its suffix (.gz .zst .bz2 .xz)."""
+UTF-8 text with one entry per line; blank lines and lines that begin with `#` are ignored, white space at both ends of a
+line is stripped. A compressed file is read by its suffix (.gz .zst .bz2 .xz)."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,26 +17,26 @@ from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
 
 class ListsConfig(Config):
-    """Files or globs, each list all of them together. badwords: words and phrases; blocked_urls: hosts and addresses.
+    """Files or globs of each list. badwords: words and phrases; blocked_urls: hosts and URL prefixes.
 
-    Where the files lie decides nothing: the lock holds their digests, under the names `lists.badwords` and
-    `lists.blocked_urls`, and those decide."""
+    Paths are not part of the fingerprint: the lock holds the files' digests, under the names `lists.badwords` and
+    `lists.blocked_urls`."""
 
     badwords: tuple[str, ...] = Field(default=(), json_schema_extra={"execution": True})
     blocked_urls: tuple[str, ...] = Field(default=(), json_schema_extra={"execution": True})
 
 
 class PinnedList(Config):
-    """digests: of the files, sorted: what the list is. paths: where they lie, which decides nothing."""
+    """digests: of the files, sorted; they identify the list. paths: of the files, not part of the fingerprint."""
 
     digests: tuple[str, ...]
     paths: tuple[str, ...] = Field(exclude=True)
 
 
 def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
-    """Each list that the recipe names as a source of the lock.
+    """Pin each list of the recipe as a source of the lock.
 
-    Raises InputError for a glob that matches nothing, a file that cannot be read, and one without an entry."""
+    Raises InputError for a glob that matches nothing, a file that cannot be read or has no entries."""
     found = []
     for name, patterns in lists:
         if patterns:
@@ -47,7 +47,7 @@ def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
 
 
 def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
-    """The list as its files are now, which are digested and not parsed; None if the recipe names no file."""
+    """Pin the list by its files' current digests, without parsing them; None if the recipe names no file."""
     if not patterns:
         return None
     paths = tuple(location for _, location in _located(patterns))
@@ -55,20 +55,20 @@ def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
 
 
 def entries(pinned: PinnedList) -> tuple[str, ...]:
-    """Every entry of the list's files, each once, sorted. Raises InputError if a file is not the one in the lock."""
+    """The sorted unique entries of the list's files. Raises InputError if a file is not the one in the lock."""
     found: set[str] = set()
     for path in pinned.paths:
         digest, listed = read_list(path)
         if digest not in pinned.digests:
-            raise InputError(f"{path}: the list changed while it was in use; run again")
+            raise InputError(f"{path}: the list changed during the run; run again")
         found.update(listed)
     return tuple(sorted(found))
 
 
 def read_list(path: str) -> tuple[str, tuple[str, ...]]:
-    """(SHA-256 of the file as it lies there, its entries in their order).
+    """Return (SHA-256 of the stored file, its entries in order).
 
-    Raises InputError that names file and line for bytes that are no UTF-8, and for a file without an entry."""
+    Raises InputError that names file and line for invalid UTF-8, and for a file without entries."""
     raw = _raw(path)
     try:
         lines = b"".join(blocks(BytesIO(raw), path)).split(b"\n")
@@ -79,16 +79,16 @@ def read_list(path: str) -> tuple[str, tuple[str, ...]]:
         try:
             entry = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: line {number} is no UTF-8; a list is plain text, one entry a line") from error
+            raise InputError(f"{path}: line {number} is not UTF-8; a list is plain text, one entry per line") from error
         if entry and not entry.startswith("#"):
             listed.append(entry)
     if not listed:
-        raise InputError(f"{path}: the list is empty; write one entry a line, or take it out of curate.lists")
+        raise InputError(f"{path}: the list is empty; write one entry per line, or remove the file from curate.lists")
     return _digest(raw), tuple(listed)
 
 
 def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
-    """(name, location) of every file, each location once."""
+    """Return (name, location) of every file, each location once."""
     found = {location: name for pattern in patterns for name, location in matching(pattern).items()}
     return [(name, location) for location, name in found.items()]
 

@@ -1,4 +1,4 @@
-"""Unicode repair: what is done to every text before anything is measured, and a count of what it changed."""
+"""Unicode normalization and repair of every text before its signals are measured."""
 
 import re
 import unicodedata
@@ -12,12 +12,12 @@ from gristmill.foundation.config import Config
 
 
 class NormalizeConfig(Config):
-    """ftfy: `encoding` undoes mojibake and nothing that an author may have meant; `full` also straightens quotes,
-    ligatures and HTML entities (what MT-NLG did; it changes code); `off` leaves all.
+    """ftfy: `encoding` fixes mojibake only, nothing that an author may have intended; `full` also straightens quotes,
+    ligatures and HTML entities (what MT-NLG did; it changes code); `off` changes nothing.
 
-    control_characters: drops C0 and C1 controls but for tab and newline, U+FEFF and U+FFFE. line_ends: CR LF, CR,
-    U+0085, U+2028 and U+2029 become LF. whitespace: `tidy` drops white space at line ends and the blank lines at
-    both ends of a document and keeps at most two blank lines in a row; `keep` leaves all."""
+    control_characters: drops C0 and C1 controls except tab and newline, U+FEFF and U+FFFE. line_ends: CR LF, CR,
+    U+0085, U+2028 and U+2029 become LF. whitespace: `tidy` drops white space at line ends and blank lines at
+    both ends of a document and keeps at most two blank lines in a row; `keep` changes nothing."""
 
     ftfy: Literal["encoding", "full", "off"] = "encoding"
     nfc: bool = True
@@ -50,15 +50,15 @@ _FULL = ftfy.TextFixerConfig(normalization=None, explain=False)
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe]")
 _C1 = re.compile("[\x80-\x9f]")
-# Begins where a run of blanks does and nowhere inside it: otherwise a run of n before a letter takes n * n / 2 steps.
+# Matches only from the start of a run of blanks: otherwise a run of n blanks before a letter takes n * n / 2 steps.
 _LINE_TAILS = re.compile(r"(?<![^\S\n])[^\S\n]++$", re.MULTILINE)
 _BLANK_RUN = re.compile(r"\n{4,}")
 
 
 def normalize(text: str, config: NormalizeConfig) -> Normalized:
-    """The repaired text. Running it a second time changes nothing.
+    """Repair a text. The function is idempotent.
 
-    "I\\x80\\x99m  \\r\\n" with mojibake becomes "I’m"; each repair that did something is named in `changes`."""
+    "I\\x80\\x99m  \\r\\n" with mojibake becomes "I’m"; `changes` names each repair that changed the text."""
     steps = []
     if config.line_ends:
         steps.append(("line_ends", lambda t: _LINE_ENDS.sub("\n", t)))
@@ -80,8 +80,8 @@ def normalize(text: str, config: NormalizeConfig) -> Normalized:
 
 
 def _fix_encoding(text: str) -> str:
-    """As ftfy.fix_text, which mends every line by itself and takes 40 microseconds for an empty one: lines that hold
-    nothing for it are not given to it, and nearly no text holds any others."""
+    """Apply ftfy.fix_text to the lines that may hold mojibake. It works line by line and takes 40 microseconds even for
+    an empty line; nearly all texts have no such line."""
     if not _may_be_mojibake(text):
         return text
     lines = text.split("\n")

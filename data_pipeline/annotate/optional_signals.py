@@ -1,4 +1,4 @@
-"""Signals that are measured only where the recipe asks for them: each costs time, or needs a file of the user's."""
+"""Signals that are measured only if the recipe uses them: each costs time or needs a file of the user."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,13 +19,13 @@ from gristmill.data_pipeline.signals.paragraph_languages import (
 from gristmill.data_pipeline.signals.stop_words import STOP_WORD_FIELDS, stop_word_columns
 from gristmill.foundation.config import Config
 
-BAD_WORDS = pa.field("num_bad_words", pa.int64())  # places where an entry of lists.badwords stands
-BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 where lists.blocked_urls has the document's address, else 0
+BAD_WORDS = pa.field("num_bad_words", pa.int64())  # matches of entries of lists.badwords
+BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blocks the document's URL, else 0
 
 
 class OptionalSignals(Config):
-    """Which of them a source has. stop_words: wherever the language is detected and no profiles are used, which have
-    their own. pii: what the recipe drops for."""
+    """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
+    have their own stop words). pii: the kinds for which the recipe drops documents."""
 
     stop_words: bool = False
     profiles: PinnedProfiles | None = None
@@ -35,7 +35,7 @@ class OptionalSignals(Config):
     blocked_urls: PinnedList | None = None
 
     def fields(self) -> list[pa.Field]:
-        """The columns, in their order."""
+        """The columns, in order."""
         return [
             *(STOP_WORD_FIELDS if self.stop_words else ()),
             *(PROFILE_FIELDS if self.profiles is not None else ()),
@@ -46,7 +46,7 @@ class OptionalSignals(Config):
         ]
 
     def columns(self, texts: Sequence[str], detected: pa.RecordBatch, urls: Sequence[str]) -> list[pa.Array]:
-        """One array a field. detected: what signals/language.detect found; urls: "" for none."""
+        """One array per field. detected: the result of signals/language.detect; urls: "" for none."""
         found: list[pa.Array] = []
         if self.stop_words:
             found += stop_word_columns(texts, detected.column("detected_language").to_pylist())
@@ -66,7 +66,7 @@ class OptionalSignals(Config):
 
 @lru_cache(maxsize=1)
 def _bad_words(pinned: PinnedList) -> BadWords:
-    """Made once a process, as the next: a list may have millions of entries."""
+    """Cached per process, like the next function: a list may have millions of entries."""
     return BadWords(entries(pinned))
 
 
@@ -75,5 +75,5 @@ def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
     return BlockedUrls(entries(pinned))
 
 
-# What rules of the presets look at and a source may lack.
+# Signals that presets have rules on and that a source may lack.
 OPTIONAL_SIGNALS = ("num_language_stop_words", "main_language_share", BAD_WORDS.name, BLOCKED_URL.name)

@@ -1,4 +1,4 @@
-"""Signals by language profile: which profile a text has, its stop words there, and the order of its words."""
+"""Signals of the language profile: the profile of each text, its stop words, and the order of its words."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,8 +27,8 @@ PROFILE_FIELDS = [SCRIPT_FIELD, PROFILE_FIELD, *STOP_WORD_FIELDS, *WORD_ORDER_FI
 
 
 def profile_columns(texts: Sequence[str], detected: pa.RecordBatch, pinned: PinnedProfiles) -> list[pa.Array]:
-    """The columns PROFILE_FIELDS. The order of words is measured wherever the profile is not English, whose filters are
-    the published ones."""
+    """The columns PROFILE_FIELDS. Word order is measured for all profiles but English, which uses the published
+    filters."""
     profiles, table = _profiles(pinned)
     languages = detected.column("detected_language").to_pylist()
     scores = detected.column("language_score").to_pylist()
@@ -44,13 +44,13 @@ def profile_columns(texts: Sequence[str], detected: pa.RecordBatch, pinned: Pinn
 
 @lru_cache(maxsize=2)
 def _profiles(pinned: PinnedProfiles) -> tuple[Profiles, StopWordTable]:
-    """Read once a process."""
+    """Cached per process."""
     profiles = load_profiles(ProfilesConfig(path=pinned.path, min_score=pinned.min_score))
     return profiles, profile_table(profiles)
 
 
 def profile_table(profiles: Profiles) -> StopWordTable:
-    """Stop words that our words can match, of the profiles that have at least one."""
+    """Stop words that our word splitting can match, of the profiles with at least one."""
     lists = {key: matched_words(profile.stop_words) for key, profile in profiles.by_key.items()}
     lowered = frozenset(key for key, profile in profiles.by_key.items() if profile.stop_words_lowered)
     return make_table({key: words for key, words in lists.items() if words}, lowered)

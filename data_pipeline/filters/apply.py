@@ -1,4 +1,4 @@
-"""Decided later: thresholds applied to the stored columns. Takes seconds where measuring takes minutes."""
+"""Filters applied to annotated files: thresholds on stored signals, so a new threshold needs no new measurement."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -19,17 +19,17 @@ from gristmill.data_pipeline.signals.names import SIGNALS, before
 from gristmill.foundation.engine.local import LocalEngine
 
 KEPT, QUARANTINED = -1, -2
-EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "a document without text is none")
-PROFILE = "profile"  # the column that names a document's language profile
-WANTED_LANGUAGE = "wanted_language_score"  # the language score where the language is a wanted one, else 0
+EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "empty documents are dropped")
+PROFILE = "profile"  # the column of a document's language profile
+WANTED_LANGUAGE = "wanted_language_score"  # the language score if the language is one of the recipe's, else 0
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one source in the order they are applied, and the languages it may be in (none: any).
+    """The rules of one source in the order they are applied, and the allowed languages (empty: all).
 
-    by_profile: language profile -> the threshold of each rule in it, NaN where it is off; empty: every document is
-    asked by the rules' own."""
+    by_profile: language profile -> the threshold of each rule in it, NaN where it is off; empty: the rules' own
+    thresholds apply to every document."""
 
     rules: tuple[Rule, ...]
     languages: tuple[str, ...]
@@ -37,7 +37,7 @@ class Rules:
 
     @property
     def columns(self) -> list[str]:
-        """The signals the rules look at."""
+        """The columns of the signals that the rules use."""
         wanted = {rule.signal for rule in self.rules}
         if WANTED_LANGUAGE in wanted:
             wanted = wanted - {WANTED_LANGUAGE} | {"detected_language", "language_score"}
@@ -46,7 +46,7 @@ class Rules:
         return sorted(wanted)
 
     def only(self, index: int) -> "Rules":
-        """The rule at this place alone."""
+        """Only the rule at this index."""
         return self._chosen([index])
 
     def without(self, index: int) -> "Rules":
@@ -57,7 +57,7 @@ class Rules:
         return Rules(tuple(self.rules[place] for place in places), self.languages, by_profile)
 
     def thresholds(self, table: pa.Table) -> np.ndarray:
-        """float64[rules, rows]: of each document, NaN where a rule is off in its language profile."""
+        """float64[rules, rows]: thresholds by document, NaN where a rule is off in its language profile."""
         own_R = np.array([rule.threshold for rule in self.rules], dtype=np.float64)
         if not self.by_profile:
             return np.repeat(own_R[:, None], table.num_rows, axis=1)
@@ -76,11 +76,11 @@ class FilterTask:
 
 @dataclass(frozen=True)
 class FilterResults:
-    """Of every row of one annotated file, in its order.
+    """Filter results of every row of one annotated file, in order.
 
-    failed_rule: int16[rows], the index of the first rule a document fails, KEPT or QUARANTINED.
-    doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same.
-    languages: str[rows], the language profile, or the detected language where none are used."""
+    failed_rule: int16[rows], the index of the first failed rule, KEPT or QUARANTINED.
+    doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same text.
+    languages: str[rows], the language profile, or the detected language if no profiles are used."""
 
     failed_rule: np.ndarray
     doc_ids: np.ndarray
@@ -97,11 +97,10 @@ def rules_of(
     last: Sequence[Rule] = (),
     profiles: Profiles | None = None,
 ) -> Rules:
-    """The rule that wants any text at all, the language rule if languages are named, then each filter's, then `last`.
+    """The rules of a source: non-empty text, the language rule if languages are set, each filter's rules, then `last`.
 
-    Rules on signals that are unmeasured are left out. profiles: thresholds by language, where the recipe gives none of
-    its own. A rule looks at the text as it was when its filter's turn came:
-    after the edits of the filters before it."""
+    Rules on unmeasured signals are omitted. profiles: thresholds by language, for rules whose threshold the recipe does
+    not set. A rule applies to the text after the edits of the filters before its own."""
     edits = [choice.preset for choice in filters if choice.line_options() is not None]
     rules = [_at_stage(EMPTY_RULE, 0, edits)]
     fixed: set[str] = set()
@@ -112,9 +111,9 @@ def rules_of(
     for choice in filters:
         stage += choice.line_options() is not None
         own = (*choice.rules(), *(choice.profile_rules() if profiles is not None else ()))
-        asked = [rule for rule in own if rule.signal not in unmeasured]
-        fixed.update(rule.label for rule in asked if choice.is_fixed(rule))
-        rules.extend(_at_stage(rule, stage, edits) for rule in asked)
+        applied = [rule for rule in own if rule.signal not in unmeasured]
+        fixed.update(rule.label for rule in applied if choice.is_fixed(rule))
+        rules.extend(_at_stage(rule, stage, edits) for rule in applied)
     if edits:
         rules.append(EMPTY_RULE)
     found = Rules((*rules, *last), tuple(languages))
@@ -122,7 +121,7 @@ def rules_of(
 
 
 def _by_profile(rules: Sequence[Rule], fixed: Collection[str], profiles: Profiles) -> dict[str, tuple[float, ...]]:
-    """A rule that the recipe fixes has its number in every profile; one that profiles switch on is off elsewhere."""
+    """Profile -> thresholds. A threshold set in the recipe holds in every profile; PROFILE_RULES are off unless set."""
     switched = {rule.label for group in PROFILE_RULES.values() for rule in group}
     own = [rule.threshold if rule.label in fixed or rule.label not in switched else math.nan for rule in rules]
     return {
@@ -135,7 +134,7 @@ def _by_profile(rules: Sequence[Rule], fixed: Collection[str], profiles: Profile
 
 
 def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:
-    """The rule on the column of its signal at that stage: before the first edit (0), after it (1), and so on."""
+    """The rule with the column of its signal at that stage: before the first edit (0), after it (1), and so on."""
     if rule.signal not in SIGNALS or stage == len(edits):
         return rule
     return replace(rule, signal=before(edits[stage], rule.signal))
@@ -163,7 +162,7 @@ def apply_filters(task: FilterTask) -> FilterResults:
 
 
 def failures(table: pa.Table, rules: Rules) -> np.ndarray:
-    """bool[rules, rows]: which document fails which rule, each rule asked whatever the others say."""
+    """bool[rules, rows]: which document fails which rule, each rule evaluated independently."""
     thresholds_RN = rules.thresholds(table)
     failed = [
         ~rule.passes(signal_values(table, rule.signal, rules.languages), thresholds_N)

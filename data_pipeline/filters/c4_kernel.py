@@ -1,7 +1,7 @@
-"""C4's line rules on many texts in one compiled pass; filters/lines.py says in plain Python what they are.
+"""C4's line rules on many texts in one compiled pass; the reference in plain Python is in filters/lines.py.
 
-Texts in which characters beyond ASCII could matter (line ends other than newlines, the Kelvin sign, which is a k in
-lower case, a citation with other digits) are few; they are named, and the plain rules take them."""
+Texts in which non-ASCII characters could matter (line ends other than newlines, the Kelvin sign, whose lower case is k,
+citations with non-ASCII digits) are rare; they are reported and edited by the plain Python rules."""
 
 from gristmill.data_pipeline.filters.kept_lines import (
     close_text,
@@ -9,7 +9,7 @@ from gristmill.data_pipeline.filters.kept_lines import (
     has_words,
     holds_bytes,
     phrase,
-    stands,
+    phrase_at,
 )
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
@@ -30,9 +30,9 @@ from gristmill.foundation.cached_njit import cached_njit
 # Places in the counts, as in filters/lines.py's C4_COUNTS.
 LINES, LONG_WORD, NO_TERMINAL, FEW_WORDS, REMOVED_JAVASCRIPT, REMOVED_POLICY, LOREM_IPSUM, CURLY = range(8)
 NUM_COUNTS = 8
-# What a line holds.
+# Flags of what a line contains.
 HAS_LOREM, HAS_JAVASCRIPT, HAS_BRACKET, HAS_POLICY = 1, 2, 4, 8
-NOT_JUDGED = -1
+UNDECIDED = -1
 
 JAVASCRIPT, LOREM = phrase("javascript"), phrase("lorem ipsum")
 COOKIE_POLICY, COOKIES, PRIVACY, TERMS = (
@@ -64,7 +64,7 @@ def edit_texts(
     """Fills out with the edited texts as a TextBuffer's text with the offsets `ends`, and counts.
 
     max_word, min_words: -1 for no such rule; citations, terminal, javascript, policy: whether the rule is asked.
-    left[k]: the text is left to the plain rules; out holds nothing of it."""
+    left[k]: the text is left to the plain Python rules; out has no text for it."""
     text, flags, kept = pointer(text_array, 0), pointer(flag_array, 0), pointer(out, 0)
     ends[0] = 0
     for k in range(len(offsets) - 1):
@@ -76,14 +76,14 @@ def edit_texts(
             stop = _edit(
                 text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, kept, at_out, row
             )
-            left[k] = stop == NOT_JUDGED
+            left[k] = stop == UNDECIDED
             at_out = at_out if left[k] else stop
         ends[k + 1] = close_text(kept, ends[k], at_out, flags)
 
 
 @cached_njit(nogil=True)
 def _edit(text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, out, at_out, counts):
-    """Where the kept lines end in out, or NOT_JUDGED."""
+    """Copy the kept lines; returns their end in out, or UNDECIDED."""
     at = start
     while at < end:
         stop = find_newline(text, at, end)
@@ -100,8 +100,8 @@ def _edit(text, start, end, flags, max_word, citations, terminal, min_words, jav
             continue
         if citations and holds_bytes(text, first, last, 0x5B, 1):
             end_out = _without_citations(text, first, last, flags, out, at_out)
-            if end_out == NOT_JUDGED:
-                return NOT_JUDGED
+            if end_out == UNDECIDED:
+                return UNDECIDED
         else:
             end_out = copy_bytes(text, first, last, out, at_out)
         if terminal and not _is_terminated(out, at_out, end_out, False):
@@ -137,7 +137,8 @@ def _is_terminated(text, first, last, citations):
 
 @cached_njit(nogil=True)
 def _without_citations(text, first, last, flags, out, at_out):
-    """Copies the line but for its citations ([12], [], [edit], [citation needed]); NOT_JUDGED for other digits."""
+    """Copy the line without its citations ([12], [], [edit], [citation needed]); returns UNDECIDED for non-ASCII
+    digits."""
     at = first
     while at < last:
         byte = text[at]
@@ -151,7 +152,7 @@ def _without_citations(text, first, last, flags, out, at_out):
             if stop < last and text[stop] >= 0x80:
                 code, _ = decode(text, stop)
                 if flags[code] & DIGIT:
-                    return NOT_JUDGED
+                    return UNDECIDED
             if _is(text, last, at + 1, EDIT):
                 at += 1 + len(EDIT)
                 continue
@@ -188,7 +189,7 @@ def _has_longer_word(text, first, last, flags, most):
 
 @cached_njit(nogil=True)
 def _phrases(text, first, last):
-    """Which phrases the line holds (HAS_...). Each is looked for at three letters that seldom stand together: jav,
+    """Which phrases the line contains (HAS_...). Each is searched at three letters that are rarely adjacent: jav,
     ook (cookie), vac (privacy), "f u" (of use), ips (ipsum)."""
     found = 0
     for base in range(first, last, BLOCK):
@@ -215,28 +216,28 @@ def _letter(text, base, small):
 
 @cached_njit(nogil=True)
 def _phrase_at(text, first, last, place):
-    """Which phrase's three letters stand at `place`, if it is one."""
+    """The phrase whose three letters are at `place`, if any."""
     small = text[place] | 0x20
     if small == 0x6A:
-        return HAS_JAVASCRIPT if stands(text, first, last, place, JAVASCRIPT) else 0
+        return HAS_JAVASCRIPT if phrase_at(text, first, last, place, JAVASCRIPT) else 0
     if small == 0x69:
-        return HAS_LOREM if stands(text, first, last, place - 6, LOREM) else 0
+        return HAS_LOREM if phrase_at(text, first, last, place - 6, LOREM) else 0
     if small == 0x76:
-        return HAS_POLICY if stands(text, first, last, place - 3, PRIVACY) else 0
+        return HAS_POLICY if phrase_at(text, first, last, place - 3, PRIVACY) else 0
     if small == 0x66:
-        return HAS_POLICY if stands(text, first, last, place - 7, TERMS) else 0
+        return HAS_POLICY if phrase_at(text, first, last, place - 7, TERMS) else 0
     cookie = place - 1
-    if stands(text, first, last, cookie, COOKIE_POLICY):
+    if phrase_at(text, first, last, cookie, COOKIE_POLICY):
         return HAS_POLICY
-    if not stands(text, first, last, cookie, COOKIES):
+    if not phrase_at(text, first, last, cookie, COOKIES):
         return 0
-    used = stands(text, first, last, cookie - 4, USE) or stands(text, first, last, cookie - 5, USES)
-    return HAS_POLICY if used or stands(text, first, last, cookie - 7, USE_OF) else 0
+    used = phrase_at(text, first, last, cookie - 4, USE) or phrase_at(text, first, last, cookie - 5, USES)
+    return HAS_POLICY if used or phrase_at(text, first, last, cookie - 7, USE_OF) else 0
 
 
 @cached_njit(nogil=True)
 def _needs_plain(text, start, end):
-    """Whether the text holds a line end other than a newline, or a Kelvin sign."""
+    """Whether the text contains a line end other than a newline, or a Kelvin sign."""
     for base in range(start, end, BLOCK):
         odd = bytes_within(text, base, 0x0B, 3) | bytes_within(text, base, 0x1C, 3)
         odd |= bytes_within(text, base, 0xC2, 1) & bytes_within(text, base + 1, 0x85, 1)

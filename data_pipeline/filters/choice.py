@@ -1,4 +1,4 @@
-"""A filter as the recipe chooses it: a preset, and the thresholds the user sets otherwise."""
+"""Config of one filter in a recipe: a preset and the thresholds that the recipe overrides."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -12,7 +12,8 @@ from gristmill.foundation.nearest_name import did_you_mean
 
 
 class FilterChoice(Config):
-    """In a recipe: `gopher_quality`, or `{gopher_quality: {min_words: 20, min_stop_words: null}}`; null drops it."""
+    """In a recipe: `gopher_quality`, or `{gopher_quality: {min_words: 20, min_stop_words: null}}`; null disables the
+    rule."""
 
     preset: str
     thresholds: dict[str, float | None] = Field(default_factory=dict)
@@ -21,15 +22,15 @@ class FilterChoice(Config):
     def is_known(self) -> Self:
         if self.preset not in PRESETS:
             raise ValueError(f"no filter {self.preset!r}; {_hint(self.preset, PRESETS)}")
-        asked = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
-        names = [rule.name for rule in asked] + list(LINE_OPTIONS.get(self.preset, ()))
+        known = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
+        names = [rule.name for rule in known] + list(LINE_OPTIONS.get(self.preset, ()))
         for name in self.thresholds:
             if name not in names:
                 raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_hint(name, names)}")
         return self
 
     def rules(self) -> tuple[Rule, ...]:
-        """The preset's rules in their published order, with the user's thresholds put in."""
+        """The preset's rules in their published order, with the recipe's thresholds."""
         chosen = []
         for rule in PRESETS[self.preset]:
             threshold = self.thresholds.get(rule.name, rule.threshold)
@@ -38,30 +39,30 @@ class FilterChoice(Config):
         return tuple(chosen)
 
     def profile_rules(self) -> tuple[Rule, ...]:
-        """The rules that only a language profile, or the recipe by their name, switches on.
+        """The rules that only a language profile or the recipe enables.
 
-        What the recipe says of min_stop_words holds for the stop words of every language."""
-        said = dict(self.thresholds)
-        if "min_stop_words" in said:
-            said.setdefault("min_language_stop_words", said["min_stop_words"])
+        The recipe's min_stop_words applies to the stop words of every language."""
+        overrides = dict(self.thresholds)
+        if "min_stop_words" in overrides:
+            overrides.setdefault("min_language_stop_words", overrides["min_stop_words"])
         rules = PROFILE_RULES.get(self.preset, ())
-        wanted = [(rule, said.get(rule.name, rule.threshold)) for rule in rules]
+        wanted = [(rule, overrides.get(rule.name, rule.threshold)) for rule in rules]
         return tuple(rule.at(threshold) for rule, threshold in wanted if threshold is not None)
 
     def is_fixed(self, rule: Rule) -> bool:
-        """Whether the recipe itself gives the rule's threshold, which then holds for every language."""
+        """Whether the recipe sets the rule's threshold, which then applies to every language."""
         twin = rule.name == "min_language_stop_words" and "min_stop_words" in self.thresholds
         return rule.name in self.thresholds or twin
 
     def line_options(self) -> dict[str, float | None] | None:
-        """What the filter's edit is to do; None if it edits nothing."""
+        """Options of the filter's line edits; None if it edits nothing."""
         if self.preset not in LINE_OPTIONS:
             return None
         return {name: self.thresholds.get(name, value) for name, value in LINE_OPTIONS[self.preset].items()}
 
 
 def parse_choices(value: object) -> object:
-    """The recipe's short forms as FilterChoice fields; anything else is left for pydantic to refuse."""
+    """Expand the recipe's short forms to FilterChoice fields; other values are passed to pydantic's validation."""
     if not isinstance(value, list | tuple):
         return value
     return tuple(_parse(item) for item in value)
@@ -81,8 +82,8 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 
 def check_choices(choices: Sequence[FilterChoice]) -> None:
-    """Raises ValueError if a filter is named twice: its columns and its rules would be two of one name."""
+    """Raises ValueError if a filter is named twice: its columns and rules would have duplicate names."""
     names = [choice.preset for choice in choices]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise ValueError(f"filter {doubled[0]!r} is named twice; put its thresholds into one entry")
+        raise ValueError(f"filter {doubled[0]!r} is named twice; merge its thresholds into one entry")

@@ -1,8 +1,9 @@
-"""FineWeb-2's `configs/*.yml` as profiles: what its pipeline does with each number (fineweb-2-pipeline.py, step 5).
+"""Conversion of FineWeb-2's `configs/*.yml` to profiles, by the use of each value in fineweb-2-pipeline.py, step 5.
 
 It runs datatrove's Gopher repetition filter without the rules on paragraphs and on the characters of repeated lines,
 its FineWeb filter without the rule on short lines and with 0.1 for repeated lines, and its Gopher quality filter with
-the language's word lengths, alphabetic share and stop words. The other numbers of the three stay the published ones."""
+the language's word lengths, alphabetic share and stop words. The other thresholds of the three filters are the
+published ones."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ def is_fineweb2(fields: Mapping[str, Any]) -> bool:
 
 
 def fineweb2_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a Profile. name: of the file, ISO639-3_Script. Raises ValueError for a field that is missing."""
+    """The fields of a Profile. name: of the file, ISO639-3_Script. Raises ValueError for a missing field."""
     language, underscore, script = name.partition("_")
     if not underscore:
         raise ValueError("FineWeb-2 names its files LANGUAGE_Script.yml, as deu_Latn.yml; rename it")
@@ -40,7 +41,7 @@ def fineweb2_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     off = dict.fromkeys(("dup_paragraph_ratio", "dup_paragraph_char_ratio", "dup_line_char_ratio"))
     words = fields["stopwords"]
     if not isinstance(words, list):
-        raise ValueError("stopwords is no list of words; copy the file again")
+        raise ValueError("stopwords is not a list of words; copy the file again")
     return {
         "language": language_code(language),
         "script": script_code(script),

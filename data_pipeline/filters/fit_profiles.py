@@ -1,8 +1,8 @@
-"""Profiles from reference text: stop words by frequency, thresholds at English's quantiles.
+"""Fitting of language profiles to reference texts: stop words by frequency, thresholds at English quantiles.
 
-A threshold that cuts the English reference at some quantile cuts the language's at the same one. Most published
-thresholds lie beyond all clean text: they are moved in proportion to the text's extreme (English words of the reference
-reach a mean of 5.2 characters and may have 10; where they reach 10.4, they may have 20)."""
+A threshold at some quantile of the English reference is set to the same quantile of the language's. Most published
+thresholds are beyond all clean text: they are scaled with the text's extreme value (the mean word length of the English
+reference reaches 5.2 and its maximum is 10; a language that reaches 10.4 gets 20)."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ POOLED = 0.05  # a script's threshold is as strict as one of twenty of its langu
 
 @dataclass(frozen=True)
 class Measured:
-    """A language's reference. windows, documents: signal -> values. stop_words: the most frequent first."""
+    """Reference data of one language. windows, documents: signal -> values. stop_words: the most frequent first."""
 
     stop_words: tuple[str, ...]
     windows: Mapping[str, np.ndarray]
@@ -51,8 +51,8 @@ class Measured:
 def fit_profiles(
     texts: Mapping[tuple[str, str], Sequence[str]], source: str, english: tuple[str, str] = ("en", "Latn")
 ) -> list[Profile]:
-    """A profile of every language of `texts` ((language, script) -> its documents), and of every script; English has
-    the published numbers and its stop words. Raises KeyError without English, which all are matched to."""
+    """Fit a profile for every language of `texts` ((language, script) -> documents) and every script; English has the
+    published thresholds. Raises KeyError without English, to which all are matched."""
     reference = _measured(texts[english])
     fitted = []
     for (language, script), documents in sorted(texts.items()):
@@ -64,8 +64,7 @@ def fit_profiles(
 
 
 def stop_words(texts: Sequence[str]) -> tuple[str, ...]:
-    """The most frequent words, the long ones (the text's subject) left out. Of equally frequent ones the first in the
-    alphabet comes first."""
+    """The most frequent words without long ones, which name the text's topic; ties in alphabetical order."""
     counts = Counter(word for text in texts for word in _words(text.lower()) if not word.isnumeric())
     if not counts:
         return ()
@@ -75,7 +74,7 @@ def stop_words(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def matched(threshold: float, english: np.ndarray, values: np.ndarray) -> float | None:
-    """Where `threshold` cuts the English values, of these values; None where nothing can be said.
+    """The threshold among `values` that matches `threshold` among the English values; None without finite values.
 
     Within the English range at its quantile, beyond it in proportion to the extreme: 10 of English values up to 5 is
     20 of values up to 10."""
@@ -119,7 +118,7 @@ def _threshold(rule: Rule, script: str, own: Measured, english: Measured) -> flo
 
 
 def _fallbacks(profiles: Sequence[Profile], source: str) -> list[Profile]:
-    """One of every script, of its languages, and one of all."""
+    """One profile per script, pooled from its languages, and one from all languages."""
     by_script: dict[str, list[Profile]] = defaultdict(list)
     for profile in profiles:
         by_script[profile.script].append(profile)
@@ -136,7 +135,8 @@ def _pooled(script: str, profiles: Sequence[Profile], source: str) -> Profile:
 
 
 def _loosest(rule: Rule, preset: str, profiles: Sequence[Profile]) -> float | None:
-    """The threshold that all but POOLED of the languages are as strict as; None where most have none, and for words."""
+    """The threshold that all but a share POOLED of the languages satisfy; None if most have none, and for stop
+    words."""
     if rule.signal in ("num_language_stop_words", "language_stop_word_ratio"):
         return None
     held = [number for profile in profiles if (number := profile.thresholds[preset][rule.name]) is not None]
@@ -146,7 +146,7 @@ def _loosest(rule: Rule, preset: str, profiles: Sequence[Profile]) -> float | No
 
 
 def _rounded(value: float) -> float:
-    """Three digits: a reference text says no more."""
+    """Round to three digits, the precision of a reference text."""
     return float(f"{value:.3g}")
 
 
@@ -174,7 +174,7 @@ def _columns(batch) -> list:
 
 
 def windows(text: str) -> list[str]:
-    """The lines of a text in pieces of WINDOW_WORDS words and more; what is left over at the end goes to the last."""
+    """Group the lines of a text into windows of at least WINDOW_WORDS words; the remainder joins the last window."""
     pieces: list[list[str]] = [[]]
     held = 0
     for line in text.split("\n"):

@@ -1,4 +1,4 @@
-"""What the compiled line rules share: lines that stay, written one behind the other, and phrases looked for in them."""
+"""Kernels shared by the compiled line rules: copying kept lines and searching for phrases."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def phrase(text: str) -> np.ndarray:
 
 @cached_njit(nogil=True, inline="always")
 def copy_bytes(text, first, last, out, at_out):
-    """Copies text[first:last] to at_out and returns where it ends there. Up to seven bytes more are overwritten."""
+    """Copy text[first:last] to out at at_out and return its end there. Up to seven more bytes are overwritten."""
     for at in range(0, last - first, 8):
         store64(out, at_out + at, load64(text, first + at))
     return at_out + last - first
@@ -22,7 +22,7 @@ def copy_bytes(text, first, last, out, at_out):
 
 @cached_njit(nogil=True)
 def close_text(out, start, end, flags):
-    """Strips the text that was written at out[start:end], ends it with a newline and returns where the next begins."""
+    """Strip the text at out[start:end], append a newline and return the start of the next text."""
     first = skip_space(out, start, end, flags, SPACE)
     last = strip_end(out, first, end, flags, SPACE)
     if first > start:
@@ -34,7 +34,7 @@ def close_text(out, start, end, flags):
 
 @cached_njit(nogil=True)
 def has_words(text, first, last, flags, wanted):
-    """Whether text[first:last] has that many words between white space."""
+    """Whether text[first:last] has at least `wanted` words separated by white space."""
     words, inside, at = 0, False, first
     while at < last:
         byte = text[at]
@@ -54,7 +54,7 @@ def has_words(text, first, last, flags, wanted):
 
 @cached_njit(nogil=True, inline="always")
 def holds_bytes(text, first, last, low, count):
-    """Whether text[first:last] holds a byte from `low` to low + count - 1."""
+    """Whether text[first:last] contains a byte from `low` to low + count - 1."""
     found = ZERO
     for base in range(first, last, BLOCK):
         found |= bytes_within(text, base, low, count) & below(last - base)
@@ -62,8 +62,8 @@ def holds_bytes(text, first, last, low, count):
 
 
 @cached_njit(nogil=True, inline="always")
-def stands(text, start, end, first, wanted):
-    """Whether the phrase (in lower case) stands at `first`, in upper case or lower, within text[start:end]."""
+def phrase_at(text, start, end, first, wanted):
+    """Whether the phrase (given in lower case) is at `first` in text[start:end], ignoring ASCII case."""
     if first < start or first + len(wanted) > end:
         return False
     for i in range(len(wanted)):

@@ -1,7 +1,7 @@
-"""The filters that edit: C4's and RefinedWeb's line rules take lines out of a text and count what they took.
+"""Line filters of C4 and RefinedWeb: they remove lines from a text and count the removed lines by rule.
 
-Each returns the edited text and its counts; documents are judged later, on the counts and on the edited text's own
-signals. A line rule whose option is None is not asked."""
+Documents are filtered later, by these counts and the signals of the edited text. A line rule whose option is None is
+off."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from gristmill.data_pipeline.signals.characters import character_table
 
 Options = Mapping[str, float | None]
 
-# Name of the preset -> the counts its edit gives, each a column NAME_COUNT of the signals.
+# Counts that each edit returns; each is a signal column PRESET_COUNT.
 C4_COUNTS = (
     "lines",
     "removed_long_word",
@@ -40,11 +40,11 @@ REFINEDWEB_COUNTS = (
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _TERMINALS = (".", "?", "!", '"', "'")
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-_POLICY_MARKS = ("terms of", "polic", "cookies")  # one of these stands in each of the phrases above
+_POLICY_MARKS = ("terms of", "polic", "cookies")  # each phrase above contains one of these
 
-# DCLM baselines/mappers/modifiers.py, counter_line_modifier: what pages write under a post.
+# DCLM baselines/mappers/modifiers.py, counter_line_modifier: counters below a post.
 _COUNTER = re.compile(rf"\W*\d[\d,.]*[kmb]?\s+(?:{refinedweb_kernel.COUNTED.decode()})\W*")
-# The same place, substring_line_modifier, as set in dclm_baseline_refinedweb.yaml ("..." there are three wildcards).
+# The same file, substring_line_modifier, as set in dclm_baseline_refinedweb.yaml ("..." there are three wildcards).
 _BOILERPLATE = (
     re.compile(r"\s?items in cart", re.IGNORECASE),
     re.compile(r"\s?read more...$", re.IGNORECASE),
@@ -59,18 +59,21 @@ class Edited:
 
 
 def edit_c4(text: str, options: Options) -> Edited:
-    """C4 section 2.2, in the order of its code: a line goes for a word of over 1,000 characters, for want of a
-    terminal mark (an ellipsis is none), for fewer than 3 words, for `javascript`, for a policy phrase; citations go
-    out of the lines that stay. Lines are stripped. `lorem ipsum` and `{` are counted on the lines still there when
-    they are looked at."""
+    """C4 section 2.2, in the order of its code: a line is removed for a word of over 1,000 characters, a missing
+    terminal mark (an ellipsis is none), fewer than 3 words, `javascript`, or a policy phrase; citations are removed
+    from kept lines. Lines are stripped. `lorem ipsum` and `{` are counted on the lines that remain at that point."""
     counts = dict.fromkeys(C4_COUNTS, 0)
     kept = []
     for line in text.splitlines():
         counts["lines"] += 1
         line = line.strip()
         words = line.split()
-        longest = options["line_max_word_length"]
-        if longest is not None and len(line) > longest and any(len(word) > longest for word in words):
+        max_word_length = options["line_max_word_length"]
+        if (
+            max_word_length is not None
+            and len(line) > max_word_length
+            and any(len(word) > max_word_length for word in words)
+        ):
             counts["removed_long_word"] += 1
             continue
         if options["line_citations"] is not None and "[" in line:
@@ -98,14 +101,14 @@ def edit_c4(text: str, options: Options) -> Edited:
 
 
 def edit_refinedweb(text: str, options: Options) -> Edited:
-    """RefinedWeb appendix G.2 as DCLM sets it: a line goes if over half of it is upper case, if all of it is digits,
-    if it is a counter (12 likes), if it has one word; boilerplate goes out of lines of at most 10 words. Empty lines
-    stay."""
+    """RefinedWeb appendix G.2 as DCLM sets it: a line is removed if over half of it is upper case, all of it is
+    digits, it is a counter (12 likes), or it has one word; boilerplate is removed from lines of at most 10 words. Empty
+    lines are kept."""
     counts = dict.fromkeys(REFINEDWEB_COUNTS, 0)
     kept = []
     for line in text.split("\n"):
         counts["lines"] += 1
-        reason = _refused(line, options) if line else None
+        reason = _removal_reason(line, options) if line else None
         if reason is not None:
             counts[reason] += 1
             continue
@@ -124,18 +127,19 @@ def edit_refinedweb(text: str, options: Options) -> Edited:
 
 
 def edit_c4_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
-    """(edited texts, int64[N, len(C4_COUNTS)]): edit_c4 of every text, compiled but for the few the kernel leaves."""
-    longest, fewest = options["line_max_word_length"], options["line_min_words"]
-    asked = {name: value is not None for name, value in options.items()}
+    """(edited texts, int64[N, len(C4_COUNTS)]): edit_c4 of every text, compiled except for the texts the kernel
+    leaves."""
+    max_word_length, min_words = options["line_max_word_length"], options["line_min_words"]
+    is_on = {name: value is not None for name, value in options.items()}
     return _compiled(
         c4_kernel.edit_texts,
         (
-            -1 if longest is None else math.floor(longest),
-            asked["line_citations"],
-            asked["line_terminal_punctuation"],
-            -1 if fewest is None else math.ceil(fewest),
-            asked["line_javascript"],
-            asked["line_policy"],
+            -1 if max_word_length is None else math.floor(max_word_length),
+            is_on["line_citations"],
+            is_on["line_terminal_punctuation"],
+            -1 if min_words is None else math.ceil(min_words),
+            is_on["line_javascript"],
+            is_on["line_policy"],
         ),
         edit_c4,
         texts,
@@ -146,7 +150,9 @@ def edit_c4_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.n
 
 def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
     """(edited texts, int64[N, len(REFINEDWEB_COUNTS)]): edit_refinedweb of every text, compiled in the same way."""
-    upper, digits, fewest = (options[name] for name in ("line_uppercase_ratio", "line_digit_ratio", "line_min_words"))
+    upper, digits, min_words = (
+        options[name] for name in ("line_uppercase_ratio", "line_digit_ratio", "line_min_words")
+    )
     most = options["line_boilerplate_words"]
     return _compiled(
         refinedweb_kernel.edit_texts,
@@ -154,7 +160,7 @@ def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> tuple[TextBuff
             -1.0 if upper is None else float(upper),
             -1.0 if digits is None else float(digits),
             options["line_counters"] is not None,
-            -1 if fewest is None else math.ceil(fewest),
+            -1 if min_words is None else math.ceil(min_words),
             -1 if most is None else math.floor(most),
         ),
         edit_refinedweb,
@@ -172,7 +178,7 @@ def _compiled(
     options: Options,
     names: Sequence[str],
 ) -> tuple[TextBuffer, np.ndarray]:
-    """The kernel's edit of every text; the plain one's where the kernel leaves a text."""
+    """Edit the texts by the kernel, and in plain Python those that the kernel leaves."""
     count = len(texts)
     out, ends = np.empty(len(texts.text) + count + PADDING, np.uint8), np.empty(count + 1, np.int64)
     counts, left = np.zeros((count, len(names)), np.int64), np.zeros(count, np.bool_)
@@ -200,8 +206,8 @@ def _has_policy(lowered: str) -> bool:
     return any(mark in lowered for mark in _POLICY_MARKS) and any(phrase in lowered for phrase in _POLICY)
 
 
-def _refused(line: str, options: Options) -> str | None:
-    """The count under which the line goes; None if it stays."""
+def _removal_reason(line: str, options: Options) -> str | None:
+    """The count of the rule that removes the line; None if it is kept."""
     upper, digits = options["line_uppercase_ratio"], options["line_digit_ratio"]
     if upper is not None and sum(map(str.isupper, line)) / len(line) > upper:
         return "removed_uppercase"

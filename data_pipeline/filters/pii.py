@@ -1,4 +1,4 @@
-"""Personal data in texts: e-mail, IP and phone numbers kept, replaced, or a reason to drop the document."""
+"""Personal data: e-mail addresses, IP addresses and phone numbers, to keep, replace or drop documents for."""
 
 import ipaddress
 import re
@@ -15,13 +15,13 @@ PII_KINDS: tuple[PiiKind, ...] = get_args(PiiKind)
 
 
 class PiiConfig(Config):
-    """What is replaced, and by what; the placeholders are reserved for it (RFC 2606, RFC 5737, +1-555-0100).
+    """What to do for each kind, and the placeholders (reserved names and numbers: RFC 2606, RFC 5737, +1-555-0100).
 
-    replace: done when the corpus is written, after filters and deduplication, as in FineWeb: signals and similarities
-    are of the text as it was. drop: a document that holds one is removed, by the last rule of the filters (`pii.email`
-    in the ledger, with the number of places); another choice of kinds measures anew.
-    ip leaves addresses alone that name no one: private, loopback, reserved. phone takes numbers of 10 to 15 digits
-    written with a plus or with separators; it is a guess, and off unless asked for."""
+    replace: applied when the corpus is written, after filters and deduplication, as in FineWeb; signals and
+    similarities are those of the original text. drop: documents with a match are removed by the last rule of the
+    filters (`pii.email` in the ledger, with the number of matches); changing the dropped kinds annotates the files
+    again. ip ignores private, loopback and reserved addresses. phone matches numbers of 10 to 15 digits written with a
+    plus or with separators; it is a heuristic and off by default."""
 
     email: Choice = "replace"
     ip: Choice = "replace"
@@ -35,7 +35,7 @@ class PiiConfig(Config):
         return tuple(kind for kind in PII_KINDS if getattr(self, kind) == "drop")
 
 
-# The local part, an @, labels with a last one of letters. Not the whole of RFC 5322: quoted parts are no addresses.
+# The local part, an @, labels with a last one of letters. Not all of RFC 5322: quoted local parts are not matched.
 _EMAIL = re.compile(
     r"(?<![\w.+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_])?@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b"
 )
@@ -44,21 +44,21 @@ _PHONE = re.compile(
     r"(?<![\w+.-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{2,4}\)[ .-]?)?\d{2,4}(?:[ .-]\d{2,4}){1,4}(?![\w.-]\d|\w)", re.ASCII
 )
 _PATTERNS: dict[PiiKind, re.Pattern[str]] = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
-_MARKS: dict[PiiKind, str] = {"email": "@", "ip": ".", "phone": ""}  # a text without it has none
+_MARKS: dict[PiiKind, str] = {"email": "@", "ip": ".", "phone": ""}  # a text without it has no match
 
 
 def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
-    """(the text without what the config replaces, how many places were replaced).
+    """Return (the text with placeholders, the number of replacements).
 
     "mail a@b.org or 8.8.8.8" -> ("mail email@example.com or 192.0.2.1", 2)."""
     replaced = 0
 
-    def put(kind: PiiKind):
+    def replacer(kind: PiiKind):
         placeholder: str = getattr(config, f"{kind}_placeholder")
 
         def substitute(found: re.Match[str]) -> str:
             nonlocal replaced
-            if not _is_meant(kind, found[0]):
+            if not _is_personal(kind, found[0]):
                 return found[0]
             replaced += 1
             return placeholder
@@ -67,18 +67,18 @@ def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
 
     for kind in PII_KINDS:
         if getattr(config, kind) == "replace" and _MARKS[kind] in text:
-            text = _PATTERNS[kind].sub(put(kind), text)
+            text = _PATTERNS[kind].sub(replacer(kind), text)
     return text, replaced
 
 
 def count_pii(text: str, kind: PiiKind) -> int:
-    """Places that `replace` would replace, but for placeholders: those name no one."""
+    """Number of matches that `replace` would replace, without those that are placeholders."""
     if _MARKS[kind] not in text:
         return 0
     defaults = PiiConfig()
     placeholder = getattr(defaults, f"{kind}_placeholder")
     found = (match[0] for match in _PATTERNS[kind].finditer(text))
-    return sum(written != placeholder and _is_meant(kind, written) for written in found)
+    return sum(written != placeholder and _is_personal(kind, written) for written in found)
 
 
 def pii_signal(kind: PiiKind) -> str:
@@ -86,19 +86,19 @@ def pii_signal(kind: PiiKind) -> str:
 
 
 def pii_rules(config: PiiConfig | None) -> tuple[Rule, ...]:
-    """A rule a kind that the recipe drops documents for."""
+    """One rule for each kind that the recipe drops documents for."""
     kinds = () if config is None else config.dropped
     return tuple(Rule("pii", kind, pii_signal(kind), "<=", 0, f"the recipe: pii.{kind} is drop") for kind in kinds)
 
 
-def _is_meant(kind: PiiKind, written: str) -> bool:
+def _is_personal(kind: PiiKind, written: str) -> bool:
     if kind == "ip":
         return is_public_ip(written)
     return kind == "email" or _is_phone(written)
 
 
 def is_public_ip(written: str) -> bool:
-    """True for an address of a machine on the internet: not private, loopback, reserved, nor a number over 255."""
+    """True for a public address: not private, loopback or reserved, and no number over 255."""
     try:
         return ipaddress.IPv4Address(written).is_global
     except ValueError:

@@ -1,7 +1,7 @@
 """The published filters as tables of thresholds, each with its source. Names of signals: signals/names.py.
 
-Two of them also edit (filters/lines.py): their line options stand here too. A filter named before them in a recipe
-looks at the text as it was before the edit, one named after them at the edited text."""
+Two of them also edit texts (filters/lines.py); their line options are here too. Filters before them in a recipe apply
+to the text before the edit, filters after them to the edited text."""
 
 from gristmill.data_pipeline.filters.rule import Rule
 
@@ -48,32 +48,33 @@ FINEWEB_QUALITY_RULES = (
     Rule("fineweb_quality", "newline_word_ratio", "newline_word_ratio", "<=", 0.3, FINEWEB),
 )
 
-# The script's first rule (fewer than 512 characters) takes every document that its next two would take (fewer than
-# 256 characters with "javascript", fewer than 512 and not English), so one rule is the whole of it.
+# The script's first rule (fewer than 512 characters) implies its next two (fewer than 256 characters with "javascript",
+# fewer than 512 and not English), so one rule is enough.
 MT_NLG_CLEANUP_RULES = (Rule("mt_nlg_cleanup", "min_chars", "num_chars", ">=", 512, MT_NLG),)
 
 C4_RULES = (
     Rule("c4", "min_sentences", "num_sentences", ">=", 5, C4),
     Rule("c4", "lorem_ipsum", "c4_lorem_ipsum", "<=", 0, C4),
     Rule("c4", "curly_brackets", "c4_curly_brackets", "<=", 0, C4),
-    Rule("c4", "max_bad_words", "num_bad_words", "<=", 0, C4),  # asked where the recipe gives lists.badwords
+    Rule("c4", "max_bad_words", "num_bad_words", "<=", 0, C4),  # only if the recipe has lists.badwords
 )
 
-# In DCLM a page goes if its line rules took more than 5 % of its words.
+# DCLM drops a page if the line rules removed more than 5 % of its words.
 REFINEDWEB_RULES = (
     Rule("refinedweb_lines", "removed_word_ratio", "refinedweb_lines_removed_word_ratio", "<=", 0.05, REFINEDWEB),
 )
 
-# No published numbers: any address at all, for those who want documents with addresses out rather than mended.
-ADDRESSES = "own choice: none is let through"
+# No published thresholds: drops documents with any address, instead of replacing the addresses.
+ADDRESSES = "own choice: no address is allowed"
 ADDRESSES_RULES = (
     Rule("addresses", "max_emails", "num_emails", "<=", 0, ADDRESSES),
     Rule("addresses", "max_ip_addresses", "num_ip_addresses", "<=", 0, ADDRESSES),
 )
 
-# They need signals that a recipe has to ask for: lists.badwords, lists.blocked_urls, language_id, paragraph_languages.
+# These need signals that are measured only if the recipe sets lists.badwords, lists.blocked_urls, language_id,
+# paragraph_languages.
 BADWORDS_RULES = (Rule("badwords", "max_bad_words", "num_bad_words", "<=", 0, C4),)
-BLOCKED = "RefinedWeb (Penedo et al. 2023, arXiv 2306.01116), appendix G.1: a page on the blocklist is not read"
+BLOCKED = "RefinedWeb (Penedo et al. 2023, arXiv 2306.01116), appendix G.1: pages on the blocklist are dropped"
 BLOCKED_URLS_RULES = (Rule("blocked_urls", "max_blocked", "blocked_url", "<=", 0, BLOCKED),)
 FINEWEB2 = "FineWeb2 (Penedo et al. 2025, arXiv 2506.20920): Gopher's two stop words, from a list of the language"
 LANGUAGE_STOP_WORDS_RULES = (
@@ -82,9 +83,9 @@ LANGUAGE_STOP_WORDS_RULES = (
 MIXED = "own choice: four fifths of the text in one language"
 MIXED_LANGUAGES_RULES = (Rule("mixed_languages", "min_main_share", "main_language_share", ">=", 0.8, MIXED),)
 
-# Rules that only a language profile switches on (filters/profiles.py): what the published English rules leave to their
-# other filters, or to English. The numbers are those that a profile's own are matched to, for English.
-ANCHOR = "own choice: what shuffled words, menus, lists and repeated sentences of 446 languages fail and text passes"
+# Rules that only a language profile enables (filters/profiles.py), for cases that the published rules handle by other
+# filters or by English word lists. The numbers are the English thresholds to which profiles are matched.
+ANCHOR = "own choice: fails shuffled words, menus, lists and repeated sentences of 446 languages, passes running text"
 PROFILE_RULES: dict[str, tuple[Rule, ...]] = {
     "gopher_quality": (
         Rule("gopher_quality", "min_language_stop_words", "num_language_stop_words", ">=", 2, FINEWEB2),
@@ -111,7 +112,7 @@ PRESETS: dict[str, tuple[Rule, ...]] = {
     "mt_nlg_cleanup": MT_NLG_CLEANUP_RULES,
 }
 
-# Of the filters that edit: what takes a line out. 1 switches a rule on that has no number; null in a recipe, off.
+# Line options of the filters that edit. 1 enables a rule without a number; null in a recipe disables a rule.
 LINE_OPTIONS: dict[str, dict[str, float]] = {
     "c4": {
         "line_max_word_length": 1000,

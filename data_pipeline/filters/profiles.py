@@ -1,8 +1,8 @@
-"""Filter profiles by language: thresholds and stop words that stand in the place of the published English ones.
+"""Filter profiles by language: thresholds and stop words that replace the published English ones.
 
-A folder holds one YAML file a language, LANGUAGE_Script: ours (filters/languages/, by `gristmill profiles fit`) or
-FineWeb-2's `configs/*.yml`. und_Script is for languages of that script that have none, und_Zyyy for all others.
-English keeps the published numbers."""
+A folder has one YAML file per language, LANGUAGE_Script: ours (filters/languages/, from `gristmill profiles fit`) or
+FineWeb-2's `configs/*.yml`. und_Script is the fallback for languages of that script, und_Zyyy for all others. English
+keeps the published thresholds."""
 
 import math
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ ENGLISH = "en_Latn"
 
 
 class Profile(Config):
-    """thresholds: filter -> threshold -> number, null where the rule means nothing in the language or its script; what
-    is not named keeps the preset's number. language: the code lid.176 uses. source: what it was derived from.
-    stop_words_lowered: whether words are lowered before they are looked up."""
+    """thresholds: filter -> threshold -> number, null if the rule does not apply to the language or its script;
+    others keep the preset's threshold. language: the code lid.176 uses. source: what it was derived from.
+    stop_words_lowered: whether words are lowercased before the lookup."""
 
     language: str
     script: str
@@ -45,7 +45,7 @@ class Profile(Config):
 
     @cached_property
     def num_matched(self) -> int:
-        """Stop words that our words can match: with fewer than a rule asks for, the rule is off."""
+        """Number of stop words that our word splitting can match; a rule that needs more is off."""
         return len(matched_words(self.stop_words))
 
     @model_validator(mode="after")
@@ -61,7 +61,7 @@ class Profile(Config):
         return self
 
     def threshold(self, label: str, preset_threshold: float) -> float:
-        """Of the rule named FILTER.NAME; NaN where it is off."""
+        """Threshold of the rule FILTER.NAME; NaN if the rule is off."""
         preset, _, name = label.partition(".")
         wanted = self.thresholds.get(preset, {}).get(name, preset_threshold)
         if name == "min_language_stop_words" and wanted is not None and wanted > self.num_matched:
@@ -71,10 +71,10 @@ class Profile(Config):
 
 class ProfilesConfig(Config):
     """In a recipe: `profiles: gristmill` (ours), a folder, or {path: FOLDER, min_score: 0.65}; null: the published
-    English thresholds for every language. A language that the folder lacks keeps ours.
+    English thresholds for every language. Languages missing in the folder use ours.
 
-    path decides nothing by itself, the profiles in it do. min_score: below it a text's language counts as unknown, and
-    the profile of its script is taken."""
+    path is not part of the fingerprint, the profiles in it are. min_score: with a lower score the language of a text
+    counts as unknown, and the profile of its script is used."""
 
     path: str = Field(
         default=SHIPPED,
@@ -105,7 +105,7 @@ class Profiles:
 
 
 class PinnedProfiles(Config):
-    """What of the profiles decides an annotated file: which there are, and their stop words. Thresholds come later."""
+    """The part of the profiles that determines annotated files: their keys and stop words, without thresholds."""
 
     digest: str
     min_score: float
@@ -113,7 +113,7 @@ class PinnedProfiles(Config):
 
 
 def load_profiles(config: ProfilesConfig) -> Profiles:
-    """Ours, with those of the recipe's folder over them."""
+    """Our profiles, overridden by those of the recipe's folder."""
     found = dict(read_folder(SHIPPED_FOLDER))
     if config.path != SHIPPED:
         found |= read_folder(Path(config.path))
@@ -129,7 +129,7 @@ def pinned_profiles(config: ProfilesConfig) -> PinnedProfiles:
 def read_folder(folder: Path) -> Mapping[str, Profile]:
     """Key -> profile of every .yaml and .yml file of the folder.
 
-    Raises RecipeError for a folder that is not there or holds none, and for a file that is no profile."""
+    Raises RecipeError for a folder that is missing or has no profiles, and for a file that is not a profile."""
     if not folder.is_dir():
         raise RecipeError(
             f"curate.profiles: no folder {folder}; name a folder of profiles (FineWeb-2's configs, or what `gristmill "
@@ -137,7 +137,7 @@ def read_folder(folder: Path) -> Mapping[str, Profile]:
         )
     paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
     if not paths:
-        raise RecipeError(f"curate.profiles: {folder} holds no .yaml or .yml file; name a folder of profiles")
+        raise RecipeError(f"curate.profiles: {folder} contains no .yaml or .yml file; name a folder of profiles")
     found: dict[str, Profile] = {}
     for path in paths:
         profile = read_profile(path)
@@ -152,7 +152,7 @@ def read_profile(path: Path) -> Profile:
     try:
         fields = read_yaml(path.read_bytes(), str(path)).value
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read ({error.strerror}); mend the file or take it away") from error
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); fix or remove the file") from error
     if not isinstance(fields, dict):
         raise RecipeError(f"{path}: a profile is a mapping of fields, and this is {type(fields).__name__}; see docs")
     try:
@@ -160,6 +160,6 @@ def read_profile(path: Path) -> Profile:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "profile"
-        raise RecipeError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}; mend the file") from error
+        raise RecipeError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}; fix the file") from error
     except ValueError as error:
         raise RecipeError(f"{path}: {error}") from error

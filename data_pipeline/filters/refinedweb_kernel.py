@@ -1,11 +1,11 @@
-"""RefinedWeb's line rules on many texts in one compiled pass; filters/lines.py says in plain Python what they are.
+"""RefinedWeb's line rules on many texts in one compiled pass; the reference in plain Python is in filters/lines.py.
 
-Texts with boilerplate to cut out of lines, and those in which characters beyond ASCII could matter to a phrase, are
-few; they are named, and the plain rules take them."""
+Texts with boilerplate to remove from lines, and texts in which non-ASCII characters could matter to a phrase, are rare;
+they are reported and edited by the plain Python rules."""
 
 import numpy as np
 
-from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, stands
+from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, phrase_at
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
@@ -25,11 +25,11 @@ from gristmill.foundation.cached_njit import cached_njit
 # Places in the counts, as in filters/lines.py's REFINEDWEB_COUNTS.
 LINES, UPPERCASE, DIGITS, COUNTER, FEW_WORDS, BOILERPLATE = range(6)
 NUM_COUNTS = 6
-KEPT, NOT_JUDGED = 0, -1
+KEPT, UNDECIDED = 0, -1
 
 COUNTED = b"likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
 _WORDS = np.frombuffer(COUNTED + b"|", np.uint8)
-# In the phrases of the rules, and such that no character beyond ASCII stands for one of their letters.
+# Substrings of the rules' phrases whose letters have no non-ASCII case variants.
 CART, MORE, SIGN = phrase("n cart"), phrase("read more"), phrase("gn-")
 
 
@@ -46,25 +46,25 @@ def edit_texts(
     for k in range(len(offsets) - 1):
         start, end = offsets[k], offsets[k + 1] - 1
         row = pointer(counts, k * NUM_COUNTS)
-        stop = NOT_JUDGED
+        stop = UNDECIDED
         if not _holds_kelvin(text, start, end):
             stop = _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, kept, ends[k], row)
-        left[k] = stop == NOT_JUDGED
+        left[k] = stop == UNDECIDED
         ends[k + 1] = close_text(kept, ends[k], ends[k] if left[k] else stop, flags)
 
 
 @cached_njit(nogil=True)
 def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, out, at_out, counts):
-    """Where the kept lines end in out, or NOT_JUDGED."""
+    """Copy the kept lines; returns their end in out, or UNDECIDED."""
     at = start
     while at <= end:
         stop = find_newline(text, at, end)
         counts[LINES] += 1
         refused = _refused(text, at, stop, flags, upper, digits, counters, min_words) if stop > at else KEPT
         if refused == KEPT and boilerplate >= 0 and _holds_boilerplate(text, at, stop):
-            refused = KEPT if has_words(text, at, stop, flags, boilerplate + 1) else NOT_JUDGED
-        if refused == NOT_JUDGED:
-            return NOT_JUDGED
+            refused = KEPT if has_words(text, at, stop, flags, boilerplate + 1) else UNDECIDED
+        if refused == UNDECIDED:
+            return UNDECIDED
         if refused == KEPT:
             at_out = copy_bytes(text, at, stop, out, at_out)
             out[at_out] = NEWLINE
@@ -77,7 +77,7 @@ def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerpla
 
 @cached_njit(nogil=True, inline="always")
 def _refused(text, start, end, flags, upper, digits, counters, min_words):
-    """The count under which the line goes; KEPT if it stays."""
+    """The count of the rule that removes the line; KEPT if none does."""
     if upper >= 0 and _share(text, start, end, flags, 0x41, 26, UPPER) > upper:
         return UPPERCASE
     if digits >= 0:
@@ -86,8 +86,8 @@ def _refused(text, start, end, flags, upper, digits, counters, min_words):
             return DIGITS
     if counters:
         stop = _counted_word(text, start, end, flags)
-        if stop == NOT_JUDGED:
-            return NOT_JUDGED
+        if stop == UNDECIDED:
+            return UNDECIDED
         if stop > start and _counts_before(text, start, stop, flags):
             return COUNTER
     if min_words >= 0 and not has_words(text, start, end, flags, min_words):
@@ -97,7 +97,7 @@ def _refused(text, start, end, flags, upper, digits, counters, min_words):
 
 @cached_njit(nogil=True, inline="always")
 def _share(text, start, end, flags, low, count, flag):
-    """Share of the characters that have the flag; low, count: the bytes that have it in ASCII."""
+    """Share of the characters with the flag; low, count: the range of ASCII bytes with it."""
     found = ZERO
     for base in range(start, end, BLOCK):
         inside = below(end - base)
@@ -113,7 +113,7 @@ def _share(text, start, end, flags, low, count, flag):
 @cached_njit(nogil=True, inline="always")
 def _counted_word(text, start, end, flags):
     """Where the counted word (likes, shares ...) begins that the line ends in, what is no word character put aside;
-    `start` if there is none, NOT_JUDGED if characters beyond ASCII could decide."""
+    `start` if there is none, UNDECIDED if characters beyond ASCII could decide."""
     last = end
     while last > start and not _is_word_byte(text[last - 1]):
         last = character_start(text, last - 1)
@@ -122,7 +122,7 @@ def _counted_word(text, start, end, flags):
             if flags[code] & (ALPHA | DIGIT):
                 return start
             if flags[code] & WORD:  # a mark, or a number that is no digit: re's word characters are fewer than ours
-                return NOT_JUDGED
+                return UNDECIDED
     if last == start or text[last - 1] | 0x20 != 0x73:  # each of them ends in s
         return start
     word = 0
@@ -130,7 +130,7 @@ def _counted_word(text, start, end, flags):
         if _WORDS[i] == 0x7C:
             first = last - (i - word)
             if first > start and _is_word(text, first, word, i):
-                return NOT_JUDGED if holds_bytes(text, start, end, 0x80, 0x80) else first
+                return UNDECIDED if holds_bytes(text, start, end, 0x80, 0x80) else first
             word = i + 1
     return start
 
@@ -171,7 +171,7 @@ def _is_word_byte(byte):
 
 @cached_njit(nogil=True)
 def _holds_kelvin(text, start, end):
-    """Whether a Kelvin sign stands there, which is a k in lower case."""
+    """Whether the text contains a Kelvin sign, whose lower case is k."""
     for base in range(start, end, BLOCK):
         wide = bytes_within(text, base, 0xE2, 1) & below(end - base)
         if wide & bytes_within(text, base + 1, 0x84, 1) & bytes_within(text, base + 2, 0xAA, 1) != ZERO:
@@ -192,11 +192,11 @@ def _holds_boilerplate(text, start, end):
         while marks != ZERO:
             place = base + first_bit(marks)
             marks = without_first(marks)
-            if stands(text, start, end, place, CART):
+            if phrase_at(text, start, end, place, CART):
                 return True
-            if place - start <= 4 and stands(text, start, end, place, SIGN):
+            if place - start <= 4 and phrase_at(text, start, end, place, SIGN):
                 return True
-            if stands(text, start, end, place - 3, MORE) and count_chars(text, place - 3 + len(MORE), end) == 3:
+            if phrase_at(text, start, end, place - 3, MORE) and count_chars(text, place - 3 + len(MORE), end) == 3:
                 return True
     return False
 

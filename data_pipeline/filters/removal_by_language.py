@@ -1,19 +1,20 @@
-"""What the filters took of each language, and a line with the remedy where one rule took more than half."""
+"""Warnings for rules that removed more than half of a source or of one of its languages, each with a fix."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MIN_DOCUMENTS = 10  # of fewer, a half says little
+MIN_DOCUMENTS = 10  # with fewer, the share says little
 HALF = 0.5
 
 
 def heavy_removals(sources: Mapping[str, Any]) -> list[str]:
-    """A line for every rule that took over half of a source, or of one of its languages. sources: of counts.json."""
+    """One line for every rule that removed over half of a source or of one of its languages. sources: of
+    counts.json."""
     return [_line(*found) for source, entry in sources.items() for found in _heavy(source, entry)]
 
 
 def _heavy(source: str, entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int, int]]:
-    """(source, language or "", rule, documents taken, documents read)."""
+    """Yield (source, language or "", rule, documents removed, documents read)."""
     languages: Mapping[str, Any] = entry["languages"]
     read = sum(each["documents"] for each in languages.values())
     rules = sorted({rule for each in languages.values() for rule in each["removed"]})

@@ -1,4 +1,4 @@
-"""What other thresholds would keep: counted on annotated files, without writing a corpus."""
+"""Threshold sweep: counts what other thresholds would keep, on annotated files, without writing a corpus."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _SWEEP = re.compile(r"(?P<rule>[\w.]+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<count>
 
 @dataclass(frozen=True)
 class Sweep:
-    """rule=low:high:n, n thresholds at equal steps from low to high."""
+    """rule=low:high:n, n equally spaced thresholds from low to high."""
 
     rule: str
     thresholds: tuple[float, ...]
@@ -29,10 +29,10 @@ class Sweep:
 class SweepRow:
     """What the filters would keep of a source with the rule at this threshold, before deduplication.
 
-    taken: documents that fail this rule and no other: those it alone decides on."""
+    taken: documents that fail only this rule."""
 
     source: str
-    language: str  # "" for all together
+    language: str  # "" for all languages
     threshold: float
     documents: int
     bytes: int
@@ -50,19 +50,17 @@ def parse_sweep(text: str) -> Sweep:
             raise ValueError
     except ValueError:
         raise RecipeError(
-            f"{text!r} is no sweep; write rule=low:high:n, as gopher_quality.min_words=20:100:5"
+            f"{text!r} is not a sweep; write rule=low:high:n, as gopher_quality.min_words=20:100:5"
         ) from None
     if count > MAX_THRESHOLDS:
-        raise RecipeError(
-            f"{text!r} asks for {found['count']} thresholds; at most {MAX_THRESHOLDS:,} are counted at once"
-        )
+        raise RecipeError(f"{text!r} asks for {found['count']} thresholds; the maximum is {MAX_THRESHOLDS:,}")
     return Sweep(found["rule"], tuple(float(step) for step in np.linspace(low, high, count)))
 
 
 def sweep(
     sources: Sequence[tuple[str, Sequence[FilterTask]]], wanted: Sweep, engine: LocalEngine, by_language: bool = False
 ) -> list[SweepRow]:
-    """A row for every source that has the rule (with by_language, each of its languages) and every threshold.
+    """One row for every source that has the rule (with by_language, each of its languages) and every threshold.
 
     Raises RecipeError if no source has it."""
     labels = {rule.label for _, tasks in sources for task in tasks for rule in task.rules.rules}
@@ -89,18 +87,18 @@ def sweep(
 
 
 def _count(task: tuple[FilterTask, Sweep]) -> dict[str, np.ndarray]:
-    """By language int64[thresholds, 3]: documents kept, their bytes, documents only this rule takes."""
-    decide, wanted = task
-    language = PROFILE if decide.rules.by_profile else "detected_language"
-    columns = ["unreadable", "num_bytes", language, *decide.rules.columns]
-    table = pq.read_table(decide.path, columns=list(dict.fromkeys(columns)))
+    """By language int64[thresholds, 3]: documents kept, their bytes, documents that fail only this rule."""
+    filter_task, wanted = task
+    language = PROFILE if filter_task.rules.by_profile else "detected_language"
+    columns = ["unreadable", "num_bytes", language, *filter_task.rules.columns]
+    table = pq.read_table(filter_task.path, columns=list(dict.fromkeys(columns)))
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     num_bytes = table.column("num_bytes").to_numpy()
-    [place] = [place for place, rule in enumerate(decide.rules.rules) if rule.label == wanted.rule]
-    rule = decide.rules.rules[place]
-    passes_others = readable & ~failures(table, decide.rules.without(place)).any(axis=0)
-    values = signal_values(table, rule.signal, decide.rules.languages)
-    asked = ~np.isnan(decide.rules.only(place).thresholds(table)[0])  # not off in the document's profile
+    [place] = [place for place, rule in enumerate(filter_task.rules.rules) if rule.label == wanted.rule]
+    rule = filter_task.rules.rules[place]
+    passes_others = readable & ~failures(table, filter_task.rules.without(place)).any(axis=0)
+    values = signal_values(table, rule.signal, filter_task.rules.languages)
+    asked = ~np.isnan(filter_task.rules.only(place).thresholds(table)[0])  # not off in the document's profile
     languages = np.array(table.column(language).to_pylist(), dtype=np.str_)
     counted: dict[str, np.ndarray] = {}
     for name in np.unique(languages).tolist() or [""]:

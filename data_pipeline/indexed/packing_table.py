@@ -13,7 +13,7 @@ import numpy as np
 from gristmill.data_pipeline.indexed.packing import GROUP_DOCUMENTS, first_windows, num_groups
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.file_state_cache import one_at_a_time, remember_bytes
+from gristmill.foundation.file_state_cache import one_at_a_time, write_cached_bytes
 from gristmill.foundation.manifest import CACHE_FOLDER
 
 VERSION = 1  # raised when packing changes
@@ -50,7 +50,7 @@ def table_path(folder: Path, identity: Any, context: int) -> Path:
 def write_table(path: Path, table: np.ndarray) -> None:
     """In a folder that cannot be written nothing happens."""
     body = table.astype("<i8").tobytes()
-    remember_bytes(path, _digest(path.name, body) + body)
+    write_cached_bytes(path, _digest(path.name, body) + body)
 
 
 def read_table(path: Path, groups: int) -> np.ndarray | None:

@@ -17,8 +17,8 @@ from gristmill.foundation.file_state_cache import (
     file_state,
     is_settled,
     one_at_a_time,
-    read_remembered,
-    remember,
+    read_cached,
+    write_cached,
 )
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest
@@ -67,12 +67,12 @@ def open_checked(
             f"says {counts.documents}, {counts.tokens} of {dataset.dtype}; run `gristmill index` again"
         )
     record = record_path(folder, split, source.name)
-    if read_remembered(record) != checked:
+    if read_cached(record) != checked:
         with one_at_a_time(folder):
-            if read_remembered(record) != checked:  # another rank may have checked meanwhile
+            if read_cached(record) != checked:  # another rank may have checked meanwhile
                 _check(folder, prefix, source.name, dataset.vocab_size, digests, say)
                 if all(is_settled(state) for state in checked["files"].values()):
-                    remember(record, checked)
+                    write_cached(record, checked)
     if checked != checked_state(folder, split, source.name, dataset.vocab_size, digests):
         raise InputError(
             f"{prefix}: its files changed while they were opened; wait for what writes them, and try again"

@@ -1,7 +1,7 @@
-"""A quality classifier: what the sources called good have that the others have not, as a score for every document.
+"""Quality classifier: logistic regression on hashed word n-grams, positive against negative sources.
 
-As GPT-3 (Brown et al. 2020, appendix A) and MT-NLG did it: hashed word n-grams, logistic regression, and a keep rule
-that lets some of the rest through by a Pareto draw. Here the draw is a function of the document's id."""
+As in GPT-3 (Brown et al. 2020, appendix A) and MT-NLG, with a Pareto draw that keeps some low-scoring documents. Here
+the draw is a function of the document's id."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from safetensors.numpy import load_file, save
 
-from gristmill.data_pipeline.quality.config import LEAST_DOCUMENTS, QualityConfig
+from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS, QualityConfig
 from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
@@ -27,8 +27,8 @@ class QualityClassifier:
         self._vectorizer = _vectorizer(facts["config"]["ngram"], facts["config"]["features"])
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """float64[N], 0 to 1: how likely a text is one of the positive ones. Rounded to 6 digits."""
-        from scipy.special import expit  # loaded here: every worker process would wait for it
+        """float64[N], 0 to 1: probability that a text is from the positive class, rounded to 6 digits."""
+        from scipy.special import expit  # loaded here: importing it slows the start of every worker
 
         if not len(texts):
             return np.empty(0)
@@ -36,16 +36,16 @@ class QualityClassifier:
         return np.round(expit(logits), 6)
 
     def save(self, folder: Path) -> None:
-        """Weights as safetensors, facts as JSON; the facts are written last and say that both are whole."""
+        """Weights as safetensors, facts as JSON; the facts are written last and mark both as complete."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / WEIGHTS_NAME, save({"weights": self.weights, "bias": np.array([self.bias])}))
         write_atomic(folder / FACTS_NAME, canonical_json(self.facts) + b"\n")
 
 
 def load_classifier(folder: Path) -> QualityClassifier:
-    """Raises InputError if the folder holds no whole classifier."""
+    """Load the classifier. Raises InputError if the folder holds no complete one."""
     if not (folder / FACTS_NAME).is_file() or not (folder / WEIGHTS_NAME).is_file():
-        raise InputError(f"{folder}: no classifier here; the curate stage writes it")
+        raise InputError(f"{folder}: no classifier in this folder; the curate stage writes it")
     tensors = load_file(folder / WEIGHTS_NAME)
     return QualityClassifier(
         tensors["weights"], float(tensors["bias"][0]), orjson.loads((folder / FACTS_NAME).read_bytes())
@@ -55,21 +55,21 @@ def load_classifier(folder: Path) -> QualityClassifier:
 def train_classifier(
     positive: Sequence[str], negative: Sequence[str], config: QualityConfig, inputs: Sequence[str]
 ) -> QualityClassifier:
-    """Trained on all but every 1/held_out-th text of either side, on which its AUC is measured.
+    """Train on all texts but every (1/held_out)-th of each class; those are the validation set for the AUC.
 
-    The texts' order counts; inputs: names of what they are from, for the record. Raises InputError for fewer than
-    LEAST_DOCUMENTS on a side."""
+    The result depends on the order of the texts. inputs: names of their files, for the facts. Raises InputError for a
+    class with fewer than MIN_DOCUMENTS."""
     for name, texts in (("positive", positive), ("negative", negative)):
-        if len(texts) < LEAST_DOCUMENTS:
+        if len(texts) < MIN_DOCUMENTS:
             raise InputError(
-                f"curate.quality: {len(texts)} {name} documents; a classifier needs {LEAST_DOCUMENTS} of each"
+                f"curate.quality: {len(texts)} {name} documents; a classifier needs {MIN_DOCUMENTS} of each"
             )
     texts = [*positive, *negative]
     labels = np.repeat([1, 0], [len(positive), len(negative)])
     step = round(1 / config.held_out)
     held_out = np.concatenate([np.arange(len(side)) % step == 0 for side in (positive, negative)])
     counted = _vectorizer(config.ngram, config.features).transform(texts)
-    from sklearn.linear_model import LogisticRegression  # loaded here, as below
+    from sklearn.linear_model import LogisticRegression  # loaded here, as in `scores`
     from sklearn.metrics import roc_auc_score
 
     model = LogisticRegression(max_iter=200, class_weight="balanced").fit(counted[~held_out], labels[~held_out])
@@ -84,31 +84,31 @@ def train_classifier(
     return QualityClassifier(weights, float(model.intercept_[0]), facts)
 
 
-def keeps(scores: np.ndarray, doc_ids: np.ndarray, config: QualityConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(bool[N] which documents of one source stay, float64[N] the least score each would have had to have).
+def select_documents(scores: np.ndarray, doc_ids: np.ndarray, config: QualityConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return (bool[N] kept documents of one source, float64[N] minimum score for each to be kept).
 
     pareto: GPT-3 keeps a document if np.random.pareto(alpha) > 1 - score; the draw is (1 - u)**(-1/alpha) - 1 with u
-    from the document's id, so it is the same whoever asks, in whatever order."""
+    from the document's id, so it does not depend on the order of the documents."""
     if config.keep == "all" or not len(scores):
-        least = np.zeros(len(scores))
+        min_scores = np.zeros(len(scores))
     elif config.keep == "threshold":
-        least = np.full(len(scores), config.value)
+        min_scores = np.full(len(scores), config.value)
     elif config.keep == "quantile":
         place = min(max(len(scores) - round(config.value * len(scores)), 0), len(scores) - 1)
-        least = np.full(len(scores), np.sort(scores)[place])
+        min_scores = np.full(len(scores), np.sort(scores)[place])
     else:
-        least = 1.0 - pareto_draws(doc_ids, config.value)
-        return scores > least, least
-    return scores >= least, least
+        min_scores = 1.0 - pareto_draws(doc_ids, config.value)
+        return scores > min_scores, min_scores
+    return scores >= min_scores, min_scores
 
 
 def pareto_draws(doc_ids: np.ndarray, alpha: float) -> np.ndarray:
-    """float64[N] from S32[N] ids: their last 13 hex digits are a uniform number, independent of the draw of splits."""
+    """float64[N] from S32[N] ids: their last 13 hex digits as a uniform number, independent of the split assignment."""
     uniform = np.array([int(doc_id[-13:], 16) for doc_id in doc_ids], dtype=np.float64) / 16.0**13
     return (1.0 - uniform) ** (-1.0 / alpha) - 1.0
 
 
 def _vectorizer(ngram: int, features: int) -> Any:
-    from sklearn.feature_extraction.text import HashingVectorizer  # loaded here: every process would wait for it
+    from sklearn.feature_extraction.text import HashingVectorizer  # loaded here, as in `scores`
 
     return HashingVectorizer(n_features=features, ngram_range=(1, ngram), alternate_sign=False, norm="l2")

@@ -1,4 +1,4 @@
-"""The quality step of curation: a classifier trained on the recipe's own sources, scores for the judged ones."""
+"""The quality step of curation: train a classifier on the recipe's sources, score documents, select which to keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from gristmill.data_pipeline.quality.classifier import (
     FACTS_NAME,
     WEIGHTS_NAME,
     QualityClassifier,
-    keeps,
     load_classifier,
+    select_documents,
     train_classifier,
 )
 from gristmill.data_pipeline.quality.config import QualityConfig
@@ -27,7 +27,7 @@ from gristmill.foundation.nearest_name import did_you_mean
 
 
 class ScoredSource(Protocol):
-    """What the step needs to know of a source; curation.CuratedSource is one."""
+    """The part of SourceState that this step reads."""
 
     @property
     def source(self) -> SourceConfig: ...
@@ -44,7 +44,7 @@ class ScoredSource(Protocol):
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Scores of every row of an annotated file, into a .npy beside the classifier."""
+    """Score every row of an annotated file into a .npy file beside the classifier."""
 
     annotated: Path
     classifier: Path
@@ -55,9 +55,9 @@ class ScoreTask:
 def score_quality(
     sources: Sequence[ScoredSource], config: QualityConfig, cache: Path, folder: Path, engine: LocalEngine
 ) -> tuple[RemovalStep, dict[Path, Path]]:
-    """(the documents the rule takes, annotated file -> its scores). The classifier is saved in `folder`.
+    """Return (the removal step, annotated file -> file of its scores); save the classifier in `folder`.
 
-    Trained on what the filters kept. Raises RecipeError for a source that is not in the recipe."""
+    It is trained on the documents that the filters kept. Raises RecipeError for a source that is not in the recipe."""
     by_name = {one.source.name: one for one in sources}
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
@@ -67,19 +67,19 @@ def score_quality(
         for name in (WEIGHTS_NAME, FACTS_NAME):
             seal(work / name)
     load_classifier(work).save(folder)
-    judged = [by_name[name] for name in config.judged]
+    scored_sources = [by_name[name] for name in config.scored]
     tasks = [
         ScoreTask(path, work, work / f"{path.stem}.npy", rows)
-        for one in judged
+        for one in scored_sources
         for path, rows in zip(one.paths, _rows(one), strict=True)
     ]
     engine.map(score, tasks, "quality", [float(task.annotated.stat().st_size) for task in tasks], "B")
     scores = {task.annotated: task.path for task in tasks}
-    return _taken(judged, scores, config), scores
+    return _taken(scored_sources, scores, config), scores
 
 
 def score(task: ScoreTask) -> None:
-    """The task's scores are there; ones that are there already are kept."""
+    """Write the task's scores, unless the file exists."""
     if task.path.exists():
         return
     classifier = load_classifier(task.classifier)
@@ -89,23 +89,23 @@ def score(task: ScoreTask) -> None:
         np.save(file, np.concatenate([np.empty(0), *found]))
 
 
-def _taken(judged: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig) -> RemovalStep:
+def _taken(scored_sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig) -> RemovalStep:
     taken, values, thresholds = [], [], []
-    for one in judged:
+    for one in scored_sources:
         found = np.concatenate([np.empty(0), *(np.load(scores[path]) for path in one.paths)])[one.kept]
         doc_ids = one.doc_ids[one.kept]
-        stays, least = keeps(found, doc_ids, config)
-        taken.append(doc_ids[~stays])
-        values.append(found[~stays])
-        thresholds.append(least[~stays])
+        kept_mask, min_scores = select_documents(found, doc_ids, config)
+        taken.append(doc_ids[~kept_mask])
+        values.append(found[~kept_mask])
+        thresholds.append(min_scores[~kept_mask])
     doc_ids = np.concatenate([np.empty(0, "S32"), *taken])
     order = np.argsort(doc_ids, kind="stable")
-    nobody = np.full(len(doc_ids), b"", dtype="S32")
+    no_duplicate = np.full(len(doc_ids), b"", dtype="S32")
     return RemovalStep(
         "quality",
         config.value,
         doc_ids[order],
-        nobody,
+        no_duplicate,
         np.concatenate([np.empty(0), *values])[order],
         np.concatenate([np.empty(0), *thresholds])[order],
     )
@@ -121,9 +121,9 @@ def _train(by_name: dict[str, ScoredSource], config: QualityConfig) -> QualityCl
 
 
 def _texts(one: ScoredSource, config: QualityConfig) -> list[str]:
-    """The source's kept texts with the lowest hashes, at most most_documents, in the order of their hashes."""
+    """The source's kept texts with the lowest hashes, at most max_documents, in the order of their hashes."""
     rows = np.flatnonzero(one.kept)
-    chosen = rows[np.lexsort((one.doc_ids[rows], one.hashes[rows]))[: config.most_documents]]
+    chosen = rows[np.lexsort((one.doc_ids[rows], one.hashes[rows]))[: config.max_documents]]
     read = [text for cut in one.slices(np.sort(chosen)) for text in read_rows(cut, ["text"]).column("text").to_pylist()]
     place = np.searchsorted(np.sort(chosen), chosen)
     return [read[at] for at in place]
@@ -138,8 +138,8 @@ def _rows(one: ScoredSource) -> list[int]:
 
 
 def _identity(sources: Sequence[ScoredSource], config: QualityConfig) -> list:
-    """The texts trained on and how: annotated files, which of their rows were kept, the settings that count."""
-    names = {*config.positive, *config.negative, *config.judged}
+    """Identity of the training data and settings: annotated files, their kept rows, the relevant config fields."""
+    names = {*config.positive, *config.negative, *config.scored}
     files = [
         [path.name for path in one.paths] + [np.packbits(one.kept).tobytes().hex()]
         for one in sources

@@ -1,4 +1,4 @@
-"""ARC files, which the Internet Archive wrote before WARC, read as far as they can be.
+"""Reader of ARC files, the Internet Archive's format before WARC; damaged files are read up to the damage.
 
 A record is one line (address, IP, date, content type, length; version 2 has five fields more before the length), then
 as many bytes and a newline. The first record, `filedesc://`, names the version's fields. Source: Internet Archive, Arc
@@ -16,14 +16,14 @@ from gristmill.data_pipeline.readers.warc import page, read_content
 VERSION_FIELDS = {b"1": 5, b"2": 10}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _BLANK = (b"\n", b"\r\n")
-# Address, something, a date of 14 digits (some wrote more), something: where a record begins, whole or not.
+# Address, any field, a date of 14 digits (some writers give more), any field: the start of a record, complete or not.
 _BEGINS = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*:.* \S+ \d{12,} \S+")
 
 
 def read_arc(file: BinaryIO, name: str, limit: int) -> Iterator[Record | Unreadable]:
-    """The HTML pages of the file, each with its address. Records that are no page are numbered and counted.
+    """Read the HTML pages of the file, each with its URL. Records that are not pages are numbered and counted.
 
-    limit: max_record_bytes of the source; a larger record is passed over without being held."""
+    limit: max_record_bytes of the source; a larger record is skipped without being held in memory."""
     stream, fields, number = ByteStream(blocks(file, name)), VERSION_FIELDS[b"1"], 0
     try:
         line = _next_line(stream)
@@ -47,24 +47,24 @@ def read_arc(file: BinaryIO, name: str, limit: int) -> Iterator[Record | Unreada
                 line = _next_line(stream)
             number += 1
     except Damaged as damage:
-        yield Unreadable(number, damage.kind, f"{damage}; what follows is lost", stream.offset)
+        yield Unreadable(number, damage.kind, f"{damage}; the rest of the file is lost", stream.offset)
 
 
 def _header(line: bytes, fields: int) -> tuple[dict[str, str], int]:
-    """(the record's address and date, named as WARC names them, with its content type; its length in bytes).
+    """Return (the record's URL, date and content type under WARC's names, its length in bytes).
 
-    An address may hold spaces, so the fields are counted from the right. Raises Malformed if it is no such line."""
+    A URL may hold spaces, so the fields are counted from the right. Raises Malformed if the line is not a header."""
     parts = line.decode("utf-8", "replace").rstrip("\r\n").rsplit(" ", fields - 1)
     if len(parts) < fields or not _DIGITS.fullmatch(parts[2]):
         hint = "; this is a WARC file, set format: warc" if line.startswith(b"WARC/") else ""
-        raise Malformed(f"no ARC record: {excerpt(line, 60)!r}{hint}")
+        raise Malformed(f"not an ARC record: {excerpt(line, 60)!r}{hint}")
     if not _DIGITS.fullmatch(parts[-1]):
         raise Malformed(f"a record of length {excerpt(parts[-1], 60)!r}")
     return {"warc-target-uri": parts[0], "warc-date": _date(parts[2]), "content-type": parts[3]}, int(parts[-1])
 
 
 def _typed(header: dict[str, str], content: bytes) -> dict[str, str]:
-    """The header of a WARC record that says the same: a response where HTTP headers stand before the page."""
+    """The equivalent WARC header: a response if HTTP headers precede the page, else a resource."""
     if content.startswith(b"HTTP/"):
         return {**header, "warc-type": "response", "content-type": "application/http"}
     return {**header, "warc-type": "resource"}
@@ -77,7 +77,8 @@ def _date(digits: str) -> str:
 
 
 def _next_line(stream: ByteStream) -> bytes:
-    """The next line that is not blank; b"" at the end. Of one over 1 MiB, what follows it is taken for no record."""
+    """The next line that is not blank; b"" at the end of the file. A line over 1 MiB is replaced by one that is not a
+    record header."""
     try:
         line = stream.line()
         while line in _BLANK:
@@ -89,7 +90,7 @@ def _next_line(stream: ByteStream) -> bytes:
 
 
 def _next_header(stream: ByteStream) -> bytes:
-    """The next line that looks like the begin of a record, after something that is none; b"" if there is none."""
+    """Skip to the next line that looks like a record header, after malformed data; b"" if there is none."""
     while True:
         try:
             line = stream.line()

@@ -1,4 +1,4 @@
-"""Blocks of bytes, read by line or by number: what WARC and ARC are made of."""
+"""Buffered byte stream, read by line or by number of bytes, for the WARC and ARC readers."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ MAX_HEADER_BYTES = 1 << 20  # of one line, and of a whole header
 
 
 class Malformed(Exception):
-    """What stands here is no WARC or ARC record; the next one is looked for from line to line."""
+    """The bytes at this position are not a WARC or ARC record; the reader searches the next record line by line."""
 
 
 class ByteStream:
-    """Every byte is looked at once or twice, however long the lines are; no more is held than one line or what `read`
-    is asked for, and a block."""
+    """Buffers one line, or the bytes that `read` returns, and a block. The time is linear in the bytes, however long
+    the lines are."""
 
     def __init__(self, source: Iterator[bytes]):
         self._source = source
@@ -20,8 +20,8 @@ class ByteStream:
         self.offset = 0  # in the stream, of the next byte
 
     def line(self) -> bytes:
-        """Up to and with the next newline; less at the end, b"" behind it. Raises Malformed, having read nothing of it,
-        for a line over MAX_HEADER_BYTES."""
+        """The next line with its newline; the rest without one at the end of the stream, then b"". Raises Malformed for
+        a line over MAX_HEADER_BYTES, and consumes nothing of it."""
         start = self._at
         while (at := self._held.find(b"\n", start)) < 0:
             waiting = len(self._held) - self._at
@@ -33,7 +33,7 @@ class ByteStream:
         return self._take(at + 1 - self._at)
 
     def skip_line(self) -> None:
-        """Behind the next newline, or at the end."""
+        """Move past the next newline, or to the end."""
         while (at := self._held.find(b"\n", self._at)) < 0:
             self.offset += len(self._held) - self._at
             self._at = len(self._held)
@@ -42,7 +42,7 @@ class ByteStream:
         self._take(at + 1 - self._at)
 
     def read(self, size: int) -> bytes:
-        """`size` bytes, fewer at the end."""
+        """Read `size` bytes, fewer at the end of the stream."""
         held = []
         while size > 0 and (self._at < len(self._held) or self._more()):
             held.append(self._take(min(size, len(self._held) - self._at)))
@@ -50,7 +50,7 @@ class ByteStream:
         return held[0] if len(held) == 1 else b"".join(held)
 
     def skip(self, size: int) -> int:
-        """How many bytes were passed over: `size`, fewer at the end. None is held."""
+        """Skip `size` bytes, fewer at the end of the stream; returns how many. They are not held in memory."""
         left = size
         while left > 0 and (self._at < len(self._held) or self._more()):
             step = min(left, len(self._held) - self._at)
@@ -60,7 +60,7 @@ class ByteStream:
         return size - left
 
     def _more(self) -> bool:
-        """Whether there is another block, which then stands behind what is left of the last."""
+        """Append the next block to the buffer; False at the end of the stream."""
         block = next(self._source, b"")
         self._held = self._held[self._at :] + block
         self._at = 0

@@ -1,4 +1,4 @@
-"""Compressed files as a stream of plain bytes, read as far as they can be, in bounded memory."""
+"""Decompression of files as streams, in bounded memory; damaged files are read up to the damage."""
 
 import bz2
 import lzma
@@ -10,24 +10,24 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import zstandard
 
-# Small enough that what a block becomes stays in the processor's cache until its lines are read: 1 << 20 took a third
-# longer for JSON lines in zstd.
+# Small enough that a decompressed block stays in the CPU cache until its lines are parsed: 1 << 20 took a third longer
+# for JSON lines in zstd.
 BLOCK_BYTES = 1 << 17
 LZ4_BLOCK_BYTES = 1 << 16
 # zstandard's decompressobj has no limit on its output; of 512 bytes of input it makes at most 16 MiB (a block of
 # 128 KiB takes at least 4 bytes, RFC 8878, 3.1.1.2). Slices of 256 bytes to 64 KiB decompress equally fast.
 ZSTD_SLICE_BYTES = 512
-# The most plain bytes that one call of the other decompressors gives.
+# The most decompressed bytes that one call of the other decompressors returns.
 PLAIN_BYTES = 1 << 20
 # What an xz decoder may allocate: `xz -9` needs 65 MiB, and a damaged header may ask for 4 GiB.
 XZ_MEMORY_BYTES = 256 << 20
-LINE_END_BYTES = 2  # of "\r\n", which is no part of a record
+LINE_END_BYTES = 2  # of "\r\n", which is not part of a record
 SUFFIXES = ("gz", "zst", "bz2", "xz", "lz4")
 
 
 class Damaged(Exception):
-    """The stream ends too early (kind `truncated`) or cannot be decompressed (`damaged`). All that could be read was
-    handed out first."""
+    """The stream ends too early (kind `truncated`) or cannot be decompressed (`damaged`). Raised after all readable
+    bytes were yielded."""
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -36,16 +36,16 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class TooLong:
-    """A line that is over the limit and was not held. num_bytes: with its line end."""
+    """A line over the size limit, whose content was dropped. num_bytes: with its line end."""
 
     num_bytes: int
 
 
 def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The plain bytes of the file, in blocks of at most 16 MiB however well it is compressed; the name's suffix (.gz
-    .zst .bz2 .xz .lz4) says how it is.
+    """Decompress a file into blocks of at most 16 MiB, whatever the compression ratio. The name's suffix (.gz .zst .bz2
+    .xz .lz4) selects the format.
 
-    Files of several compressed streams in a row are read through. Raises Damaged after the last readable byte."""
+    Concatenated compressed streams are read to the last one. Raises Damaged after the last readable byte."""
     suffix = name.rpartition(".")[2]
     if suffix == "lz4":
         yield from _lz4(file)
@@ -58,8 +58,8 @@ def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of at least BLOCK_BYTES / 2: streams of a few bytes each must not become as many blocks.
-    What was read before damage is handed out before it is raised."""
+    """Merge pieces to at least BLOCK_BYTES / 2, so that many small streams do not become as many small blocks. Bytes
+    that were read before the damage are yielded before Damaged is raised."""
     held: list[bytes] = []
     size = 0
     try:
@@ -148,7 +148,8 @@ def _decompressor(suffix: str) -> Any:
 
 
 def _lz4(file: BinaryIO) -> Iterator[bytes]:
-    """LZ4 frames. A read that meets the damage gives nothing, so what stands before it is then read byte by byte."""
+    """Decompress LZ4 frames. A read that meets damage returns nothing, so the bytes before it are then read one by
+    one."""
     done = 0
     stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "lz4")
     try:
@@ -174,12 +175,12 @@ def _lz4(file: BinaryIO) -> Iterator[bytes]:
 
 
 def whole_lines(stream: Iterator[bytes], max_bytes: int) -> Iterator[bytes | TooLong]:
-    """The same bytes in pieces that end where lines do; the last one may end without. A line that does not fit into
-    one block and is, with its end, over max_bytes becomes a TooLong, and no more of it is held than max_bytes.
+    """Split a stream into pieces that end at line ends; the last one may end without. A line that does not fit into one
+    block and is, with its end, over max_bytes becomes a TooLong; at most max_bytes of it are held in memory.
 
-    Raises Damaged after the last whole line before the damage: half a record is no record."""
+    Raises Damaged after the last complete line before the damage: partial records are not used."""
     held: list[bytes] = []
-    size = 0  # of the line that has begun, of which `held` holds all or, once it is too long, nothing
+    size = 0  # of the incomplete line; `held` has all of it, or nothing once it is too long
     for block in stream:
         cut = block.rfind(b"\n") + 1
         start = 0

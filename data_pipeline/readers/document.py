@@ -1,4 +1,4 @@
-"""A document, the record it was read from, and the identity that neither path nor worker nor order can change."""
+"""Records, documents and document ids. An id does not depend on the path, the worker or the order of reading."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ DOCUMENT_SCHEMA = pa.schema(
 
 
 class Record(NamedTuple):
-    """One readable record. number: its place in the raw file, from 0 (lines count, blank ones too).
+    """A record that was read. number: its index in the raw file, from 0 (blank lines are counted too).
 
-    html, charset: set where the text is still a page, to be extracted. metadata: whatever else the record held.
-    repairs: what had to be repaired to read it, by the names that counts are kept under.
-    A tuple, because a frozen dataclass takes five times as long to make, and readers do little else."""
+    html, charset: set where the text must still be extracted from a page. metadata: the record's other fields.
+    repairs: names of the repairs that were needed to read it; they are counted by name.
+    A tuple, because a frozen dataclass takes five times as long to create, and readers do little else."""
 
     number: int
     text: str
@@ -41,15 +41,15 @@ class Record(NamedTuple):
     repairs: tuple[str, ...] = ()
 
     def repaired(self, *names: str) -> "Record":
-        """The record with these repairs named before its own."""
+        """The record with these repairs added before its own."""
         return self._replace(repairs=(*names, *self.repairs))
 
 
 class Unreadable(NamedTuple):
-    """A record, or the rest of a file, that could not be read. kind: the name it is counted under (invalid_json ...).
+    """A record, or the rest of a file, that could not be read. kind: the reason it is counted under (invalid_json ...).
 
-    reason: for people, with the mend where there is one. offset: bytes from the file's start, uncompressed; -1 where
-    the format has none. excerpt: the first characters of what stood there."""
+    reason: the message for users, with the fix where there is one. offset: uncompressed bytes from the start of the
+    file; -1 where the format has none. excerpt: the first characters of the record."""
 
     number: int
     kind: str
@@ -68,18 +68,18 @@ def doc_id(source: str, file: RawFile, record: int) -> str:
 
 
 def too_large(number: int, num_bytes: int | None, limit: int, offset: int = -1, start: bytes | str = "") -> Unreadable:
-    """The record was not read because it is over max_record_bytes. num_bytes: None where nobody knows how many."""
+    """The Unreadable of a record over max_record_bytes. num_bytes: its size, None if unknown."""
     size = f"over {limit} bytes" if num_bytes is None else f"{num_bytes} bytes, over the limit of {limit}"
     reason = f"{size}; set max_record_bytes of the source higher to read it"
     return Unreadable(number, "record_too_large", reason, offset, excerpt(start))
 
 
 def excerpt(raw: bytes | str, length: int = 120) -> str:
-    """The first characters, on one line, whatever the bytes are."""
+    """The first characters as one line of text; invalid bytes are escaped."""
     text = raw[: 4 * length] if isinstance(raw, str) else raw[: 4 * length].decode("utf-8", "backslashreplace")
     return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:length]
 
 
 def first_line(error: BaseException) -> str:
-    """What the error says, on one line of at most 200 characters."""
+    """The error message as one line of at most 200 characters."""
     return excerpt(str(error), 200) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Text in UTF-16 and UTF-32, with a byte order mark or without, turned into UTF-8 as it is read."""
+"""Detection of UTF-16 and UTF-32 text, with or without a byte order mark, and its conversion to UTF-8."""
 
 import codecs
 import itertools
@@ -13,16 +13,16 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 LOOKED_AT_BYTES = 4096
-# Without a mark: ASCII characters are at least this share of the text (spaces, digits, markup), so that as many of its
-# 16-bit units have a zero byte on one side; a zero on the other side is U+XX00, and rare.
+# Without a mark: at least this share of the characters is ASCII (spaces, digits, markup), so this share of the 16-bit
+# units has a zero byte on one side; a zero byte on the other side is U+XX00, which is rare.
 MIN_ZEROS, MAX_ZEROS = 0.4, 0.02
 
-# What repairs are counted under.
+# Names of repairs, as they are counted.
 BYTE_ORDER_MARK, WIDE_ENCODING = "byte_order_mark", "utf_16"
 
 
 def wide_encoding(head: bytes) -> str | None:
-    """utf-16-le, utf-16-be, utf-32-le or utf-32-be if the file's first bytes say or look so; None for all others."""
+    """utf-16-le, utf-16-be, utf-32-le or utf-32-be by the file's first bytes; None for all other encodings."""
     for mark, name in MARKS:
         if head.startswith(mark):
             return name
@@ -36,9 +36,9 @@ def wide_encoding(head: bytes) -> str | None:
 
 
 def in_utf8(blocks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
-    """(the same text as UTF-8, whether it was in a wide encoding). Other text goes through as it stands.
+    """Return (the text as UTF-8, whether it was in a wide encoding). Other text is passed on unchanged.
 
-    Damage met in the first bytes is raised where they are asked for."""
+    Damage in the first bytes is raised when the returned iterator reaches it."""
     head, rest = _head(blocks)
     encoding = wide_encoding(head[:LOOKED_AT_BYTES])
     stream = itertools.chain((head,) if head else (), rest)
@@ -46,13 +46,13 @@ def in_utf8(blocks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
 
 
 def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Without the byte order mark, which is U+FEFF once it is transcoded."""
+    """Remove the byte order mark, which is U+FEFF after transcoding."""
     yield next(blocks, b"").removeprefix(UTF8_MARK)
     yield from blocks
 
 
 def transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """As UTF-8; what is no character of the encoding becomes U+FFFD."""
+    """Transcode to UTF-8; invalid sequences become U+FFFD."""
     decoder = codecs.getincrementaldecoder(encoding)("replace")
     for block in blocks:
         if text := decoder.decode(block):
@@ -62,7 +62,7 @@ def transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def _head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first LOOKED_AT_BYTES or more, fewer only of a shorter file, and what follows them."""
+    """Return (the first LOOKED_AT_BYTES or more, fewer for a shorter file; the remaining blocks)."""
     held = b""
     while len(held) < LOOKED_AT_BYTES:
         try:

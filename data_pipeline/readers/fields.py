@@ -1,4 +1,4 @@
-"""From a record's named fields to a document: which field holds the text is the recipe's to say."""
+"""Mapping of a record's fields to text, URL, language and metadata, as the recipe configures it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ NO_FIELD = "\0no field"  # stands for a field that the recipe sets to null; no r
 
 
 class FieldMap:
-    """Makes records of a source's fields. What the recipe says is looked up once, not for every record."""
+    """Builds records from fields. The configuration is resolved once, not for every record."""
 
     def __init__(self, source: SourceConfig):
         self.source = source
@@ -27,8 +27,8 @@ class FieldMap:
         self.metadata_names = None if names == "all" else () if names == "none" else tuple(names)
 
     def maker(self) -> Callable[[Any, int], Record | None]:
-        """What makes a record of (fields, number); None where there is no text. A closure, because looking up self
-        takes as long as the rest."""
+        """Return a function from (fields, number) to a record, or to None if there is no text. A closure, because
+        attribute lookups on self take as long as the rest."""
         wanted, url_name, language_name, default = self.wanted, self.url, self.language, self.default_language
         metadata_of, is_html = self._metadata, self.is_html
 
@@ -41,7 +41,7 @@ class FieldMap:
             text, url, language = get(wanted), get(url_name), get(language_name)
             if type(text) is not str:
                 return None
-            # one field beside those in use is the least that metadata is made of
+            # there is metadata if at least one field is not in use
             spare = len(fields) - 1 - (url is not None) - (language is not None)
             metadata = metadata_of(fields) if spare else NO_METADATA
             if type(url) is not str:
@@ -55,13 +55,13 @@ class FieldMap:
         return record
 
     def record(self, fields: Mapping[str, Any], number: int, offset: int) -> Record | Unreadable:
-        """The record, or why it is none: no text field (its fields are named, with the mend), or one that is no
-        string."""
+        """The record, or an Unreadable: no text field (the message names the fields and the fix), or a value that is
+        not a string."""
         return self.maker()(fields, number) or self.refused(fields, number, offset)
 
     def records(self, columns: Mapping[str, list], first: int) -> Iterator[Record | Unreadable]:
-        """The records of rows that lie column by column, numbered from `first`. No row is made a dictionary unless it
-        has metadata: that takes twice as long as all the rest."""
+        """The records of rows stored by column, numbered from `first`. A row becomes a dictionary only if it has
+        metadata: that takes twice as long as all the rest."""
         texts, rows = columns.get(self.wanted), len(next(iter(columns.values()), []))
         if texts is None or self.is_html:
             for at, row in enumerate(zip(*columns.values(), strict=True)):
@@ -107,8 +107,8 @@ class FieldMap:
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """One form for equal metadata: sorted keys, no spaces. What JSON has no form for is written as a string, and what
-    is nested deeper than MAX_DEPTH levels as the words that say so."""
+    """Canonical JSON of metadata: sorted keys, no spaces. Values without a JSON form are written as strings; values
+    nested deeper than MAX_DEPTH levels are replaced by a note that says so."""
     if not metadata:
         return "{}"
     return _dumped(dict(metadata))
@@ -123,7 +123,7 @@ def _dumped(value: Any) -> str:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value in what JSON has a form for."""
+    """Convert a value to types that JSON can represent."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,9 +1,9 @@
-"""Files that are no text at all, such as a picture in a folder that is read as JSONL."""
+"""Detection of binary files by their signatures, such as a picture in a folder that is read as JSONL."""
 
 from gristmill.data_pipeline.readers.files import is_address, open_raw
 from gristmill.foundation.errors import InputError
 
-# How files begin, from the formats' own documents (PNG: W3C; JPEG: ITU-T T.81; ZIP: PKWARE APPNOTE; ...).
+# File signatures, from the formats' own documents (PNG: W3C; JPEG: ITU-T T.81; ZIP: PKWARE APPNOTE; ...).
 SIGNATURES = (
     (0, b"\x89PNG\r\n\x1a\n", "a PNG picture"),
     (0, b"\xff\xd8\xff", "a JPEG picture"),
@@ -26,11 +26,11 @@ SIGNATURES = (
 )
 LOOKED_AT_BYTES = 16
 PARQUET = "a Parquet file"
-SUFFIXES = {"text": "txt", "markdown": "md"}  # of formats whose files are not called as the format is
+SUFFIXES = {"text": "txt", "markdown": "md"}  # where the suffix is not the format's name
 
 
 def foreign_kind(head: bytes, format_: str) -> str | None:
-    """What a file is by its first bytes, where the format does not read that; None for everything else."""
+    """The kind of a binary file by its first bytes; None if the format can read it or the signature is unknown."""
     for offset, signature, kind in SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
             return None if (kind == PARQUET and format_ == "parquet") else kind
@@ -38,7 +38,7 @@ def foreign_kind(head: bytes, format_: str) -> str | None:
 
 
 def check_kinds(source: str, format_: str, locations: list[str]) -> None:
-    """Raises InputError that names the first local file that is of another kind, and how many are."""
+    """Raises InputError that names the first local file of another kind and the number of such files."""
     found = []
     for location in locations:
         if not is_address(location):

@@ -1,4 +1,4 @@
-"""Raw files where they lie: globs expanded, bytes opened, on this machine or behind an fsspec address."""
+"""Raw files on this machine or behind an fsspec URL: globs, sizes and opening."""
 
 import glob
 import os
@@ -12,7 +12,7 @@ from gristmill.foundation.errors import InputError
 
 
 def shown_path(location: str) -> str:
-    r"""The location as text that can be printed and stored: bytes of a file name that are no UTF-8 as escapes.
+    r"""The path as printable text: bytes of a file name that are not UTF-8 are escaped.
 
     caf\xe9.txt in Latin-1, which Python holds as caf\udce9.txt -> caf\\xe9.txt"""
     return os.fsencode(location).decode("utf-8", "backslashreplace")
@@ -24,7 +24,7 @@ def is_address(location: str) -> bool:
 
 
 def open_raw(location: str) -> BinaryIO:
-    """The file opened for reading bytes. Raises InputError that names it if it cannot be opened."""
+    """Open a file for reading bytes. Raises InputError that names the file if it cannot be opened."""
     try:
         if is_address(location):
             return fsspec.open(location, "rb").open()
@@ -38,7 +38,7 @@ def open_raw(location: str) -> BinaryIO:
 
 
 def raw_size(location: str) -> int:
-    """Bytes as stored."""
+    """Size of the stored file in bytes."""
     try:
         if is_address(location):
             filesystem, path = fsspec.core.url_to_fs(location)
@@ -51,7 +51,8 @@ def raw_size(location: str) -> int:
 
 
 def matching(pattern: str) -> dict[str, str]:
-    """Name -> location of every file the glob matches, sorted; a name is the path below the pattern's fixed folder.
+    """Name -> location of every file that matches the glob, sorted; a name is the path below the folder before the
+    first wildcard.
 
     data/*/a.txt -> {"x/a.txt": "data/x/a.txt", ...}. A folder stands for all files below it. Hidden files are left
     out. `~` and file:/// are expanded. A name is always text: shown_path says how.

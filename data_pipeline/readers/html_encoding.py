@@ -1,7 +1,7 @@
-"""From the bytes of an HTML page to its characters, as browsers decode it.
+"""Character encoding detection of HTML pages, as browsers do it.
 
-Source: WHATWG, HTML, 13.2.3.2 (encoding sniffing, prescan) and Encoding, 4.2 (labels). Where the page says nothing,
-browsers guess; here UTF-8 is tried before anything is guessed."""
+Source: WHATWG, HTML, 13.2.3.2 (encoding sniffing, prescan) and Encoding, 4.2 (labels). If the page declares
+nothing, browsers guess; here UTF-8 is tried before a guess."""
 
 import re
 from typing import NamedTuple
@@ -32,23 +32,23 @@ _ATTRIBUTE = re.compile(rb"""([^\s/>"'=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s
 _CHARSET = re.compile(rb"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)
 _XML = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
 
-REPLACED_BYTES = "replaced_bytes"  # what the repair is counted under
+REPLACED_BYTES = "replaced_bytes"  # the name the repair is counted under
 
 
 class Decoded(NamedTuple):
-    """text: the page. was_repaired: bytes that are no character of its encoding became U+FFFD."""
+    """text: the page. was_repaired: invalid bytes became U+FFFD."""
 
     text: str
     was_repaired: bool
 
 
 def decode_html(html: bytes, charset: str | None) -> Decoded:
-    """The page by its byte order mark, else the HTTP header (charset), else its meta element or XML declaration, else
-    UTF-8 if it mostly is that, else what its bytes look like. A charset nobody knows is passed over.
+    """Decode by the byte order mark, else the HTTP header (charset), else the meta element or XML declaration, else as
+    UTF-8 if the page mostly is UTF-8, else by detection from the bytes. Unknown charsets are ignored.
 
-    Mostly: as many well-formed sequences beyond ASCII as bytes that belong to none. "caf\\xc3\\xa9 caf\\xe9" is UTF-8
-    with one bad byte, "caf\\xe9" is windows-1252. Unlike in browsers, a declaration that the bytes break gives way to
-    UTF-8 that they do not break: pages that were saved anew keep the old one."""
+    Mostly: at least as many well-formed non-ASCII sequences as invalid bytes. "caf\\xc3\\xa9 caf\\xe9" is UTF-8
+    with one bad byte, "caf\\xe9" is windows-1252. Unlike in browsers, a declaration that does not fit the bytes is
+    ignored if the page is valid UTF-8: pages that were saved again often keep the old declaration."""
     for mark, name in MARKS:
         if html.startswith(mark):
             return _decoded(html[len(mark) :], name)
@@ -63,15 +63,15 @@ def decode_html(html: bytes, charset: str | None) -> Decoded:
 
 
 def codec_of(label: str | None) -> str | None:
-    """The Python codec of a WHATWG label: " Latin1 " -> cp1252, x-sjis -> cp932; None for one that is no label."""
+    """The Python codec of a WHATWG label: " Latin1 " -> cp1252, x-sjis -> cp932; None for an unknown label."""
     label = (label or "").strip().lower()
     known = OTHER_LABELS.get(label) or (map_encoding_to_html5(label, fallback_utf8=False) if label else None)
     return None if known is None else CODECS.get(known, known)
 
 
 def declared_codec(head: bytes) -> str | None:
-    """What the first meta element that names a known charset says, else the XML declaration. UTF-16 cannot be true of
-    a page in which a meta element was found, and means UTF-8 (HTML, prescan)."""
+    """The codec of the first meta element with a known charset, else of the XML declaration. A declared UTF-16 cannot
+    be right if a meta element was found in ASCII, and means UTF-8 (HTML, prescan)."""
     for meta in _META.finditer(_COMMENT.sub(b"", head)):
         attributes: dict[bytes, bytes] = {}
         for name, *values in _ATTRIBUTE.findall(meta[1]):

@@ -1,4 +1,4 @@
-"""From an HTML page to its text, the same on every machine: no clock decides, only the page's size."""
+"""Text extraction from HTML pages. Limits depend on the page's size, not on time, so results are reproducible."""
 
 from typing import Any, Literal
 
@@ -17,17 +17,17 @@ TRAFILATURA_OPTIONS: dict[Extractor, dict[str, Any]] = {
     "trafilatura_precision": {"include_comments": False, "favor_precision": True},
 }
 
-# A page beyond this is a dump or a trap: extraction takes minutes there, and a limit by the clock would make the
-# corpus depend on the machine.
-MOST_HTML_BYTES = 10_000_000
+# Extraction takes minutes for larger pages (dumps, crawler traps), and a time limit would make the corpus depend on the
+# machine.
+MAX_HTML_BYTES = 10_000_000
 
-# resiliparse looks at all ancestors of every element: the sum of the elements' depths is what it costs. 20,000 open
-# <div> in a row sum up to 2e8 and take half a minute; a page of 100,000 elements at a depth of 40 to 4e6.
+# resiliparse visits all ancestors of every element, so its time is proportional to the sum of the elements' depths.
+# 20,000 open <div> in a row sum up to 2e8 and take half a minute; a page of 100,000 elements at a depth of 40 to 4e6.
 MAX_SUMMED_DEPTH = 20_000_000
 
 
 class NotExtracted(Exception):
-    """No text came out of the page. kind: what counts are kept by."""
+    """No text could be extracted from the page. kind: the reason it is counted under."""
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -35,20 +35,18 @@ class NotExtracted(Exception):
 
 
 def extract(html: bytes, charset: str | None, extractor: Extractor) -> str:
-    """The page's main text. charset: what the HTTP header says, if anything.
+    """The page's main text. charset: from the HTTP header, if given.
 
-    trafilatura finds the text best; trafilatura_precision, which is how FineWeb calls it, leaves out what is doubtful
-    and loses more of the text; resiliparse is some ten times as fast. Raises NotExtracted if the page is larger than
-    MOST_HTML_BYTES or no text is found in it."""
+    trafilatura is the most accurate; trafilatura_precision, FineWeb's setting, drops doubtful text and loses more of
+    the text; resiliparse is some ten times as fast. Raises NotExtracted if the page is larger than MAX_HTML_BYTES or no
+    text is found in it."""
     return extract_page(html, charset, extractor)[0]
 
 
 def extract_page(html: bytes, charset: str | None, extractor: Extractor) -> tuple[str, tuple[str, ...]]:
-    """(as extract, the names of the repairs that decoding the page took)."""
-    if len(html) > MOST_HTML_BYTES:
-        raise NotExtracted(
-            "page_too_large", f"{len(html)} bytes of HTML, the most that is extracted is {MOST_HTML_BYTES}"
-        )
+    """Return (the text as `extract` gives it, the names of the repairs made while decoding the page)."""
+    if len(html) > MAX_HTML_BYTES:
+        raise NotExtracted("page_too_large", f"{len(html)} bytes of HTML; the limit is {MAX_HTML_BYTES}")
     page = decode_html(html, charset)
     text = _resiliparse(page.text) if extractor == "resiliparse" else _trafilatura(page.text, extractor)
     if not text.strip():
@@ -59,7 +57,7 @@ def extract_page(html: bytes, charset: str | None, extractor: Extractor) -> tupl
 def _trafilatura(page: str, extractor: Extractor) -> str:
     try:
         return trafilatura.extract(page, **TRAFILATURA_OPTIONS[extractor]) or ""
-    except Exception as error:  # whatever lxml's odd trees make it raise
+    except Exception as error:  # it raises various errors on malformed trees
         raise NotExtracted("extractor_failed", f"trafilatura: {type(error).__name__}: {error}") from error
 
 
@@ -67,14 +65,14 @@ def _resiliparse(page: str) -> str:
     if page.count("<") ** 2 > 2 * MAX_SUMMED_DEPTH and (found := summed_depth(page)) > MAX_SUMMED_DEPTH:
         raise NotExtracted(
             "nested_too_deep",
-            f"the elements' depths sum up to {found}, the most that is extracted is {MAX_SUMMED_DEPTH}",
+            f"the elements' depths sum up to {found}; the limit is {MAX_SUMMED_DEPTH}",
         )
     return extract_plain_text(page, main_content=True, alt_texts=False, comments=False, preserve_formatting=True)
 
 
 def summed_depth(page: str) -> int:
-    """The sum over all nodes of how many stand around them. In <html><head></head><body><p></p></body></html>, with the
-    document around html: 1 + 2 + 2 + 3."""
+    """The sum of the depths of all nodes. In <html><head></head><body><p></p></body></html>, below the document node:
+    1 + 2 + 2 + 3."""
     total = 0
 
     def enter(context: DOMContext) -> None:

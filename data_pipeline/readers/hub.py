@@ -1,4 +1,4 @@
-"""Hugging Face datasets: one on the hub, pinned by its commit, or a local folder, pinned by its files."""
+"""Reader of Hugging Face datasets: from the hub, pinned by commit, or from a local folder, pinned by its files."""
 
 import hashlib
 import re
@@ -16,9 +16,9 @@ from gristmill.foundation.lock import RawFile
 
 
 def dataset_digest(source: SourceConfig) -> tuple[int, str]:
-    """(bytes, digest) that pin the dataset. Bytes are 0 for one on the hub.
+    """Return (bytes, digest) that pin the dataset. Bytes are 0 for a dataset on the hub.
 
-    Raises InputError if it is neither a folder nor pinned: a hub name alone may mean other data tomorrow."""
+    Raises InputError if it is neither a local folder nor pinned by a commit: the data behind a hub name may change."""
     folder = Path(source.paths[0])
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -26,18 +26,18 @@ def dataset_digest(source: SourceConfig) -> tuple[int, str]:
         return sum(path.stat().st_size for path in files), hashlib.sha256(joined.encode()).hexdigest()
     if not re.fullmatch(r"[0-9a-f]{40}", source.revision or ""):
         raise InputError(
-            f"source {source.name}: {source.paths[0]} is no folder here, and a dataset on the hub is read at a commit; "
+            f"source {source.name}: {source.paths[0]} is not a local folder, and a hub dataset needs a commit; "
             "set revision to its 40 hex digits"
         )
     return 0, hashlib.sha256(f"hub {source.paths[0]} {source.revision}".encode()).hexdigest()
 
 
 def read_dataset(source: SourceConfig, pinned: RawFile) -> Iterator[Record | Unreadable]:
-    """The rows of the source's split, streamed. One whose strings are over max_record_bytes is not read; what stands
-    behind rows that cannot be read is lost, and said to be.
+    """The rows of the source's split, streamed. Rows with strings over max_record_bytes are not read; the rows after
+    an unreadable row are lost and reported.
 
-    Raises InputError behind the last row if the files of a local folder are not those that the lock pins: the library
-    maps them into memory, so they are digested once more. A change that was undone meanwhile is not seen."""
+    Raises InputError after the last row if the files of a local folder are not those in the lock: the library maps them
+    into memory, so they are digested again at the end. A change that was undone in between is not detected."""
     fields, limit = FieldMap(source), source.max_record_bytes
     number = 0
     rows = iter(_open(source))
@@ -46,8 +46,8 @@ def read_dataset(source: SourceConfig, pinned: RawFile) -> Iterator[Record | Unr
             row = dict(next(rows))
         except StopIteration:
             break
-        except Exception as error:  # whatever the library's readers raise on the files
-            reason = f"{type(error).__name__}: {first_line(error)}; what follows is lost"
+        except Exception as error:  # the library's readers raise various errors
+            reason = f"{type(error).__name__}: {first_line(error)}; the rows after it are lost"
             yield Unreadable(number, "damaged", reason)
             break
         size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))

@@ -1,5 +1,4 @@
-"""JSON that other programs write and the standard does not allow, read as they meant it: byte order marks, NaN and
-Infinity, surrogates that stand alone."""
+"""Repair of common deviations from the JSON standard: byte order marks, NaN and Infinity, lone surrogates."""
 
 import json
 import math
@@ -12,11 +11,11 @@ MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 
 
 def repaired(line: bytes) -> tuple[Any, tuple[str, ...]]:
-    """(the value, the names of the repairs that it took).
+    """Return (the value, the names of the repairs that were needed).
 
-    A byte order mark before it is dropped; NaN, Infinity and numbers beyond a float become null; a lone surrogate, as
-    an escape or in UTF-8's way, becomes U+FFFD, and a pair of them written one by one the character they mean.
-    Raises UnicodeDecodeError for bytes that are no UTF-8 otherwise, ValueError for what is no JSON even so."""
+    A leading byte order mark is dropped; NaN, Infinity and numbers outside the range of a float become null; a lone
+    surrogate, escaped or encoded, becomes U+FFFD; a surrogate pair encoded as two characters becomes the one it stands
+    for. Raises UnicodeDecodeError for other invalid UTF-8, ValueError if the repaired line is still not JSON."""
     repairs = []
     if line.startswith(UTF8_MARK):
         repairs.append(BYTE_ORDER_MARK)
@@ -61,7 +60,7 @@ def _decoded(line: bytes) -> str:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """The value itself if no string in it holds one, else a copy."""
+    """The value itself if its strings hold no surrogates, else a repaired copy."""
     if type(value) is str:
         return without_surrogates(value)
     if type(value) is dict:
@@ -75,7 +74,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def without_surrogates(text: str) -> str:
-    """The text itself if it holds none; else pairs joined, and U+FFFD for each that stands alone."""
+    """The text itself if it holds no surrogates; else with pairs joined and U+FFFD for each lone one."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

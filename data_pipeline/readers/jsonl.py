@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, plain or compressed, a whole file or a range of its bytes."""
+"""Reader of JSON lines: one object per line, plain or compressed, a complete file or a byte range of it."""
 
 from collections.abc import Iterator
 from io import BytesIO
@@ -24,11 +24,11 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 def read_jsonl(
     file: BinaryIO, name: str, source: SourceConfig, first_record: int = 0, start: int = 0, end: int | None = None
 ) -> Iterator[Record | Unreadable]:
-    """Every line as a record; lines that are no object, lack the text, are too large or no UTF-8 as Unreadable. Blank
-    lines are numbered and passed over.
+    """Read every line as a record; lines that are not objects, have no text, are too large or not UTF-8 are Unreadable.
+    Blank lines are numbered and skipped.
 
-    start, end: only these bytes of a plain file, which begin and end where lines do. A file in UTF-16 is read as
-    UTF-8 would be, and its offsets are those of its UTF-8."""
+    start, end: only these bytes of a plain file; both are line starts. A file in UTF-16 is converted to UTF-8, and
+    offsets count its UTF-8 bytes."""
     if end is not None:
         yield from _records(_range(file, start, end), source, first_record, start)
         return
@@ -47,7 +47,7 @@ def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset:
                 number += 1
                 offset += piece.num_bytes
                 continue
-            # line after line: of a list of them, the last would have left the processor's cache before it is read
+            # one line at a time: in a list of lines, the last would have left the CPU cache before it is parsed
             lines = BytesIO(piece)
             for line in lines:
                 if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
@@ -57,8 +57,8 @@ def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset:
                         found: Any = loads(line)
                     except orjson.JSONDecodeError as error:
                         start = offset + lines.tell() - len(line)
-                        if (mended := _repaired(line, error, fields, number, start)) is not None:
-                            yield mended
+                        if (repaired_record := _repaired(line, error, fields, number, start)) is not None:
+                            yield repaired_record
                     else:
                         made = record(found, number)
                         yield made or _refused(found, fields, number, offset + lines.tell() - len(line), line)
@@ -78,7 +78,7 @@ def _range(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
 def _repaired(
     line: bytes, error: orjson.JSONDecodeError, fields: FieldMap, number: int, offset: int
 ) -> Record | Unreadable | None:
-    """The record of a line that is no JSON as it stands, or why there is none; None for a blank line."""
+    """The record of a line that is not valid JSON, after repair, or an Unreadable; None for a blank line."""
     if not line.removeprefix(UTF8_MARK).strip():
         return None
     try:
@@ -98,30 +98,30 @@ def _refused(found: Any, fields: FieldMap, number: int, offset: int, line: bytes
     return Unreadable(number, "no_object", f"the line is a JSON {_kind(found)}, not an object", offset, excerpt(line))
 
 
-def line_starts(file: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:
-    """(first record, start, end) of ranges of about part_bytes that begin and end at lines, for a plain file.
+def line_starts(file: BinaryIO, range_bytes: int) -> list[tuple[int, int, int]]:
+    """Return (first record, start, end) of ranges of about range_bytes that start and end at line starts; plain files.
 
-    Reads the file once to count its lines: 1 GB takes under a second, its JSON several. Empty for a file in UTF-16,
-    where a line end is two bytes."""
-    parts: list[tuple[int, int, int]] = []
+    Reads the file once to count its lines: 1 GB takes under a second, parsing it takes several. Empty for UTF-16,
+    where a line end has two bytes."""
+    ranges: list[tuple[int, int, int]] = []
     first_record = start = position = 0
     count = 0
-    while block := file.read(min(part_bytes, 1 << 22)):
+    while block := file.read(min(range_bytes, 1 << 22)):
         if not position and wide_encoding(block[:LOOKED_AT_BYTES]) is not None:
             return []
         cut = block.rfind(b"\n")
-        if position + len(block) - start >= part_bytes and cut >= 0:
+        if position + len(block) - start >= range_bytes and cut >= 0:
             end = position + cut + 1
             count += block.count(b"\n", 0, cut + 1)
-            parts.append((first_record, start, end))
+            ranges.append((first_record, start, end))
             first_record, start = first_record + count, end
             count = block.count(b"\n", cut + 1)
         else:
             count += block.count(b"\n")
         position += len(block)
     if start < position:
-        parts.append((first_record, start, position))
-    return parts
+        ranges.append((first_record, start, position))
+    return ranges
 
 
 def _kind(value: Any) -> str:

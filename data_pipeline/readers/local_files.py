@@ -1,4 +1,4 @@
-"""Files of this machine by glob, each once: `**` enters no folder twice, whatever links point where."""
+"""Local files by glob; each is found once, since `**` enters no folder twice even where links form loops."""
 
 import fnmatch
 import glob
@@ -11,21 +11,21 @@ from gristmill.foundation.errors import InputError
 
 
 def local_path(pattern: str) -> str:
-    """`~/data` and `file:///data` as paths of this machine; other patterns as they are.
+    """Expand `~/data` and `file:///data` to local paths; other patterns stay unchanged.
 
-    Raises InputError for a file address of another host or without a whole path."""
+    Raises InputError for a file URL of another host or without an absolute path."""
     if not pattern.startswith("file:"):
         return os.path.expanduser(pattern)
     parts = urlsplit(pattern)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InputError(f"{pattern}: a file address is file:/// and a path from the root; write the path alone")
+        raise InputError(f"{pattern}: a file URL is file:/// and an absolute path; write the path alone")
     return unquote(parts.path)
 
 
 def local_files(pattern: str) -> list[str]:
-    """Paths of the files that a glob matches, or that lie below a folder, sorted. Hidden files are left out.
+    """Paths of the files that match a glob or lie below a folder, sorted. Hidden files are excluded.
 
-    A link to a folder that was entered already is not entered again, so links that form a loop end."""
+    A link to a folder that was already visited is not followed, so loops of links end."""
     if os.path.isdir(pattern):
         pattern = f"{pattern.rstrip('/')}/**"
     parts = pattern.split("/")
@@ -42,7 +42,7 @@ def local_files(pattern: str) -> list[str]:
 
 
 def _files_below(folder: str) -> Iterator[list[str]]:
-    """The path of every file below a folder, from there, in parts: data -> [["a.txt"], ["x", "b.txt"]]."""
+    """Path components of every file below a folder, relative to it: data -> [["a.txt"], ["x", "b.txt"]]."""
     entered = {_identity(folder)}
     for here, folders, names in os.walk(folder, followlinks=True):
         inside = []
@@ -63,7 +63,7 @@ def _is_shown(folder: str, name: str) -> bool:
 def _identity(folder: str) -> tuple[int, int]:
     try:
         status = os.stat(folder)
-    except OSError:  # gone since it was listed, or not ours to look at: os.walk passes it over too
+    except OSError:  # removed since it was listed, or not readable: os.walk skips it too
         return (-1, -1)
     return status.st_dev, status.st_ino
 

@@ -1,11 +1,11 @@
-"""How large the pages of a Parquet row group are once decompressed: known from their headers, before any is read.
+"""Decompressed page sizes of a Parquet row group, from the page headers, before any page is read.
 
-pyarrow does not say, and decompresses a page whole. Source: the Apache Parquet format, parquet.thrift (PageHeader), and
-Thrift's compact protocol, thrift-compact-protocol.md."""
+pyarrow does not report them, and decompresses complete pages. Source: the Apache Parquet format, parquet.thrift
+(PageHeader), and Thrift's compact protocol, thrift-compact-protocol.md."""
 
 from typing import Any, BinaryIO
 
-HEADER_BYTES = 1 << 12  # read for a page header, which takes some 30 bytes, and more with statistics of long strings
+HEADER_BYTES = 1 << 12  # a page header has about 30 bytes, more with statistics of long strings
 MAX_HEADER_BYTES = 1 << 24
 DICTIONARY_PAGE = 2
 MAX_NESTING = 16  # of structs and lists in a page header: the format has 3
@@ -14,13 +14,13 @@ TRUE, FALSE, BYTE, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 2, 3, 7, 8, 9, 10
 
 
 class CutOff(ValueError):
-    """The header goes on beyond the bytes that were read."""
+    """The header is longer than the bytes that were read."""
 
 
 def page_sizes(file: BinaryIO, group: Any) -> tuple[int, int]:
-    """(bytes of the largest page of the row group's columns, of the largest dictionary page), decompressed.
+    """Return (decompressed bytes of the row group's largest page, of its largest dictionary page).
 
-    group: pyarrow's RowGroupMetaData. Where a header is no header the walk along that column ends: pyarrow finds the
+    group: pyarrow's RowGroupMetaData. An invalid header ends the scan of its column: pyarrow will find the
     same damage."""
     largest = dictionary = 0
     for index in range(group.num_columns):
@@ -55,7 +55,7 @@ def _page_header(file: BinaryIO, position: int) -> tuple[int, int, int, int]:
             continue
         kind, plain, packed = (fields.get(field, -1) for field in (1, 2, 3))
         if min(kind, plain, packed) < 0:
-            raise ValueError("no page header")
+            raise ValueError("not a page header")
         return kind, plain, packed, length
 
 

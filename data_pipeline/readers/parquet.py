@@ -1,4 +1,4 @@
-"""Parquet: a file, or some of its row groups, in batches whose cells fit into memory."""
+"""Reader of Parquet files or row-group ranges, in batches that fit into memory."""
 
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -14,28 +14,28 @@ from gristmill.data_pipeline.readers.page_sizes import page_sizes
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 BATCH_ROWS = 1024
-# Bytes of cells that are turned into Python strings at a time.
+# Bytes of cells that are converted to Python strings at a time.
 SLICE_BYTES = 16_000_000
-# What one column of a batch may take in Arrow's form, where a dictionary lets few bytes stand for many.
+# Maximum Arrow bytes of one column of a batch; dictionary-encoded columns expand when they are decoded.
 COLUMN_BYTES = 256_000_000
-# A page is decompressed whole. Writers make pages of 1 MB (parquet-mr, pyarrow) to 100 MB (DuckDB); one beyond this
-# and beyond the source's max_record_bytes costs its row group.
+# pyarrow decompresses complete pages. Writers make pages of 1 MB (parquet-mr, pyarrow) to 100 MB (DuckDB); the row
+# group of a page over this and over the source's max_record_bytes is skipped.
 MAX_PAGE_BYTES = 256_000_000
 
 
 def read_parquet(
     file: BinaryIO, source: SourceConfig, first_record: int = 0, first_group: int = 0, end_group: int | None = None
 ) -> Iterator[Record | Unreadable]:
-    """Every row as a record. A file whose footer cannot be read is one Unreadable; so is each row group that is
-    damaged, or has a page too large for memory. A row whose cells are over max_record_bytes, or whose text is no
-    UTF-8, is Unreadable by itself."""
+    """Read every row as a record. A file with an unreadable footer gives one Unreadable; so does each row group that is
+    damaged or has a page over the size limit. A row with cells over max_record_bytes, or with text that is not UTF-8,
+    is Unreadable by itself."""
     try:
         table = pq.ParquetFile(file)
         names, num_groups = table.schema_arrow.names, table.num_row_groups
         if any(table.metadata.row_group(group).num_rows < 0 for group in range(num_groups)):
-            raise ValueError("a row group of fewer than 0 rows")  # records would have the numbers of others
-    except Exception as error:  # pyarrow raises what its decoders happen to
-        yield Unreadable(first_record, "unreadable_file", f"no readable Parquet file: {first_line(error)}")
+            raise ValueError("a row group of fewer than 0 rows")  # record numbers would repeat
+    except Exception as error:  # pyarrow's decoders raise various errors
+        yield Unreadable(first_record, "unreadable_file", f"not a readable Parquet file: {first_line(error)}")
         return
     number, fields = first_record, FieldMap(source)
     for group in range(first_group, num_groups if end_group is None else end_group):
@@ -86,7 +86,7 @@ def _slice_records(
 ) -> Iterator[Record | Unreadable]:
     try:
         columns = {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
-    except Exception:  # bytes that are no UTF-8, dates that Python has no value for
+    except Exception:  # invalid UTF-8, dates outside Python's range
         for row in range(len(batch)):
             yield _cell_by_cell(batch, row, names, fields, number + row)
         return
@@ -96,9 +96,8 @@ def _slice_records(
 def _cell_by_cell(
     batch: pa.RecordBatch, row: int, names: list[str], fields: FieldMap, number: int
 ) -> Record | Unreadable:
-    """The record of one row of which not every cell is a Python value. Surrogates in a string are repaired; a row with
-    a string that is no UTF-8 even so is Unreadable; another
-    value that Python has no form for is written as Arrow does."""
+    """The record of one row with cells that have no Python value. Surrogates in a string are repaired; a row with other
+    invalid UTF-8 is Unreadable; other values are formatted by Arrow."""
     cells: dict[str, Any] = {}
     was_repaired = False
     for name, column in zip(names, batch.columns, strict=True):
@@ -107,7 +106,7 @@ def _cell_by_cell(
             cells[name] = cell.as_py()
         except UnicodeDecodeError as error:
             if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                return Unreadable(number, "invalid_encoding", f"field {name!r}: a string in it is no utf-8", -1)
+                return Unreadable(number, "invalid_encoding", f"field {name!r}: a string in it is not utf-8", -1)
             try:
                 cells[name] = without_surrogates(error.object.decode("utf-8", "surrogatepass"))
             except UnicodeDecodeError:
@@ -128,7 +127,7 @@ def _written(column: pa.Array, row: int) -> str | None:
 
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With the values in their places: of a slice of a dictionary column, nbytes would count all its values."""
+    """Decode dictionary columns: nbytes of a slice of one would count all its values."""
     if not any(pa.types.is_dictionary(column.type) for column in batch.columns):
         return batch
     columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
@@ -139,22 +138,23 @@ def _row_bytes(batch: pa.RecordBatch, row: int) -> int:
     return batch.slice(row, 1).nbytes
 
 
-def row_groups(file: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:
-    """(first record, first group, end group) of runs of row groups of about part_bytes; empty if there is no footer."""
+def row_groups(file: BinaryIO, range_bytes: int) -> list[tuple[int, int, int]]:
+    """Return (first record, first group, end group) of runs of row groups of about range_bytes; empty without a
+    footer."""
     try:
         metadata = pq.ParquetFile(file).metadata
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         sizes = [(group.total_byte_size, group.num_rows) for group in groups]
-    except Exception:  # read_parquet says what it is
+    except Exception:  # read_parquet reports the reason
         return []
     if any(num_bytes < 0 or rows < 0 for num_bytes, rows in sizes):
         return []
-    parts = []
+    ranges = []
     first_record = first_group = held = rows = 0
     for group, (num_bytes, num_rows) in enumerate(sizes):
         held += num_bytes
         rows += num_rows
-        if held >= part_bytes or group + 1 == len(sizes):
-            parts.append((first_record, first_group, group + 1))
+        if held >= range_bytes or group + 1 == len(sizes):
+            ranges.append((first_record, first_group, group + 1))
             first_record, first_group, held, rows = first_record + rows, group + 1, 0, 0
-    return parts
+    return ranges

@@ -1,4 +1,4 @@
-"""Text and Markdown files: a document is the file, a paragraph or a line."""
+"""Reader of text and Markdown files: one document per file, paragraph or line."""
 
 import codecs
 import re
@@ -17,7 +17,7 @@ _SPACE = b" \t\n\r\f\v"
 
 
 class Piece(NamedTuple):
-    """Bytes of the file from `offset` on. raw is b"" where num_bytes is over the limit."""
+    """A piece of the file at `offset`. raw is b"" if num_bytes is over the limit."""
 
     offset: int
     raw: bytes
@@ -25,16 +25,16 @@ class Piece(NamedTuple):
 
 
 def read_plain(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The file's documents; pieces that hold no text are numbered and passed over.
+    """Read the file's documents; pieces without text are numbered and skipped.
 
-    Bytes that are not of the source's encoding make the piece Unreadable, and so does a size over max_record_bytes.
-    Where a file is cut off, the pieces before the cut are read, then the rest is one Unreadable (with record: file,
-    all of it). A file in UTF-16 is read as UTF-8 would be, and its offsets are those of its UTF-8."""
+    Bytes that are invalid in the source's encoding make the piece Unreadable, and so does a size over max_record_bytes.
+    Of a truncated file, the complete pieces are read, then the rest is one Unreadable (with record: file, all of it).
+    A file in UTF-16 is converted to UTF-8, and offsets count its UTF-8 bytes."""
     stream, encoding, was_wide = _in_narrow_encoding(blocks(file, name), source)
-    cut = {"file": _whole, "line": _lines, "paragraph": _paragraphs}[source.record]
+    split = {"file": _whole, "line": _lines, "paragraph": _paragraphs}[source.record]
     number = offset = 0
     try:
-        for piece in cut(stream, source.max_record_bytes):
+        for piece in split(stream, source.max_record_bytes):
             found = _document(piece, number, encoding, source)
             if found is not None:
                 yield found.repaired(WIDE_ENCODING) if was_wide and isinstance(found, Record) else found
@@ -44,7 +44,7 @@ def read_plain(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Reco
 
 
 def _in_narrow_encoding(stream: Iterator[bytes], source: SourceConfig) -> tuple[Iterator[bytes], str, bool]:
-    """(the text in an encoding whose line ends are one byte, that encoding, whether it was found to be in UTF-16)."""
+    """Return (the text in an encoding with one-byte line ends, that encoding, whether UTF-16 was detected)."""
     encoding = codecs.lookup(source.encoding).name
     if encoding in ("utf-8", "utf-8-sig"):
         stream, was_wide = in_utf8(stream)
@@ -67,7 +67,7 @@ def _lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
 
 
 def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
-    """Between blank lines, and without the white space behind those."""
+    """Split at blank lines; white space after them is dropped."""
     held = _Held(0, limit)
     between = False
     for line in _ended_lines(stream, limit):
@@ -88,7 +88,7 @@ def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
 
 
 def _ended_lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
-    """Lines with their ends."""
+    """Lines with their line ends."""
     offset = 0
     for piece in whole_lines(stream, limit + LINE_END_BYTES):
         if isinstance(piece, TooLong):
@@ -105,7 +105,7 @@ def _without_line_end(raw: bytes) -> bytes:
 
 
 class _Held:
-    """A piece that grows, and is given up once it is over the limit."""
+    """Accumulates a piece; its content is dropped once it is over the limit."""
 
     def __init__(self, offset: int, limit: int):
         self._offset, self._limit = offset, limit
@@ -147,7 +147,7 @@ def _document(piece: Piece, number: int, encoding: str, source: SourceConfig) ->
 
 
 def _surrogates_passed(raw: bytes) -> str | None:
-    """The text if nothing but surrogates written one by one keeps it from being UTF-8."""
+    """The text if encoded surrogates are its only invalid UTF-8, else None."""
     try:
         return without_surrogates(raw.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`python_docs`: the interpreter's own modules as code, or their docstrings and comments as prose."""
+"""Reader for format `python_docs`: the interpreter's own modules as code, or their docstrings and comments as prose."""
 
 import ast
 import re
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.source import SourceConfig
 
-# A comment block shorter than this is an aside ("# type: ignore"), not prose.
+# Shorter comment blocks ("# type: ignore") are not prose.
 MIN_COMMENT_CHARS = 80
 
-# One string or comment at a time, so that a "#" inside a string is no comment. Longest quotes first; one that is never
-# closed reaches to the end, so that no text is searched for its end again and again.
+# Matches one string or comment, so that a "#" inside a string is not a comment. Longest quotes first; an unclosed
+# string reaches to the end of the text, which keeps the search linear.
 _TOKEN = re.compile(
     r'"""(?:\\.?|[^\\])*?(?:"""|\Z)'
     r"|'''(?:\\.?|[^\\])*?(?:'''|\Z)"
@@ -25,8 +25,8 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def read_python_docs(raw: bytes, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """One document a file: the module itself (code), or its docstrings and comment blocks in their order (prose);
-    METADATA's long description and licence texts as they stand. A module without prose gives none."""
+    """Read one document per file: the module itself (code), or its docstrings and comment blocks in order (prose);
+    METADATA's long description and licence texts unchanged. A module without prose gives no document."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -40,16 +40,16 @@ def read_python_docs(raw: bytes, name: str, source: SourceConfig) -> Iterator[Re
         try:
             text = prose(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            yield Unreadable(0, "no_python", f"no Python module: {type(error).__name__}: {error}", 0, excerpt(text))
+            yield Unreadable(0, "no_python", f"not a Python module: {type(error).__name__}: {error}", 0, excerpt(text))
             return
     if text.strip():
         yield Record(0, text, language=source.language or "en")
 
 
 def prose(module: str) -> str:
-    """Docstrings and comment blocks in the order they stand in, a blank line between two."""
+    """Docstrings and comment blocks in source order, separated by blank lines."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+        warnings.simplefilter("ignore")  # invalid escapes in string literals
         tree = ast.parse(module)
     pieces = [(line, text) for line, text in _docstrings(tree)] + _comments(module)
     return "\n\n".join(text for _, text in sorted(pieces))

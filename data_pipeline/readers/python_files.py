@@ -1,4 +1,4 @@
-"""The files of the running interpreter that `python_docs` reads: a corpus every machine already has."""
+"""Files of the running interpreter that format `python_docs` reads: a corpus that every machine has."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 
-# Folders that hold tests, data for tests, caches or other people's packages.
+# Folders of tests, test data, caches or third-party packages.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "testing", "__pycache__", "site-packages", "lib-dynload", "_bundled"}
 LICENCE_NAMES = ("licen", "copying", "notice", "authors", "copyright")
 
@@ -17,7 +17,7 @@ LICENCE_NAMES = ("licen", "copying", "notice", "authors", "copyright")
 def python_files(source: SourceConfig) -> dict[str, str]:
     """Name -> path. `stdlib/json/decoder.py`, `numpy/linalg/_linalg.py`, `dist/numpy/METADATA`; never a folder of
     this machine. Code: the standard library. Prose: that, the packages the recipe names, and every distribution's
-    METADATA and licence files. Empty files are left out."""
+    METADATA and licence files. Empty files are excluded."""
     standard = Path(sysconfig.get_paths()["stdlib"])
     found = {f"stdlib/{path.relative_to(standard).as_posix()}": path for path in _modules(standard)}
     if source.part == "prose":
@@ -28,7 +28,7 @@ def python_files(source: SourceConfig) -> dict[str, str]:
 
 
 def _modules(root: Path) -> Iterator[Path]:
-    """Every module below the folder, tests left out, and the build's own settings, which hold paths."""
+    """Every module below the folder, without tests and the build's settings, which hold paths of this machine."""
     for folder, folders, files in os.walk(root):  # Path.walk is Python 3.12's
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith("config-"))
         for name in sorted(files):
@@ -39,7 +39,7 @@ def _modules(root: Path) -> Iterator[Path]:
 def _package(name: str) -> dict[str, Path]:
     root = next((Path(p) / name for p in _site_folders() if (Path(p) / name).is_dir()), None)
     if root is None:
-        raise InputError(f"python_docs: no package {name!r} is installed; install it or leave it out of packages")
+        raise InputError(f"python_docs: no package {name!r} is installed; install it or remove it from packages")
     return {f"{name}/{path.relative_to(root).as_posix()}": path for path in _modules(root)}
 
 

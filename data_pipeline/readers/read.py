@@ -1,4 +1,4 @@
-"""One way to read them all: raw files cut into parts, each part read as records and held to the lock."""
+"""Reading of raw files of any format: splits them into ranges and reads each as records, verified against the lock."""
 
 import io
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from gristmill.foundation.lock import RawFile
 @dataclass(frozen=True)
 class FileRange:
     """Some records of a raw file: those that begin in bytes start to end (JSON lines), in row groups start to end
-    (Parquet), or all of them (end None). first_record is the number of the first. blocks: what a file that is entered
-    in the middle is held to; without them it is read from begin to end and digested."""
+    (Parquet), or all of them (end None). first_record: number of the first. blocks: digests that verify a file read by
+    ranges; without them the file is read from start to end and its digest is compared."""
 
     file: RawFile
     location: str
@@ -35,36 +35,36 @@ class FileRange:
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
 
-def file_ranges(file: RawFile, location: str, source: SourceConfig, part_bytes: int) -> list[FileRange]:
-    """The file whole, or in record ranges of about part_bytes where its format can be entered in the middle.
+def file_ranges(file: RawFile, location: str, source: SourceConfig, range_bytes: int) -> list[FileRange]:
+    """Split the file into record ranges of about range_bytes if its format allows it, else one range.
 
-    Such a file is read once, against the lock: raises InputError if it is not the file that the lock pins."""
+    A file that is split is read once to verify it: raises InputError if it is not the file in the lock."""
     is_plain = location.rpartition(".")[2] not in SUFFIXES
-    if file.bytes <= part_bytes or not (source.format == "parquet" or (source.format == "jsonl" and is_plain)):
+    if file.bytes <= range_bytes or not (source.format == "parquet" or (source.format == "jsonl" and is_plain)):
         return [FileRange(file, location)]
     with open_raw(location) as raw:
         digests = digest_blocks(raw, file, location)
         opened: Any = VerifiedFile(raw, digests, location)
         find = row_groups if source.format == "parquet" else line_starts
-        ranges = find(opened, part_bytes)
+        ranges = find(opened, range_bytes)
         opened.finish()
     if not ranges:
         return [FileRange(file, location, blocks=digests if source.format == "parquet" else None)]
     return [FileRange(file, location, first, start, end, digests) for first, start, end in ranges]
 
 
-def read_range(part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The part's records in their order, each readable or not. Nothing that a file holds raises.
+def read_range(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    """Read the range's records in order, readable or not. No content of a file raises.
 
-    Raises InputError, behind the last record at the latest, if the file is not the one that the lock pins; what was
-    read until then must not be used."""
+    Raises InputError, at the latest after the last record, if the file is not the one in the lock; the records read
+    until then must not be used."""
     if source.html_field is None and source.format not in ("html", "warc", "arc"):
-        return _records(part, source)
-    return _extracted_records(part, source)
+        return _records(file_range, source)
+    return _extracted_records(file_range, source)
 
 
-def _extracted_records(part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    for record in _records(part, source):
+def _extracted_records(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    for record in _records(file_range, source):
         yield record if isinstance(record, Unreadable) or record.html is None else _extracted(record, source)
 
 
@@ -78,34 +78,34 @@ def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
     return record._replace(text=text, html=None, language=language, repairs=(*record.repairs, *repairs))
 
 
-def _records(part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
+def _records(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
     if source.format == "datasets":
-        yield from read_dataset(source, part.file)
+        yield from read_dataset(source, file_range.file)
         return
-    with open_raw(part.location) as raw:
+    with open_raw(file_range.location) as raw:
         file: Any
-        if part.blocks is not None:
-            file = VerifiedFile(raw, part.blocks, part.location)
+        if file_range.blocks is not None:
+            file = VerifiedFile(raw, file_range.blocks, file_range.location)
         else:
-            file = HashedFile(raw, part.file, part.location)
-        yield from _opened_records(file, part, source)
+            file = HashedFile(raw, file_range.file, file_range.location)
+        yield from _opened_records(file, file_range, source)
         file.finish()
 
 
-def _opened_records(file: Any, part: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    name, limit = part.location, source.max_record_bytes
+def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    name, limit = file_range.location, source.max_record_bytes
     if source.format == "jsonl":
-        return read_jsonl(file, name, source, part.first_record, part.start, part.end)
+        return read_jsonl(file, name, source, file_range.first_record, file_range.start, file_range.end)
     if source.format == "parquet":
-        # read whole: it is at most a part's size, and it must be known to be the lock's before its footer is read
-        table = file if part.blocks is not None else io.BytesIO(file.read())
-        return read_parquet(table, source, part.first_record, part.start, part.end)
+        # read completely: it is at most one range, and must be verified before its footer is parsed
+        table = file if file_range.blocks is not None else io.BytesIO(file.read())
+        return read_parquet(table, source, file_range.first_record, file_range.start, file_range.end)
     if source.format in ("text", "markdown"):
         return read_plain(file, name, source)
     if source.format == "python_docs":
-        if part.file.bytes > limit:
-            return iter([too_large(0, part.file.bytes, limit)])
-        return read_python_docs(file.read(), part.file.name, source)
+        if file_range.file.bytes > limit:
+            return iter([too_large(0, file_range.file.bytes, limit)])
+        return read_python_docs(file.read(), file_range.file.name, source)
     if source.format == "html":
         return _page(file, name, limit)
     if source.format == "arc":
@@ -114,7 +114,7 @@ def _opened_records(file: Any, part: FileRange, source: SourceConfig) -> Iterato
 
 
 def _page(file: BinaryIO, name: str, limit: int) -> Iterator[Record | Unreadable]:
-    """An HTML file as one page."""
+    """Read an HTML file as one page."""
     held: list[bytes] = []
     num_bytes = 0
     try:

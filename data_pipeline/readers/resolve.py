@@ -1,4 +1,4 @@
-"""From a source of the recipe to its raw files, each with the digest that pins it."""
+"""Resolves a source of the recipe to its raw files and their digests, which the lock pins."""
 
 import hashlib
 import os
@@ -14,15 +14,15 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
-# Files are digested in groups of about this many bytes; less than one group is not worth starting workers for.
+# Files are digested in groups of about this many bytes; workers are started for more than one group only.
 GROUP_BYTES = 64_000_000
 
 
 def locate(source: SourceConfig) -> dict[str, str]:
-    """Name -> location of every raw file, without reading any. A name holds no folder of this machine.
+    """Name -> location of every raw file, without reading any. Names hold no folders of this machine.
 
-    Two globs may find one name in two places; the second is then named by its whole location. A file that is found
-    by two spellings, or through a link too, is counted once."""
+    If two globs find the same name in two places, the second is named by its complete location. A file that is found
+    by two paths, or through a link, is counted once."""
     if source.format == "python_docs":
         return python_files(source)
     if source.format == "datasets":
@@ -66,18 +66,20 @@ def request(source: SourceConfig) -> dict:
 
 
 def located_files(source: SourceConfig, locked: LockedSource) -> list[tuple[RawFile, str]]:
-    """The locked files with their locations, in the lock's order. Raises InputError for one that is not there."""
+    """The locked files with their locations, in the lock's order. Raises InputError for a missing file."""
     located = locate(source)
     for file in locked.files:
         if file.name not in located:
             raise InputError(
-                f"source {source.name}: {file.name} is in the lock and no longer there; put it back, or lock anew"
+                f"source {source.name}: {file.name} is in the lock but missing; restore it, or run again with "
+                "--update-lock"
             )
     return [(file, located[file.name]) for file in locked.files]
 
 
 def grouped(items: Sequence, sizes: Sequence[int], group_bytes: int) -> list[list]:
-    """Consecutive items in groups of about `group_bytes`: sizes [3, 3, 9, 1], group_bytes 5 -> [[a, b], [c], [d]]."""
+    """Split items into consecutive groups of about `group_bytes`: sizes [3, 3, 9, 1], group_bytes 5 -> [[a, b], [c],
+    [d]]."""
     groups: list[list] = []
     held = group_bytes
     for item, size in zip(items, sizes, strict=True):

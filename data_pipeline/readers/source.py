@@ -1,4 +1,4 @@
-"""A source of raw text as the recipe names it."""
+"""Config of one source of raw text."""
 
 from typing import Literal, Self
 
@@ -8,13 +8,13 @@ from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, 
 from gristmill.foundation.config import Config
 from gristmill.foundation.nearest_name import did_you_mean
 
-# A document's text is rarely over 5 MB (a long book; Common Crawl cuts pages at 5 MiB), and what is far longer is a
-# dump or a trap; escapes and other fields make a line of JSON a few times its text. docs/curation.md has the cost.
+# A document's text is rarely over 5 MB (a long book; Common Crawl truncates pages at 5 MiB); much longer ones are dumps
+# or crawler traps. With escapes and other fields, a line of JSON is a few times its text. Cost: docs/curation.md.
 MAX_RECORD_BYTES = 16_000_000
 
 Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "datasets"]
 
-# Those that text files usually have, for the nearest name; any that Python knows is taken.
+# Common encodings, for suggestions; any encoding that Python supports is accepted.
 ENCODINGS = (
     "utf-8", "utf-16", "latin-1", "cp1252", "utf-8-sig", "utf-32", "ascii", "iso-8859-15", "cp1250", "cp1251", "koi8-r",
     "shift-jis", "euc-jp", "euc-kr", "gb18030", "gbk", "big5", "mac-roman",
@@ -22,11 +22,11 @@ ENCODINGS = (
 
 
 class SourceConfig(Config):
-    """Where documents come from and which fields of a record hold what.
+    """Location and format of documents, and the fields of a record that hold text, URL, language and metadata.
 
-    paths: globs or fsspec addresses (`s3://`, `https://`, `memory://`); for `datasets` a hub name or a local folder.
+    paths: globs or fsspec URLs (`s3://`, `https://`, `memory://`); for `datasets` a hub name or a local folder.
     weight is the source's share of training batches; where no source has one, each is drawn in proportion to its
-    tokens. priority decides which copy of a duplicate stays (1 is kept before 2). Neither changes what is read."""
+    tokens. priority decides which copy of a duplicate is kept (1 before 2). Neither changes what is read."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     format: Format
@@ -36,22 +36,22 @@ class SourceConfig(Config):
     url_field: str | None = "url"
     language_field: str | None = "language"
     metadata_fields: tuple[str, ...] | Literal["all", "none"] = "all"
-    language: str | None = None  # what to write where the record says nothing
+    language: str | None = None  # used where the record has none
     encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
-    record: Literal["file", "paragraph", "line"] = "file"  # what one document is in text and markdown files
+    record: Literal["file", "paragraph", "line"] = "file"  # unit of a document in text and markdown files
     extractor: Literal["trafilatura", "trafilatura_precision", "resiliparse"] = "trafilatura"
     max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
     part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
     packages: tuple[str, ...] = ()  # python_docs, prose: installed packages beside the standard library
     revision: str | None = None  # datasets: the hub's commit
     split: str = "train"  # datasets: which of its splits to read
-    filters: tuple[FilterChoice, ...] | None = None  # set: in place of the recipe's filters, for this source alone
+    filters: tuple[FilterChoice, ...] | None = None  # replaces the recipe's filters for this source
     weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
 
     @field_validator("paths")
     @classmethod
-    def paths_name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def paths_are_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for path in value:
             if not path.strip():
                 raise ValueError(
@@ -62,7 +62,8 @@ class SourceConfig(Config):
     @field_validator("encoding")
     @classmethod
     def encoding_is_known(cls, value: str) -> str:
-        """Python's name of an encoding of text: utf-8, latin-1, cp1252, ... (`rot13` and `base64` are none)."""
+        """Python's name of an encoding of text: utf-8, latin-1, cp1252, ... (`rot13` and `base64` are not encodings of
+        text)."""
         try:
             "".encode(value)
         except (LookupError, ValueError):
@@ -73,7 +74,7 @@ class SourceConfig(Config):
 
     @field_validator("filters", mode="before")
     @classmethod
-    def short_forms(cls, value: object) -> object:
+    def parse_short_forms(cls, value: object) -> object:
         return None if value is None else parse_choices(value)
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
-"""Raw files whose bytes are held to the lock while they are read: one that changes during the run stops it.
+"""Raw files that are verified against the lock while they are read: a file that changes during the run stops it.
 
-A file read from its begin to its end is digested as it is read and compared at its end (HashedFile). One that is
-entered in the middle, by several workers, is read once before that: its SHA-256 is compared with the lock, and each
-block of 1 MiB gets a digest, which is compared before the block is used (VerifiedFile). SHA-256 takes 0.56 ms a MB
-where the processor has instructions for it, the blocks' XXH3 0.04 ms (benchmarks/read.py)."""
+A file read from start to end is hashed as it is read and compared at its end (HashedFile). A file read by ranges, by
+several workers, is first read once: its SHA-256 is compared with the lock, and each block of 1 MiB gets a digest, which
+is compared before the block is used (VerifiedFile). SHA-256 takes 0.56 ms per MB on a CPU with instructions for it, the
+blocks' XXH3 0.04 ms (benchmarks/read.py)."""
 
 import hashlib
 import io
@@ -29,9 +29,9 @@ class BlockDigests:
 
 
 class HashedFile(io.RawIOBase):
-    """A file read from begin to end; `finish` compares what was read, and what is left to read, with the lock.
+    """A file read from start to end; `finish` reads the rest and compares the digest with the lock.
 
-    A seek to the begin ends the first reading (it is finished and compared) and starts another."""
+    A seek to the start first finishes and compares the pass so far, then starts another."""
 
     def __init__(self, raw: BinaryIO, file: RawFile, location: str):
         super().__init__()
@@ -51,7 +51,7 @@ class HashedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if offset or whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("a file that is digested is read from its begin")
+            raise io.UnsupportedOperation("a file that is hashed must be read from its start")
         self.finish()
         self._hasher = hashlib.sha256()
         return self._raw.seek(0)
@@ -64,9 +64,9 @@ class HashedFile(io.RawIOBase):
 
 
 class VerifiedFile(io.RawIOBase):
-    """A file read anywhere. Raises InputError instead of giving a byte that is not the lock's.
+    """A file with random access. Raises InputError instead of returning a byte that differs from the locked file.
 
-    error: the one that was raised, since libraries that read through this may report another in its place."""
+    error: the InputError raised, since libraries that read through this object may raise another in its place."""
 
     def __init__(self, raw: BinaryIO, blocks: BlockDigests, location: str):
         super().__init__()
@@ -99,7 +99,7 @@ class VerifiedFile(io.RawIOBase):
         return self._at
 
     def finish(self) -> None:
-        """Raises the InputError that a library may have swallowed."""
+        """Raise the InputError that a library may have caught."""
         if self.error is not None:
             raise self.error
 
@@ -130,7 +130,7 @@ def digest_blocks(raw: BinaryIO, file: RawFile, location: str) -> BlockDigests:
 
 
 def _full_block(file: HashedFile) -> bytes:
-    """BLOCK_BYTES bytes, fewer at the end: a remote file may give fewer than asked for."""
+    """BLOCK_BYTES bytes, fewer at the end: one read of a remote file may return fewer."""
     block = file.read(BLOCK_BYTES)
     while 0 < len(block) < BLOCK_BYTES and (more := file.read(BLOCK_BYTES - len(block))):
         block += more
@@ -144,8 +144,8 @@ def check_digest(found: str, file: RawFile, location: str) -> None:
 
 def changed(location: str, detail: str = "") -> InputError:
     return InputError(
-        f"{shown_path(location)}: the file changed during the run{detail}; nothing read from it is used. Put it back, "
-        "or run again with --update-lock to take it as it is now"
+        f"{shown_path(location)}: the file changed during the run{detail}; nothing read from it is used. Restore it, "
+        "or run again with --update-lock to use its new content"
     )
 
 

@@ -1,8 +1,8 @@
-"""WARC and WET files, read as far as they can be.
+"""Reader of WARC and WET files; damaged files are read up to the damage.
 
 A record is its WARC header, a blank line, Content-Length bytes and two line ends (WARC 1.1, ISO 28500:2017). Records
-that hold no page (warcinfo, request, metadata, revisit ...) are numbered and passed over; a response that is no HTML is
-counted in quarantine, so that nothing is lost in silence."""
+without a page (warcinfo, request, metadata, revisit ...) are numbered and skipped; a response that is not HTML is
+counted in quarantine."""
 
 import re
 import zlib
@@ -23,9 +23,9 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The pages (format warc) or texts (format wet) of the file, each with its address.
+    """Read the pages (format warc) or texts (format wet) of the file, each with its URL.
 
-    A record over max_record_bytes is passed over without being held, whatever length its header gives."""
+    A record over max_record_bytes is skipped without being held in memory, whatever length its header gives."""
     stream = ByteStream(blocks(file, name))
     limit = source.max_record_bytes
     number = 0
@@ -48,11 +48,12 @@ def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Recor
                 yield found
             number += 1
     except Damaged as damage:
-        yield Unreadable(number, damage.kind, f"{damage}; what follows is lost", stream.offset)
+        yield Unreadable(number, damage.kind, f"{damage}; the rest of the file is lost", stream.offset)
 
 
 def read_content(stream: ByteStream, length: int, limit: int, number: int) -> bytes | Unreadable:
-    """The next `length` bytes; truncated if they are not there, record_too_large if they are more than `limit`."""
+    """Read `length` bytes; Unreadable if the stream ends before (truncated) or they exceed `limit`
+    (record_too_large)."""
     start = stream.offset
     content = stream.read(min(length, limit))
     skipped = stream.skip(length - len(content)) if len(content) == limit else 0
@@ -69,7 +70,7 @@ def _found(header: Mapping[str, str], content: bytes, number: int, source: Sourc
 
 
 def _next_header(stream: ByteStream) -> dict[str, str] | None:
-    """The first whole header that begins at a line further on, after something that is no record; None for none."""
+    """Skip to the next complete header after malformed data; None if there is none."""
     while True:
         try:
             line = stream.line()
@@ -82,7 +83,7 @@ def _next_header(stream: ByteStream) -> dict[str, str] | None:
 
 
 def _header(stream: ByteStream) -> dict[str, str] | None:
-    """The next record's fields, names in lower case; None at the end. Blank lines before it are passed over."""
+    """The next record's fields, names in lower case; None at the end. Blank lines before it are skipped."""
     first = stream.line()
     while first in (b"\r\n", b"\n"):
         first = stream.line()
@@ -90,7 +91,7 @@ def _header(stream: ByteStream) -> dict[str, str] | None:
         return None
     if not first.startswith(b"WARC/"):
         hint = "; this is an ARC file, set format: arc" if first.startswith(b"filedesc:") else ""
-        raise Malformed(f"no WARC record: {excerpt(first, 60)!r}{hint}")
+        raise Malformed(f"not a WARC record: {excerpt(first, 60)!r}{hint}")
     return _with_length(_fields(stream))
 
 
@@ -105,7 +106,7 @@ def _fields(stream: ByteStream) -> dict[str, str]:
         if stream.offset - start > MAX_HEADER_BYTES:
             raise Malformed("a header of over 1 MiB")
         text = line.decode("utf-8", "replace").rstrip("\r\n")
-        if text[:1] in (" ", "\t") and values:  # folded: the line before goes on
+        if text[:1] in (" ", "\t") and values:  # folded: a continuation of the previous line
             values.append(text.strip())
             continue
         key, _, value = text.partition(":")
@@ -132,8 +133,8 @@ def _wet(header: Mapping[str, str], content: bytes, number: int, source: SourceC
 
 
 def page(header: Mapping[str, str], content: bytes, number: int, limit: int) -> Record | Unreadable | None:
-    """The HTML page of a response or resource, or why it is none; None for a record of another type. limit: bytes
-    that the page may have once its content coding is undone."""
+    """The HTML page of a response or resource, or an Unreadable; None for a record of another type. limit: maximum
+    bytes of the page after decoding its content coding."""
     kind = header.get("warc-type")
     if kind == "resource":
         types, body = header.get("content-type", ""), content
@@ -195,7 +196,7 @@ def _unbrotli(body: bytes, limit: int) -> bytes:
 
 
 def _joined_chunks(body: bytes) -> bytes:
-    """The chunks' bytes (RFC 9112, 7.1). A body that only says it is chunked is taken as it stands."""
+    """The chunks' bytes (RFC 9112, 7.1). A body that is declared chunked but is not is returned unchanged."""
     pieces: list[bytes] = []
     at = 0
     while at < len(body):

@@ -1,7 +1,7 @@
-"""The local engine: pure tasks on a pool of processes, results in the order of the tasks.
+"""Local execution engine: runs independent tasks on a pool of processes; results are in the order of the tasks.
 
-A task is a picklable value; the function is a module-level function of one task. The engine knows nothing of what
-they do, and no result may depend on the number of workers: tests run every step with one and with two."""
+A task is a picklable value; the function is a module-level function of one task. Results must not depend on the number
+of workers; tests run every step with one and with two."""
 
 import signal
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +16,7 @@ from gristmill.foundation.progress import Reporter
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Where a task says what it works on, the first that it has: a raw or annotated file before the one that is made of it.
+# Task attributes that name its input, in order of preference: raw or annotated files before output files.
 NAMING_FIELDS = ("label", "annotated", "part", "path", "documents", "prefix", "folder")
 CAUSES: dict[int, str] = {
     signal.SIGKILL: "killed; most often by the kernel, because memory ran out",
@@ -28,8 +28,8 @@ CAUSES: dict[int, str] = {
 class LocalEngine:
     """Runs tasks on this machine. `workers=1` runs them in this process.
 
-    The pool starts with the first map that needs it and serves all later ones: starting it anew for each step of
-    curation costs a second or two of imports every time. It ends with the engine, or at `close`."""
+    The pool is started by the first map that needs it and reused, since starting it costs a second or two of imports.
+    It ends with the engine, or at `close`."""
 
     def __init__(self, workers: int, reporter: Reporter):
         self.workers = workers
@@ -46,8 +46,8 @@ class LocalEngine:
     ) -> list[Result]:
         """The results in the order of the tasks. `sizes` are the tasks' weights on the progress bar, in `unit`.
 
-        The first exception of a task is raised here, and tasks that are not finished are dropped: then, and when this
-        process is interrupted, the workers are gone. Raises InputError, which names the task, if a worker dies."""
+        The first exception of a task is raised here and unfinished tasks are dropped; then, and on an interrupt, the
+        workers are terminated. Raises InputError, which names the task, if a worker dies."""
         weights = list(sizes) if sizes is not None else [1.0] * len(tasks)
         with self.reporter.meter(description, sum(weights), unit) as meter:
             found: dict[int, Result] = {}
@@ -77,7 +77,7 @@ class LocalEngine:
             raise
 
     def close(self) -> None:
-        """Ends the workers and waits until they are gone."""
+        """Stop the workers and wait for them."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -106,7 +106,7 @@ def cause_of_death(exit_code: int | None) -> str:
 
 
 def name_of(task: Any) -> str:
-    """', FILE' of a task that tells what it works on, else ''. A tuple is named by the first of its members that is."""
+    """', FILE' for a task with a named input, else ''. A tuple uses its first member that has one."""
     if isinstance(task, str | Path):
         return f", {task}"
     if isinstance(task, tuple | list):

@@ -1,7 +1,7 @@
-"""Worker processes with a pipe each: the death of one, at any moment, is seen at once and never blocks the others.
+"""Pool of worker processes with one pipe each, so that the death of a worker is detected at once and blocks nothing.
 
-`concurrent.futures` hands all results over through one pipe: a worker that is killed in the middle of a large result
-leaves its reader waiting for the rest for ever, because the other workers hold the same pipe open."""
+`concurrent.futures` returns all results through one pipe: if a worker is killed while it sends a large result, the
+reader waits forever, because the other workers keep the pipe open."""
 
 import ctypes
 import multiprocessing
@@ -19,11 +19,11 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
-SECONDS_TO_TIDY_UP = 2.0  # between asking a worker to end and ending it
+SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL
 
 
 class WorkerDied(Exception):
-    """A worker ended without an answer. task: the index of what it worked on. exit_code: minus the signal, if any."""
+    """A worker ended without a result. task: index of its task. exit_code: minus the signal number, if any."""
 
     def __init__(self, task: int, exit_code: int | None):
         super().__init__(task, exit_code)
@@ -31,14 +31,14 @@ class WorkerDied(Exception):
 
 
 class RemoteTraceback(Exception):
-    """Where an exception was raised in the worker; the cause of the one that is raised here."""
+    """The traceback of a worker's exception, as the cause of the exception raised in the driver."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Worker:
-    """One process and the driver's end of its pipe. task: the index of the task it works on."""
+    """One process and the driver's end of its pipe. task: index of its current task."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -48,11 +48,11 @@ class Worker:
             target=_work, args=(remote, os.getpid(), from_main_thread), daemon=True
         )
         self.process.start()
-        remote.close()  # the worker holds the only copy now, so its death closes the pipe
+        remote.close()  # the worker has the only copy, so its death closes the pipe
         self.task: int | None = None
 
     def give(self, task: int, function: Callable[[Any], Any], value: Any) -> None:
-        """Raises WorkerDied if it has died while it had nothing to do."""
+        """Send a task. Raises WorkerDied if the worker died while idle."""
         self.task = task
         try:
             self.connection.send((function, value))
@@ -60,7 +60,7 @@ class Worker:
             raise self._died() from error
 
     def answer(self) -> Any:
-        """The result of its task. Raises the task's exception, or WorkerDied."""
+        """Receive the result of its task. Raises the task's exception, or WorkerDied."""
         assert self.task is not None
         try:
             ok, value = self.connection.recv()
@@ -79,7 +79,7 @@ class Worker:
 
 
 class WorkerPool:
-    """So many workers, started at once, that serve one call of `run` after the other."""
+    """A fixed number of workers, started at construction, for successive calls of `run`."""
 
     def __init__(self, workers: int):
         self._workers: list[Worker] = []
@@ -91,7 +91,7 @@ class WorkerPool:
             raise
 
     def run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """(index, result) of every task, as they come. Raises a task's exception, or WorkerDied."""
+        """Yield (index, result) of every task as they finish. Raises a task's exception, or WorkerDied."""
         waiting = deque(range(len(tasks)))
         while True:
             for worker in self._workers:
@@ -109,14 +109,14 @@ class WorkerPool:
                     yield task, worker.answer()
 
     def close(self) -> None:
-        """Lets the workers end by themselves and waits until they are gone."""
+        """Close the pipes, at which the workers exit, and wait for them."""
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
             worker.process.join()
 
     def end(self) -> None:
-        """All workers are gone, whatever they were at; they have a moment to remove what they were writing."""
+        """Terminate all workers; they have SECONDS_TO_TIDY_UP to remove their temporary files."""
         try:
             for worker in self._workers:
                 worker.process.terminate()
@@ -131,7 +131,8 @@ class WorkerPool:
 
 
 def _work(connection: Connection, parent: int, from_main_thread: bool) -> None:
-    """A worker's life: tasks in, results out, until the driver closes the pipe. Ctrl-C is the driver's to act on."""
+    """Main loop of a worker: receive tasks and send results until the driver closes the pipe. Only the driver handles
+    Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _leave_with_parent(parent, from_main_thread)
@@ -146,7 +147,7 @@ def _work(connection: Connection, parent: int, from_main_thread: bool) -> None:
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:  # the result cannot be pickled
-            connection.send((False, (TypeError(f"a result cannot be handed over: {error}"), traceback.format_exc())))
+            connection.send((False, (TypeError(f"a result cannot be pickled: {error}"), traceback.format_exc())))
 
 
 def _answer(order: bytes) -> tuple[bool, Any]:
@@ -159,7 +160,7 @@ def _answer(order: bytes) -> tuple[bool, Any]:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, or one that says the same where it does not survive pickling."""
+    """The exception, or a RuntimeError with its message if it cannot be pickled."""
     try:
         multiprocessing.reduction.ForkingPickler.loads(multiprocessing.reduction.ForkingPickler.dumps(error))
     except Exception:
@@ -168,7 +169,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _leave_with_parent(parent: int, from_main_thread: bool) -> None:
-    """A worker whose parent was killed ends too: orphans must not hold memory or go on writing.
+    """End this worker when its parent is killed, so that it neither holds memory nor continues to write.
 
     On Linux the kernel sees to it at once (it goes by the thread that started the worker, so only a main thread's
     death counts); elsewhere, and for other threads, a look every half second."""

@@ -52,12 +52,12 @@ CASES = [
         for name in ("run", "check", "plan", "train")
         for section in ("model", "train")
     ],
-    call("sweep without a rule", "decide small.yaml --sweep x", "'x' is no sweep; write rule=low:high:n"),
-    call("sweep of nothing", "decide small.yaml --sweep gopher_quality.min_words=1:2:0", "is no sweep"),
+    call("sweep without a rule", "decide small.yaml --sweep x", "'x' is not a sweep; write rule=low:high:n"),
+    call("sweep of nothing", "decide small.yaml --sweep gopher_quality.min_words=1:2:0", "is not a sweep"),
     call("sweep of 10^8", "decide small.yaml --sweep gopher_quality.min_words=1:2:100000000", "at most 1,000"),
     call("sweep of 5,000 digits", f"decide small.yaml --sweep a=1:2:{'9' * 5000}", "at most 1,000"),
-    call("sweep to infinity", "decide small.yaml --sweep gopher_quality.min_words=1:inf:3", "is no sweep"),
-    call("sweep of no number", "decide small.yaml --sweep gopher_quality.min_words=a:b:3", "is no sweep"),
+    call("sweep to infinity", "decide small.yaml --sweep gopher_quality.min_words=1:inf:3", "is not a sweep"),
+    call("sweep of no number", "decide small.yaml --sweep gopher_quality.min_words=a:b:3", "is not a sweep"),
     call("no sweep", "decide small.yaml", "Missing option"),
     call("evaluate without anything", "evaluate", "give a RECIPE, or --checkpoint"),
     call("evaluate with both", "evaluate small.yaml --checkpoint x", "give a RECIPE, or --checkpoint"),

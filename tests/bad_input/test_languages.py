@@ -13,7 +13,7 @@ def recipe(name, change, *words, files=None, **options):
 
 CASES = [
     recipe("no folder of profiles", "curate.profiles: profiles", "curate.profiles: no folder profiles", "profiles fit"),
-    recipe("no profile in the folder", "curate.profiles: raw", "raw holds no .yaml or .yml"),
+    recipe("no profile in the folder", "curate.profiles: raw", "raw contains no .yaml or .yml"),
     recipe("broken YAML", "curate.profiles: p", "x.yaml", files={"p/x.yaml": "language: ["}),
     recipe("unknown threshold", "curate.profiles: p", "x.yaml", "no threshold 'min_wrds'", files={"p/x.yaml": PROFILE}),
     recipe("no model", "curate.language_id: {model: lid.176.bin}", "no file lid.176.bin", "download"),

@@ -14,7 +14,7 @@ def field(change, *words):
 
 
 INTEGER, NUMBER, TEXT, LIST = "valid integer", "valid number", "valid string", "a list"
-BOOLEAN = "stands where no true or false belongs"
+BOOLEAN = "is not a valid value here"
 LARGE, SMALL = "less than or equal to", "greater than or equal to"
 
 TYPES = [

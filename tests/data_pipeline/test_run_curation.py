@@ -105,7 +105,7 @@ def test_workers_shards_and_split_points_change_no_byte(tmp_path, monkeypatch):
         write_jsonl(tmp_path / f"books{k}.jsonl", [{"text": prose(100 * k + i)} for i in range(60)])
     run_curate([source(tmp_path)], tmp_path / "one", workers=1, shard_bytes=20_000)
     run_curate([source(tmp_path)], tmp_path / "two", workers=2, shard_bytes=20_000)
-    monkeypatch.setattr("gristmill.data_pipeline.annotate.annotate.LEAST_PART_BYTES", 3_000)
+    monkeypatch.setattr("gristmill.data_pipeline.annotate.annotate.MIN_RANGE_BYTES", 3_000)
     run_curate([source(tmp_path)], tmp_path / "cut", workers=1, shard_bytes=20_000)
     assert len(list((tmp_path / "cut" / "cache" / "annotated").glob("*.parquet"))) > 20
     whole = tree_digests(tmp_path / "one" / "curate")
@@ -248,7 +248,7 @@ from gristmill.data_pipeline.annotate.annotate import annotate
 from gristmill.foundation import files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from tests.support.corpora import run_curate
-annotate.LEAST_PART_BYTES = 10_000
+annotate.MIN_RANGE_BYTES = 10_000
 writes, sync, last = itertools.count(1), files.sync, int(sys.argv[3])
 files.sync = lambda path: os._exit(9) if next(writes) == last else sync(path)
 books = SourceConfig(name="books", format="jsonl", paths=(sys.argv[1],))

@@ -30,7 +30,7 @@ def test_a_damaged_file_is_named_and_removed_even_with_its_old_times(path, tmp_p
     os.utime(path, ns=times)
     said = []
     drop_damaged(tmp_path, said.append)
-    assert said == [f"{path}: damaged, so it is made again"]
+    assert said == [f"{path}: damaged; it is written again"]
     assert not path.exists() and not seal_of(path).exists()
 
 
@@ -46,6 +46,6 @@ def test_a_kill_before_the_second_seal_loses_nothing(path):
     assert is_sealed(path)
 
 
-def test_seals_go_when_a_manifest_vouches(path, tmp_path):
+def test_seals_are_removed_before_the_manifest_is_written(path, tmp_path):
     remove_seals(tmp_path)
     assert [p.name for p in path.parent.iterdir()] == ["x"]

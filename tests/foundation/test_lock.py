@@ -18,7 +18,7 @@ def test_canonical_order():
 
 
 def test_a_source_that_is_not_pinned_is_named():
-    with pytest.raises(InputError, match="pins no source 'poems'"):
+    with pytest.raises(InputError, match="has no source 'poems'"):
         Lock(sources=()).source("poems")
 
 

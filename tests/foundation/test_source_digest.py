@@ -35,7 +35,9 @@ def package(tmp_path):
 def digests(package):
     for cached in (_imported, _file_digest, _tree_digest, source_digest):
         cached.cache_clear()
-    return source_digest("package.top", package / "top.py"), code_digest("package.top", package / "top.py")
+    return source_digest("package.top", package / "top.py"), code_digest(
+        source_files("package.top", package / "top.py")
+    )
 
 
 def test_the_files_that_a_module_reaches(package):
@@ -46,6 +48,11 @@ def test_the_files_that_a_module_reaches(package):
         "package.late",
         "package.top",
     ]
+
+
+def test_a_module_left_out_is_not_followed(package):
+    found = source_files("package.top", package / "top.py", without=["package.folder.left"])
+    assert list(found) == ["package.folder.right", "package.late", "package.top"]
 
 
 def test_an_edited_import_changes_the_digests(package):

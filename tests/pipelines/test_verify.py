@@ -79,8 +79,7 @@ def test_a_flip_inside_the_lock(workdir):
     path = workdir / "lock.json"
     path.write_bytes(path.read_bytes().replace(b'"bytes":1', b'"bytes":2'))
     assert verify(workdir).wrong == [
-        f"{path}: not a lock (altered after it was written, for its digest is another); remove it to pin the raw files "
-        "anew"
+        f"{path}: not a lock (altered after it was written: its digest differs); remove it to pin the raw files again"
     ]
 
 

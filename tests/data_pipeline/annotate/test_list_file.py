@@ -32,8 +32,8 @@ def test_the_lock_names_the_files_of_each_list(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"# no entry\n \n", "the list is empty; write one entry a line"),
-        (b"one\ntw\xffo\n", "line 2 is no UTF-8"),
+        (b"# no entry\n \n", "the list is empty; write one entry per line"),
+        (b"one\ntw\xffo\n", "line 2 is not UTF-8"),
     ],
 )
 def test_bad_lists_say_what_to_mend(tmp_path, raw, said):
@@ -49,5 +49,5 @@ def test_a_list_that_changes_while_it_is_in_use(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     pinned = pinned_list((str(tmp_path / "a.txt"),))
     (tmp_path / "a.txt").write_text("two\n")
-    with pytest.raises(InputError, match="changed while it was in use"):
+    with pytest.raises(InputError, match="changed during the run"):
         entries(pinned)

@@ -131,5 +131,5 @@ def test_a_filter_without_its_signal_is_refused_with_the_mend(tmp_path, name):
 def test_a_list_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(InputError, match=r"none\.txt: no file matches"):
         run(tmp_path, [prose(1)], lists={"badwords": (str(tmp_path / "none.txt"),)})
-    with pytest.raises(InputError, match=r"badwords\.txt: the list is empty; write one entry a line"):
+    with pytest.raises(InputError, match=r"badwords\.txt: the list is empty; write one entry per line"):
         run(tmp_path, [prose(1)], lists=listed(tmp_path, "badwords", "# nothing\n\n"))

@@ -68,7 +68,7 @@ def test_the_command_writes_profiles_that_are_read_back(call, tmp_path):
     [
         ({"text": "a", "lang": "deu"}, "no English text among 1 records", 2),
         ({"body": "a", "lang": "en"}, "no text in field 'text'; fields are body, lang", 1),
-        (b"{", "line 1 is no JSON", 1),
+        (b"{", "line 1 is not JSON", 1),
     ],
 )
 def test_a_corpus_that_cannot_be_fitted_is_refused(call, tmp_path, record, words, code):

@@ -72,7 +72,7 @@ def test_a_file_that_is_no_profile_is_refused_by_name(tmp_path, name, text, word
 
 
 def test_a_folder_without_profiles_is_refused(tmp_path):
-    for path, words in ((tmp_path / "absent", "no folder"), (tmp_path, "holds no .yaml or .yml")):
+    for path, words in ((tmp_path / "absent", "no folder"), (tmp_path, "contains no .yaml or .yml")):
         with pytest.raises(RecipeError, match=words):
             read_folder(path)
 

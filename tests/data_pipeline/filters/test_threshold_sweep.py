@@ -38,7 +38,7 @@ def test_a_sweep_counts_what_each_threshold_would_keep(books, tmp_path):
 def test_a_sweep_is_written_one_way():
     assert parse_sweep("a.b=0:1:3").thresholds == (0.0, 0.5, 1.0)
     for wrong in ("a.b=1:2", "a.b=x:2:3", "a.b=1:2:0", "nothing"):
-        with pytest.raises(RecipeError, match="is no sweep; write rule=low:high:n"):
+        with pytest.raises(RecipeError, match="is not a sweep; write rule=low:high:n"):
             parse_sweep(wrong)
 
 

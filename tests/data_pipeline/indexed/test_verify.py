@@ -13,7 +13,7 @@ from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME
 from gristmill.data_pipeline.indexed.samples import TooFewTokens, open_samples
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.file_state_cache import remember
+from gristmill.foundation.file_state_cache import write_cached
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest, write_manifest
 
@@ -249,7 +249,7 @@ def test_opening_reads_no_more_for_more_data(make_dataset):
     described["sources"][0]["splits"]["train"] |= {"tokens": num_tokens, "documents": documents}
     (folder / DATASET_NAME).write_text(json.dumps(described))
     state = verify.checked_state(folder, "train", "books", 1000, None)
-    remember(verify.record_path(folder, "train", "books"), state)
+    write_cached(verify.record_path(folder, "train", "books"), state)
     table = packing_table.table_path(folder, state["files"]["books.idx"], 1024)
     packing_table.write_table(table, np.arange(packing_table.num_groups(documents) + 1) * 40)
     samples = open_samples(folder, "train", 1024, 0, IndexConfig())

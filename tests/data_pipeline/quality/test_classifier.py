@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.quality.classifier import (
-    keeps,
     load_classifier,
     pareto_draws,
+    select_documents,
     train_classifier,
 )
 from gristmill.data_pipeline.quality.config import QualityConfig
@@ -37,7 +37,7 @@ def test_threshold_and_quantile():
     scores = np.array([0.1, 0.5, 0.7, 0.9])
     ids = IDS[:4]
     kept = [
-        keeps(scores, ids, CONFIG.model_copy(update={"keep": keep, "value": value}))[0].tolist()
+        select_documents(scores, ids, CONFIG.model_copy(update={"keep": keep, "value": value}))[0].tolist()
         for keep, value in (("threshold", 0.5), ("quantile", 0.25), ("quantile", 1.0), ("all", 1.0))
     ]
     assert kept == [[False, True, True, True], [False, False, False, True], [True] * 4, [True] * 4]
@@ -48,7 +48,7 @@ def test_the_pareto_rule_keeps_the_share_that_its_formula_says():
     for alpha in (3.0, 9.0):
         config = CONFIG.model_copy(update={"value": alpha})
         for score in (0.3, 0.7, 0.95):
-            kept, _ = keeps(np.full(len(IDS), score), IDS, config)
+            kept, _ = select_documents(np.full(len(IDS), score), IDS, config)
             assert kept.mean() == pytest.approx((2 - score) ** -alpha, abs=0.035)
     order = np.random.default_rng(0).permutation(len(IDS))
     assert (pareto_draws(IDS[order], 9) == pareto_draws(IDS, 9)[order]).all()

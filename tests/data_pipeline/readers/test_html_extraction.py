@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.support.annotated_chunks import Annotated, annotated_pages, counts, fold_of, site, total
 from benchmarks.support.article_extraction import score, score_extractor
-from gristmill.data_pipeline.readers.html_extraction import MOST_HTML_BYTES, NotExtracted, extract, summed_depth
+from gristmill.data_pipeline.readers.html_extraction import MAX_HTML_BYTES, NotExtracted, extract, summed_depth
 
 STORY = " ".join(f"Sentence number {k} tells of the mill and of the river behind it." for k in range(20))
 PAGE = f"<html><body><nav><a href='/'>Home</a> <a>Contact</a></nav><article><p>{STORY}</p></article></body></html>"
@@ -25,7 +25,7 @@ def test_a_page_without_text_and_one_too_large_say_so():
         extract(b"<html><body></body></html>", None, "resiliparse")
     assert empty.value.kind == "no_text"
     with pytest.raises(NotExtracted) as large:
-        extract(b" " * (MOST_HTML_BYTES + 1), None, "trafilatura")
+        extract(b" " * (MAX_HTML_BYTES + 1), None, "trafilatura")
     assert large.value.kind == "page_too_large"
 
 

@@ -63,7 +63,7 @@ def test_home_and_file_addresses(tree, monkeypatch):
     monkeypatch.setenv("HOME", str(tree))
     assert matching("~/x/*.txt") == {"a.txt": f"{tree}/x/a.txt"}
     assert matching(f"file://{tree}/x/*.txt") == {"a.txt": f"{tree}/x/a.txt"}
-    with pytest.raises(InputError, match="a file address is file:///"):
+    with pytest.raises(InputError, match="a file URL is file:///"):
         matching("file://elsewhere/x/*.txt")
 
 

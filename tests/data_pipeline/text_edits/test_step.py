@@ -234,7 +234,7 @@ def test_texts_of_tasks_are_handed_in(books, tmp_path):
 def test_workers_shards_and_parts_change_no_byte(books, tmp_path, monkeypatch):
     for workers in (1, 2):
         run_curate([books], tmp_path / str(workers), workers=workers, shard_bytes=10_000, **steps(tmp_path))
-    monkeypatch.setattr("gristmill.data_pipeline.annotate.annotate.LEAST_PART_BYTES", 4_000)
+    monkeypatch.setattr("gristmill.data_pipeline.annotate.annotate.MIN_RANGE_BYTES", 4_000)
     run_curate([books], tmp_path / "cut", shard_bytes=10_000, **steps(tmp_path))
     assert len(list((tmp_path / "cut/cache/annotated").glob("*.parquet"))) > 4
     whole = tree_digests(tmp_path / "1/curate")

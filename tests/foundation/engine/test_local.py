@@ -106,7 +106,7 @@ def return_a_function(number):
 
 
 def test_a_result_that_cannot_be_handed_over_is_an_error():
-    with pytest.raises(TypeError, match="cannot be handed over"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         LocalEngine(2, Reporter.silent()).map(return_a_function, [1, 2], "functions")
 
 
