@@ -286,7 +286,7 @@ def test_bad_files(tmp_path: Path):
         near_duplicates([DocumentFile(tmp_path / "missing.parquet", "s", 1)], SURE, engine(), tmp_path / "work")
     with pytest.raises(InputError, match=f"document {padded('1')} is given twice"):
         near_duplicates([part, part], SURE, engine(), tmp_path / "work")
-    with pytest.raises(InputError, match="2 rows, but 3 marks"):
+    with pytest.raises(InputError, match="2 rows, but 3 values in the mask"):
         near_duplicates([DocumentFile(part.path, "s", 1, np.ones(3, bool))], SURE, engine(), tmp_path / "work")
     truncated = tmp_path / "t.parquet"
     truncated.write_bytes(part.path.read_bytes()[:-20])
