@@ -1,6 +1,7 @@
 """The structure of the code in docs/architecture.md: layers, no cycles, packages, torch-free folders, retired names."""
 
 import ast
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,43 @@ TORCH_FREE = (
     "training/config.py",
     "evaluation/config.py",
 )
+
+
+# Retired name -> what replaces it, searched as whole words in code and documentation.
+RETIRED = {
+    "AnswerCache": "RequestCache",
+    "CuratedSource": "SourceState",
+    "FilePart": "FileRange",
+    "JudgedSource": "ScoredSource",
+    "KeyValueState": "KVCache",
+    "LaterStep": "RemovalStep",
+    "ModelCard": "SavedModelConfig",
+    "ModelParts": "LocalModel",
+    "Verdicts": "FilterResults",
+    "_agree": "count_valid_tokens",
+    "choose_passes": "build_forward_backward",
+    "cut_by_weight": "split_by_weight",
+    "decide_all": "apply_filters_to_files",
+    "fit_error": "the error computed where it is used",
+    "foretell": "forecast",
+    "foretold": "forecast",
+    "half_done": "incomplete",
+    "least_bytes": "min_bytes",
+    "least_characters": "min_characters",
+    "least_count": "min_count",
+    "living_parts": "kept_document_files",
+    "load_subject": "load_for_evaluation",
+    "measure_again": "reannotate",
+    "newest_whole": "newest_complete",
+    "no_json": "invalid_json",
+    "own_device": "local_device",
+    "read_slice": "read_rows",
+    "rubble": "incomplete, or temporary files",
+    "taken_by": "failed_rule",
+    "text_no_string": "text_not_string",
+    "to_the_end": "train",
+    "unheard": "no_callback",
+}
 
 
 def module_name(path: Path) -> str:
@@ -147,6 +185,22 @@ def test_torch_free_files_import_no_torch():
         if relative.startswith(TORCH_FREE):
             roots = {name.split(".")[0] for name in imports(path)}
             assert "torch" not in roots, f"{relative} imports torch"
+
+
+def test_no_retired_names():
+    pattern = re.compile(r"(?<!\w)(" + "|".join(RETIRED) + r")(?!\w)")
+    folders = [*LAYERS, "benchmarks", "docs", "tests"]
+    paths = [
+        path for folder in folders for ending in ("py", "md", "yaml") for path in (ROOT / folder).rglob(f"*.{ending}")
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[1]}: write {RETIRED[match[1]]}"
+        for path in [*paths, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+    assert found == []
 
 
 def test_all_dependencies_are_pinned():

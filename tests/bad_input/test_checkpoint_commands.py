@@ -105,7 +105,7 @@ CASES = [
          fixtures=("trained",)),
     taken_in("a_file", "config.json: a file; name the folder", folder="theirs/config.json", config__json=CONFIG),
     taken_in("no_config", "config.json: absent", model__safetensors=b""),
-    taken_in("no_json", "config.json: not JSON", config__json="{"),
+    taken_in("config_not_json", "config.json: not JSON", config__json="{"),
     taken_in("no_object", "config.json: holds no object", config__json="[]"),
     taken_in("no_model_type", "model_type", config__json="{}"),
     taken_in("too_few_fields", "config.json: has no field", config__json=CONFIG),
