@@ -1,7 +1,7 @@
 """A stage's code version is raised when a change of its sources changes its output; otherwise old output is reused."""
 
 import pytest
-from support import stage_sources
+import stage_sources
 
 CURRENT = stage_sources.current()
 
