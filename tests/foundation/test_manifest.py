@@ -36,7 +36,7 @@ def test_logs_and_rubble_are_outside(tmp_path):
 
 
 def test_no_manifest(tmp_path):
-    with pytest.raises(InputError, match="not whole"):
+    with pytest.raises(InputError, match="is incomplete"):
         read_manifest(tmp_path)
 
 
