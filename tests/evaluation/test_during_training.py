@@ -6,6 +6,8 @@ import torch
 from gristmill.evaluation.commands import evaluate_checkpoint
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.during_training import check_live, evaluate_live
+from gristmill.evaluation.run import EvaluationPaths
+from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import SavedModelConfig, load_model, save, step_folder
@@ -25,7 +27,9 @@ def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans,
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     scores = evaluate_live(model, tokenizer_folder, ["gristmill_hans"], 5, data=hans)
     config = EvaluateConfig(tasks=("gristmill_hans",), data=str(hans), limit=5)
-    rows = evaluate_checkpoint(checkpoint, tmp_path / "out", config, Reporter.silent())
+    rows = evaluate_checkpoint(
+        CheckpointPaths(checkpoint), EvaluationPaths(tmp_path / "out", hans), config, Reporter.silent()
+    )
     assert scores == {"gristmill_hans": {key: value for row in rows for key, value in (
         (row.metric, row.score), (f"{row.metric}_stderr", row.error))}}  # fmt: skip
     assert model.training
