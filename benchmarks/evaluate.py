@@ -19,10 +19,10 @@ from measure import Figure, arguments, in_turn, print_figures
 
 from gristmill.evaluation.config import CPU_BATCH_TOKENS
 from gristmill.evaluation.models.huggingface import write_huggingface
-from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task, cloze_task
-from gristmill.evaluation.tasks.corpus_tasks import HeldOut, Question
+from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument
 from gristmill.evaluation.tasks.few_shot import set_shots
 from gristmill.evaluation.tasks.task_files import TASK_FOLDER
 from gristmill.foundation.progress import Reporter
@@ -71,7 +71,8 @@ def local_works(data: Path, quick: bool) -> list[Work]:
     choices = requests(manager, CHOICE_TASKS, count)
     shots = requests(manager, ["copa", "openbookqa"], count, shots=4)
     questions = [str(request.args[0]) for request in choices]
-    whole = [HeldOut(str(i), "questions", "\n".join(questions[i : i + 40])) for i in range(0, len(questions), 40)]
+    starts = range(0, len(questions), 40)
+    whole = [HeldOutDocument(str(i), "questions", "\n".join(questions[i : i + 40])) for i in starts]
     generated = requests(manager, ["gsm8k"], 2 if quick else 16, shots=1)
     for request in generated:
         request.args[1]["max_gen_toks"] = 32 if quick else 96
@@ -97,11 +98,11 @@ def made_works(quick: bool) -> list[Work]:
         return " ".join(rng.choice(words, count))
 
     questions = [
-        Question(str(i), "made", say(int(rng.integers(20, 80))), tuple(say(12) for _ in range(4)), 0)
+        ClozeQuestion(str(i), "made", say(int(rng.integers(20, 80))), tuple(say(12) for _ in range(4)), 0)
         for i in range(4 * DOCUMENTS[quick])
     ]
     manager = TaskManager(include_defaults=False)
-    whole = [HeldOut(str(i), "made", say(1500)) for i in range(DOCUMENTS[quick] // 8)]
+    whole = [HeldOutDocument(str(i), "made", say(1500)) for i in range(DOCUMENTS[quick] // 8)]
     return [
         Work("multiple_choice", "loglikelihood", requests(manager, [cloze_task(questions)], None), 2.0),
         Work("whole_texts", "loglikelihood_rolling", requests(manager, [bits_per_byte_task("made", whole)], None), 1.0),
@@ -138,7 +139,7 @@ def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
     model = Transformer(MODEL, codec.vocab_size)
     initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     write_huggingface(folder, model, codec.end_of_document)
-    return LanguageModel(TransformerBackbone(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
+    return LanguageModel(LocalCausalLM(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
 
 
 def measured(work: Work, ours: LanguageModel, folder: Path, quick: bool) -> Figure:

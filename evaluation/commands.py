@@ -170,10 +170,10 @@ def generate_text(
     if "" in settings.stops:
         raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
     loaded = load_for_evaluation(source, config or EvaluateConfig(), local_device(ONLY_PROCESS))
-    room = loaded.backbone.sequence_length - 1
+    room = loaded.causal_lm.sequence_length - 1
     end = loaded.codec.end_of_document
     encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):
         if len(ids) > room:
             raise InputError(f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {room}; shorten it")
-    return generate(loaded.backbone, loaded.codec, encoded, settings, stream=stream)
+    return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=stream)

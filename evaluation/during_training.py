@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.evaluation.models.load import check_tokenizer
-from gristmill.evaluation.models.parallel_backbone import ParallelBackbone
-from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.sharded_causal_lm import ShardedCausalLM
 from gristmill.evaluation.results.table import ScoreRow, score_rows
-from gristmill.evaluation.run import add_all_sources, held_out_work
+from gristmill.evaluation.run import add_all_sources_group, build_held_out_tasks
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.harness import require_tasks, run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
@@ -77,14 +77,14 @@ def evaluate_live(
     parts = {0: model} if isinstance(model, Transformer) else model
     codec = load_tokenizer(tokenizer_folder)
     config = EvaluateConfig(tasks=tuple(tasks), limit=limit, shots=shots, batch_tokens=batch_tokens, samples=0)
-    backbone = live_backbone(parts, layout, mesh)
+    causal_lm = live_causal_lm(parts, layout, mesh)
     scores: LiveScores = {}
     begun = time.monotonic()
     for index, task in enumerate(config.tasks):
         if index and _spent(begun, budget_seconds, mesh):
             reporter.say(f"evaluation: its {budget_seconds:g} s are spent; left out: {', '.join(config.tasks[index:])}")
             break
-        asked = LanguageModel(backbone, codec, config.pass_tokens(mesh.device.type), Reporter.silent(), data=mesh.data)
+        asked = LanguageModel(causal_lm, codec, config.pass_tokens(mesh.device.type), Reporter.silent(), data=mesh.data)
         rows = _rows(asked, config, task, data, corpus, mesh)
         for task_name, count in {row.task: row.not_evaluated for row in rows if row.not_evaluated}.items():
             reporter.say(f"evaluation: {task_name}: {count} questions do not fit the context and were not evaluated")
@@ -97,15 +97,15 @@ def evaluate_live(
     return scores
 
 
-def live_backbone(parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh) -> Backbone:
+def live_causal_lm(parts: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh) -> CausalLM:
     """The live model for evaluation only: no sharding over data, no compilation, no cut of the tokens. A single process
     shares the weights with the run; on a mesh they are copied in the precision of the computation."""
     plain = LayoutConfig(**{**layout.model_dump(), "sequence_parallel": False, "recompute": "none"})
     copies = {stage: _copy(part, plain, mesh) for stage, part in parts.items()}
     sequence_length = next(iter(copies.values())).config.sequence_length
     if mesh.distributed:
-        return ParallelBackbone(copies, layout, sequence_length, mesh)
-    return TransformerBackbone(copies[0], sequence_length)
+        return ShardedCausalLM(copies, layout, sequence_length, mesh)
+    return LocalCausalLM(copies[0], sequence_length)
 
 
 @torch.no_grad()
@@ -137,11 +137,11 @@ def _rows(
 ) -> list[ScoreRow]:
     """The rows of one task or suite, on every process."""
     alone = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})
-    held_out = held_out_work(alone, model.codec, corpus)
+    held_out = build_held_out_tasks(alone, model.codec, corpus)
     results = run_tasks(model, held_out.tasks or [task], alone, TaskSources(data))
     rows = []
     if results is not None:
-        add_all_sources(results, held_out.unigram)
+        add_all_sources_group(results, held_out.unigram)
         rows = score_rows(results.summary, results.samples, held_out.unigram)
     return _from_who_has_them(rows, mesh)
 

@@ -15,9 +15,9 @@ from gristmill.evaluation.results.standard_errors import LN2
 from gristmill.evaluation.results.statistics import ratio_error
 from gristmill.evaluation.results.table import ScoreRow, score_rows
 from gristmill.evaluation.results.write import write_results
-from gristmill.evaluation.scoring.language_model import Codec, LanguageModel
+from gristmill.evaluation.scoring.language_model import LanguageModel, TextTokenizer
 from gristmill.evaluation.scoring.request_cache import RequestCache
-from gristmill.evaluation.tasks.contamination import apart, found_in_corpus
+from gristmill.evaluation.tasks.contamination import contamination_rows, found_in_corpus
 from gristmill.evaluation.tasks.corpus_task_configs import (
     BITS_PER_BYTE,
     CLOZE,
@@ -26,11 +26,11 @@ from gristmill.evaluation.tasks.corpus_task_configs import (
     cloze_task,
 )
 from gristmill.evaluation.tasks.corpus_tasks import (
-    HeldOut,
-    cloze,
+    HeldOutDocument,
+    bits_per_byte_texts,
+    cloze_questions,
     read_held_out,
     require_questions,
-    texts_to_measure,
 )
 from gristmill.evaluation.tasks.harness import Results, run_tasks
 from gristmill.evaluation.tasks.samples import continuations
@@ -44,7 +44,7 @@ from gristmill.training.parallel.mesh import ALONE, Axis
 
 
 @dataclass(frozen=True)
-class HeldOutWork:
+class HeldOutTasks:
     """The held-out tasks in lm-eval's terms, and by task name the bits of each document under the unigram of the
     training tokens."""
 
@@ -82,7 +82,7 @@ def evaluate_folder(
     loaded = load_for_evaluation(source, config, device)
     rows = evaluate(loaded, paths, config, reporter)
     if paths.corpus is not None and config.samples:
-        found = continuations(loaded.backbone, loaded.codec, read_held_out(paths.corpus.curate), config)
+        found = continuations(loaded.causal_lm, loaded.codec, read_held_out(paths.corpus.curate), config)
         text = json.dumps([item.model_dump() for item in found], indent=2, ensure_ascii=False)
         write_atomic(paths.output / "generations.json", text.encode() + b"\n")
     return rows
@@ -101,27 +101,27 @@ def evaluate(
     data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
     answers = None if paths.cache is None else paths.cache / f"answers-{loaded.digest}.sqlite"
     cache = None if answers is None else RequestCache(answers, reporter.say)
-    batch_tokens = config.pass_tokens(loaded.backbone.device.type)
-    model = LanguageModel(loaded.backbone, loaded.codec, batch_tokens, reporter, cache, data=data)
-    held_out = held_out_work(config, loaded.codec, paths.corpus)
+    batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
+    model = LanguageModel(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
+    held_out = build_held_out_tasks(config, loaded.codec, paths.corpus)
     named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
     results = run_tasks(model, [*held_out.tasks, *named], config, paths.tasks)
     if results is None or not writes:
         return []
-    add_all_sources(results, held_out.unigram)
+    add_all_sources_group(results, held_out.unigram)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     if paths.corpus is not None:
-        rows += apart(results, found_in_corpus(paths.corpus.curate))
-    said = [*notes(config, held_out.unigram), *results.notes]
+        rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
+    said = [*table_notes(config, held_out.unigram), *results.notes]
     write_results(paths.output, results.summary, results.samples, rows, said)
     return rows
 
 
-def held_out_work(config: EvaluateConfig, codec: Codec, corpus: HeldOutCorpus | None) -> HeldOutWork:
+def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: HeldOutCorpus | None) -> HeldOutTasks:
     """Raises RecipeError if a held-out task is asked for and there is no corpus, InputError if it holds too little."""
     wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
     if not wanted:
-        return HeldOutWork([], {})
+        return HeldOutTasks([], {})
     if corpus is None:
         raise RecipeError(f"{', '.join(wanted)} need the held-out documents: name the folder the run was made in")
     documents = read_held_out(corpus.curate)
@@ -129,32 +129,32 @@ def held_out_work(config: EvaluateConfig, codec: Codec, corpus: HeldOutCorpus | 
         raise InputError(
             f"{corpus.curate / 'documents' / 'test'}: no held-out document; raise the test share in curate.splits"
         )
-    work = HeldOutWork([], {})
+    work = HeldOutTasks([], {})
     if BITS_PER_BYTE in wanted:
         _add_bits_per_byte(work, documents, config, codec, count_tokens(corpus.index, codec.vocab_size))
     if CLOZE in wanted:
-        questions = cloze(documents, config.cloze_items, config.cloze_choices, corpus.seed)
+        questions = cloze_questions(documents, config.cloze_items, config.cloze_choices, corpus.seed)
         require_questions(questions, corpus.curate)
         work.tasks.append(cloze_task(questions))
     return work
 
 
 def _add_bits_per_byte(
-    work: HeldOutWork,
-    documents: Mapping[str, Sequence[HeldOut]],
+    work: HeldOutTasks,
+    documents: Mapping[str, Sequence[HeldOutDocument]],
     config: EvaluateConfig,
-    codec: Codec,
+    codec: TextTokenizer,
     counts: np.ndarray,
 ) -> None:
     for source, found in documents.items():
-        texts = texts_to_measure(found, config.text_bytes)
+        texts = bits_per_byte_texts(found, config.text_bytes)
         if texts:
             task = bits_per_byte_task(source, texts)
             work.tasks.append(task)
             work.unigram[task["task"]] = [unigram_bits(counts, text, codec) for text in texts]
 
 
-def add_all_sources(results: Results, unigram: Mapping[str, Sequence[float]]) -> None:
+def add_all_sources_group(results: Results, unigram: Mapping[str, Sequence[float]]) -> None:
     """One bits per byte over the texts of all sources, as a group in lm-eval's sense: bits and bytes are summed."""
     names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in unigram]
     if len(names) < 2:
@@ -176,7 +176,7 @@ def add_all_sources(results: Results, unigram: Mapping[str, Sequence[float]]) ->
     summary["n-shot"][BITS_PER_BYTE] = 0
 
 
-def notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
+def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
     """What a reader must know to trust the table."""
     said = []
     if unigram:

@@ -1,4 +1,4 @@
-"""The way out to Hugging Face's transformers, and the way in."""
+"""Export a checkpoint as a Hugging Face folder, and import one."""
 
 import json
 from pathlib import Path
@@ -22,12 +22,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def export_checkpoint(
     checkpoint: Path, output: Path, tokenizer: Path | None = None, precision: str = "fp32", scores: Path | None = None
 ) -> str:
-    """A folder of transformers with weights, tokenizer and a model card; the name of its architecture.
+    """Writes a Hugging Face folder with weights, tokenizer and a model card; returns the name of its architecture.
 
     checkpoint: of any layout, a step's folder or a run. scores: a results folder whose table goes into the card; by
     default that of the run. Raises InputError if transformers has no architecture for the model."""
     if scores is not None and not (scores / "table.md").is_file():
-        raise InputError(f"{scores}: holds no table.md; name a folder that `gristmill evaluate` wrote")
+        raise InputError(f"{scores}: has no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
     card, codec = read_model_config(checkpoint), load_tokenizer(folder)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=False)
@@ -40,8 +40,8 @@ def export_checkpoint(
 
 
 def import_checkpoint(folder: Path, output: Path) -> Path:
-    """A folder of transformers as a checkpoint of ours, OUTPUT/checkpoints/step-00000000, to evaluate or to train on;
-    its tokenizer stands in OUTPUT/tokenizer. Reads the folder as it is: nothing is downloaded, none of its code run."""
+    """Converts a Hugging Face folder to a gristmill checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train;
+    its tokenizer goes to OUTPUT/tokenizer. Nothing is downloaded, and no code of the folder is run."""
     model, card = read_huggingface(folder)
     codec = load_tokenizer(folder)
     check_tokenizer(folder, codec, card["vocab_size"], codec.end_of_document, padded=True)
@@ -56,7 +56,7 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
 def model_card(
     checkpoint: Path, architecture: str, parameters: int, workdir: Workdir | None, scores: Path | None
 ) -> str:
-    """README.md of an exported model: what it was made from, down to the raw files' fingerprints, and its scores."""
+    """README.md of an exported model: provenance down to the raw files' fingerprints, and scores."""
     stages = workdir.manifests() if workdir is not None else {}
     lines = [
         "---", "library_name: transformers", "tags: [gristmill]", "---", "",
@@ -64,8 +64,8 @@ def model_card(
         f"{architecture}, {parameters:,} parameters, exported by gristmill from {checkpoint.name}.", "",
     ]  # fmt: skip
     if workdir is None or not stages:
-        return "\n".join([*lines, "No manifests stand beside the checkpoint, so its provenance is not known.", ""])
-    lines += ["## Provenance", "", "| stage | fingerprint | made from |", "|---|---|---|"]
+        return "\n".join([*lines, "There are no manifests beside the checkpoint, so its provenance is unknown.", ""])
+    lines += ["## Provenance", "", "| stage | fingerprint | inputs |", "|---|---|---|"]
     for name, stage in stages.items():
         inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stage.inputs.items()))
         lines.append(f"| {name} | `{stage.fingerprint}` | {inputs} |")
@@ -83,7 +83,7 @@ def _recipe(stages: dict[str, Manifest]) -> dict[str, Any]:
 
 
 def _facts(stages: dict[str, Manifest]) -> list[str]:
-    """What the stages counted: documents and bytes of the corpus, tokens and loss of the training."""
+    """Counts of the stages: documents and bytes of the corpus, tokens and loss of the training."""
     lines = ["## Counts", ""]
     for name in ("curate", "train"):
         if name in stages:
@@ -97,6 +97,6 @@ def _scores(folder: Path) -> list[str]:
 
 
 def require_empty(output: Path) -> None:
-    """Raises InputError if there is something in the way."""
+    """Raises InputError if the output folder exists and is not empty."""
     if output.exists() and any(output.iterdir()):
         raise InputError(f"{output}: not empty; name a new folder, or remove this one")

@@ -1,4 +1,4 @@
-"""Folders of transformers: a checkpoint written as one, and one read as a model.
+"""Hugging Face model folders: write a checkpoint as one, and read one as a model.
 
 Weights are safetensors, never pickles, and no code of the folder is run. transformers itself is not needed."""
 
@@ -27,14 +27,14 @@ from gristmill.training.model.transformer import Transformer
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-SHARD_BYTES = 5_000_000_000  # what transformers cuts at
+SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 
 
 def write_huggingface(folder: Path, model: Transformer, end_of_document: int, tokenizer: Path | None = None) -> str:
-    """config.json, weights and the tokenizer's files; the name of the architecture. Same model, same bytes.
+    """Writes config.json, weights and the tokenizer's files; returns the architecture's name. Same model, same bytes.
 
-    Raises InputError if no architecture of transformers can say what the model is."""
+    Raises InputError if no architecture of transformers represents the model."""
     config = model.config
     family = family_for(config)
     tensors = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
@@ -55,7 +55,7 @@ def write_huggingface(folder: Path, model: Transformer, end_of_document: int, to
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Raises InputError if there is no tokenizer.json, the one file transformers cannot do without."""
+    """Raises InputError if there is no tokenizer.json, which transformers requires."""
     if not (source / TOKENIZER_FILES[0]).is_file():
         raise InputError(f"{source / TOKENIZER_FILES[0]}: absent; name the folder of the stage `tokenizer`")
     target.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def is_huggingface(folder: Path) -> bool:
 def read_huggingface(
     folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Transformer, SavedModelConfig]:
-    """The model of a folder of transformers and its card. Raises InputError naming what is absent or not known."""
+    """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
     fields = _read_config(folder)
     family = family_named(fields.get("model_type", ""))
     try:
@@ -81,14 +81,14 @@ def read_huggingface(
             raise ValueError(f"vocab_size is {vocab_size}")
     except KeyError as error:
         raise InputError(
-            f"{folder / CONFIG_NAME}: has no field {error}; it is no config of {family.architecture}"
+            f"{folder / CONFIG_NAME}: has no field {error}; it is not a config of {family.architecture}"
         ) from error
     except ValidationError as error:
         found = error.errors()[0]
         said = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
-        raise InputError(f"{folder / CONFIG_NAME}: makes no model ({said}); fetch the file again") from error
+        raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({said}); fetch the file again") from error
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise InputError(f"{folder / CONFIG_NAME}: makes no model ({error}); fetch the file again") from error
+        raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
     tensors = family.to_ours(config, _read_weights(folder))
     model = Transformer(config, vocab_size, dtype=dtype)
     fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors).to(device, dtype))
@@ -99,7 +99,7 @@ def read_huggingface(
 def _checked(folder: Path, name: str, parameter: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     found = tensors[name]
     if found.shape != parameter.shape:
-        raise InputError(f"{folder}: {name} is {list(found.shape)}, {CONFIG_NAME} makes it {list(parameter.shape)}")
+        raise InputError(f"{folder}: {name} is {list(found.shape)}, expected {list(parameter.shape)}")
     return found
 
 
@@ -111,15 +111,17 @@ def _end_of_document(fields: Mapping[str, Any]) -> int:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if folder.is_file():
-        raise InputError(f"{folder}: a file; name the folder that holds {CONFIG_NAME}, safetensors and the tokenizer")
+        raise InputError(
+            f"{folder}: is a file; name the folder that holds {CONFIG_NAME}, safetensors and the tokenizer"
+        )
     try:
         fields = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise InputError(f"{path}: absent; a folder of transformers holds {CONFIG_NAME} and safetensors") from error
+        raise InputError(f"{path}: absent; a Hugging Face folder holds {CONFIG_NAME} and safetensors") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
     if not isinstance(fields, dict):
-        raise InputError(f"{path}: holds no object; fetch the file again")
+        raise InputError(f"{path}: is not a JSON object; fetch the file again")
     return fields
 
 
@@ -140,7 +142,7 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / Path(name).name for name in names]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
-                f"{folder / INDEX_NAME}: no index of weights ({type(error).__name__}: {error}); fetch the file again"
+                f"{folder / INDEX_NAME}: not a weight index ({type(error).__name__}: {error}); fetch the file again"
             ) from error
     if (folder / WEIGHTS_NAME).is_file():
         return [folder / WEIGHTS_NAME]

@@ -1,4 +1,4 @@
-"""Weights in 8 bits for small machines: an eighth of float64's memory, a quarter of float32's, at a cost in score."""
+"""Weight-only int8 quantization: a quarter of float32's memory, at a cost in score."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallel
 class Int8Linear(nn.Module):
     """x W^T + b with W = scale_F x int8_FD: one scale an output, symmetric, rounded to nearest.
 
-    The scale is the row's largest magnitude / 127, so no weight is cut. Weights only: products are computed in the
+    The scale is the row's largest magnitude / 127, so no weight is clipped. Weights only: products are computed in the
     dtype of x (LLM.int8(), arXiv 2208.07339, section 2.1, without its outlier columns)."""
 
     def __init__(self, weight_FD: Tensor, bias_F: Tensor | None):
@@ -28,9 +28,9 @@ class Int8Linear(nn.Module):
         return product if self.bias is None else product + self.bias.to(x.dtype)
 
 
-def quantise(model: Transformer) -> None:
-    """Replaces the linear layers inside the layers. Embedding, head and norms stay as they are: they are small in large
-    models, and the first to cost score."""
+def quantize_int8(model: Transformer) -> None:
+    """Replaces the linear modules of all layers. Embedding, head and norms are not quantized: they are a small share of
+    large models and the most sensitive."""
     for layer in model.layers.values():
         for block in (layer.mixer, layer.mlp):
             for name, module in list(block.named_children()):

@@ -1,4 +1,4 @@
-"""What is evaluated: a checkpoint of ours or a folder of transformers, with its tokenizer, ready to be asked."""
+"""Load a gristmill checkpoint or a Hugging Face folder, with its tokenizer, for evaluation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +7,9 @@ import torch
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.huggingface import is_huggingface, read_huggingface
-from gristmill.evaluation.models.int8 import quantise
-from gristmill.evaluation.models.parallel_backbone import load_parallel
-from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.models.int8 import quantize_int8
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.sharded_causal_lm import load_sharded
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError
@@ -21,15 +21,15 @@ from gristmill.training.config import LayoutConfig
 from gristmill.training.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PADDING = 1024  # a table padded to a multiple of at most so many rows is customary (Megatron-LM pads to 128 x tensor)
+PADDING = 1024  # embedding tables are padded to a multiple of at most so many rows (Megatron-LM pads to 128 x tensor)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """digest: of the weights' files, the tokenizer, and how they are computed; equal digests give equal answers."""
+    """digest: of the weight files, the tokenizer and the precision; equal digests give equal results."""
 
     name: str
-    backbone: TransformerBackbone
+    causal_lm: LocalCausalLM
     codec: Tokenizer
     digest: str
 
@@ -49,11 +49,9 @@ def load_for_evaluation(
         card = read_model_config(checkpoint)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign or "padded_rows" in card)
     if config.weights == "int8":
-        quantise(model)
+        quantize_int8(model)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
-    return LoadedModel(
-        checkpoint.name, TransformerBackbone(model, model.config.sequence_length), codec, fingerprint(parts)
-    )
+    return LoadedModel(checkpoint.name, LocalCausalLM(model, model.config.sequence_length), codec, fingerprint(parts))
 
 
 def load_for_evaluation_sharded(
@@ -63,13 +61,13 @@ def load_for_evaluation_sharded(
     checkpoint, folder = paths.resolve()
     codec, card = load_tokenizer(folder), read_model_config(checkpoint)
     check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded="padded_rows" in card)
-    backbone = load_parallel(checkpoint, layout, mesh, DTYPES[config.precision])
+    causal_lm = load_sharded(checkpoint, layout, mesh, DTYPES[config.precision])
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
-    return LoadedModel(checkpoint.name, backbone, codec, fingerprint(parts))
+    return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
 
 
 def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:
-    """padded: the model's table may have rows to spare, as those of other projects have."""
+    """Raises InputError unless the tokenizer fits the model. padded: the embedding table may have unused rows."""
     spare = vocab_size - codec.vocab_size
     if spare < 0 or (spare > 0 and not (padded and spare < PADDING)):
         raise InputError(
@@ -84,7 +82,7 @@ def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_docu
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """Of our checkpoints from the manifest, which `load_model` has checked; of others from the files themselves."""
+    """Digest of the weights: from the manifest of a gristmill checkpoint, from the files of a Hugging Face folder."""
     if is_huggingface(checkpoint):
         files = sorted([*checkpoint.glob("*.safetensors"), checkpoint / "config.json"])
         return fingerprint([[path.name, file_digest(path)] for path in files])

@@ -9,11 +9,11 @@ from lm_eval.api.task import Task
 
 from gristmill.evaluation.scoring.language_model import LanguageModel
 
-Reasons = dict[tuple[str, int], str]  # (task, doc_id) -> why it was not evaluated
+SkipReasons = dict[tuple[str, int], str]  # (task, doc_id) -> why it was not evaluated
 MARK = "not_evaluated"  # the key of a sample that says why
 
 
-def too_long_of(model: Any) -> Reasons:
+def gather_skip_reasons(model: Any) -> SkipReasons:
     """What the copies of the model found too long, together on the first; lm-eval's own models do not tell."""
     if not isinstance(model, LanguageModel):
         return {}
@@ -27,12 +27,12 @@ def evaluated(samples: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [sample for sample in samples if MARK not in sample]
 
 
-def leave_out(
+def exclude_skipped(
     raw: dict[str, Any],
     samples: Mapping[str, Sequence[dict[str, Any]]],
     tasks: Mapping[str, Task],
     groups: Mapping[str, Group],
-    reasons: Reasons,
+    reasons: SkipReasons,
 ) -> None:
     """Marks the samples, takes their metrics away, and computes the scores of their tasks and groups again.
 
@@ -68,7 +68,7 @@ def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]
     return {f"{metric},{chosen}": aggregation.get(metric, mean)(found) for (metric, chosen), found in values.items()}
 
 
-def left_out_notes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def skipped_notes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """One sentence a task; the first reason stands for all."""
     said = []
     for name, found in samples.items():

@@ -15,7 +15,7 @@ def add_standard_errors(summary: dict[str, Any], samples: Mapping[str, Sequence[
     """Fills `metric_stderr,filter` of each task, and of each group from all samples below it."""
     children = summary.get("group_subtasks", {})
     for name, result in summary["results"].items():
-        tasks = [name] if name in samples else leaves(name, children)
+        tasks = [name] if name in samples else subtasks_of(name, children)
         for key in [key for key in result if "," in key and "_stderr," not in key]:
             metric, chosen_filter = key.split(",", 1)
             values = [
@@ -29,11 +29,11 @@ def add_standard_errors(summary: dict[str, Any], samples: Mapping[str, Sequence[
                 result[f"{metric}_stderr,{chosen_filter}"] = error
 
 
-def leaves(name: str, children: Mapping[str, Sequence[str]]) -> list[str]:
+def subtasks_of(name: str, children: Mapping[str, Sequence[str]]) -> list[str]:
     """The tasks below a group, groups of groups resolved."""
     below: list[str] = []
     for child in children.get(name, ()):
-        below += leaves(child, children) if child in children else [child]
+        below += subtasks_of(child, children) if child in children else [child]
     return below
 
 

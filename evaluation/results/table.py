@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from gristmill.evaluation.results.not_evaluated import evaluated
-from gristmill.evaluation.results.standard_errors import LN2, leaves
+from gristmill.evaluation.results.standard_errors import LN2, subtasks_of
 from gristmill.evaluation.results.verdicts import Verdict, accuracy_verdict, sign_verdict
 
 HEADINGS = ("task", "shots", "n", "not evaluated", "metric", "score", "± s.e.", "chance", "verdict")
@@ -88,7 +88,7 @@ def rows_of(
 
 def tasks_of(name: str, summary: Mapping[str, Any], samples: Samples) -> list[str]:
     """The task itself, or those below a group."""
-    found = [name] if name in samples else leaves(name, summary["group_subtasks"])
+    found = [name] if name in samples else subtasks_of(name, summary["group_subtasks"])
     return [task for task in found if task in samples]
 
 
@@ -110,7 +110,7 @@ def against_chance(
         bits = [-sample[metric][0] / LN2 for _, sample in pairs]
         chance = sum(guessed_bits) / sum(sample[metric][1] for _, sample in pairs)
         return chance, sign_verdict([mine - other for mine, other in zip(bits, guessed_bits, strict=True)])
-    chances = [_chance_of(configs.get(task, {}), sample) for task, sample in found] if guessed(metric) else []
+    chances = [_chance_of(configs.get(task, {}), sample) for task, sample in found] if has_chance_level(metric) else []
     if not chances or any(chance is None for chance in chances):
         return None, None
     known = [chance for chance in chances if chance is not None]
@@ -119,7 +119,7 @@ def against_chance(
     return sum(known) / len(known), verdict
 
 
-def guessed(metric: str) -> bool:
+def has_chance_level(metric: str) -> bool:
     """Guessing says nothing on perplexities."""
     return metric.startswith(("acc", "exact_match"))
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gristmill.evaluation.config import SamplingConfig
-from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.foundation.errors import InputError
 
 # B rows, T tokens, S tokens before them and they, V vocabulary
@@ -43,7 +43,7 @@ class Generation:
 
 
 def generate(
-    backbone: Backbone,
+    causal_lm: CausalLM,
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
@@ -55,9 +55,9 @@ def generate(
     `stream` is called as soon as no later token can change the text. A prompt as long as the model's sequence length
     raises InputError; a shorter one is continued up to that length."""
     for index, prompt in enumerate(prompts):
-        if not 0 < len(prompt) < backbone.sequence_length:
+        if not 0 < len(prompt) < causal_lm.sequence_length:
             raise InputError(
-                f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {backbone.sequence_length - 1}: "
+                f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {causal_lm.sequence_length - 1}: "
                 "shorten it"
             )
     found: dict[int, Generation] = {}
@@ -66,36 +66,36 @@ def generate(
         batch_size = max(1, batch_tokens // (len(prompts[order[0]]) + settings.max_new_tokens))
         batch, order = order[:batch_size], order[batch_size:]
         generation_rows = [_Row(index, decoder, settings, stream) for index in batch]
-        _decode_batch(backbone, [prompts[index] for index in batch], generation_rows, settings.max_new_tokens)
+        _decode_batch(causal_lm, [prompts[index] for index in batch], generation_rows, settings.max_new_tokens)
         found.update({row.index: row.result() for row in generation_rows})
     return [found[index] for index in range(len(prompts))]
 
 
 @torch.inference_mode()
 def _decode_batch(
-    backbone: Backbone, prompts: Sequence[Sequence[int]], rows: Sequence["_Row"], max_new_tokens: int
+    causal_lm: CausalLM, prompts: Sequence[Sequence[int]], rows: Sequence["_Row"], max_new_tokens: int
 ) -> None:
     """Generates all continuations of a batch. Prompts are padded on the left, so that all rows end at one column."""
     longest = max(len(prompt) for prompt in prompts)
-    padding_B = torch.tensor([longest - len(prompt) for prompt in prompts], device=backbone.device)
-    tokens_BT = torch.zeros((len(prompts), longest), dtype=torch.long, device=backbone.device)
+    padding_B = torch.tensor([longest - len(prompt) for prompt in prompts], device=causal_lm.device)
+    tokens_BT = torch.zeros((len(prompts), longest), dtype=torch.long, device=causal_lm.device)
     for index, prompt in enumerate(prompts):
         tokens_BT[index, longest - len(prompt) :] = torch.as_tensor(prompt)
         rows[index].seen.update(prompt)
     state = None
-    steps = min(max_new_tokens, backbone.sequence_length - min(len(prompt) for prompt in prompts))
+    steps = min(max_new_tokens, causal_lm.sequence_length - min(len(prompt) for prompt in prompts))
     for step in range(steps):
         first = 0 if step == 0 else longest + step - 1
         positions_BT, visible_BTS = _positions_and_mask(
-            padding_B, first, first + tokens_BT.shape[1], backbone.sequence_length
+            padding_B, first, first + tokens_BT.shape[1], causal_lm.sequence_length
         )
-        hidden_BTD, state = backbone.extend(tokens_BT, positions_BT, visible_BTS, state)
-        logits_BV = backbone.head(hidden_BTD[:, -1]).double().cpu().numpy()
+        hidden_BTD, state = causal_lm.extend(tokens_BT, positions_BT, visible_BTS, state)
+        logits_BV = causal_lm.head(hidden_BTD[:, -1]).double().cpu().numpy()
         for index, row in enumerate(rows):
-            row.add_token(logits_BV[index], full=len(prompts[index]) + step + 1 >= backbone.sequence_length)
+            row.add_token(logits_BV[index], full=len(prompts[index]) + step + 1 >= causal_lm.sequence_length)
         if all(row.done for row in rows):
             return
-        tokens_BT = torch.tensor([[row.last] for row in rows], device=backbone.device)
+        tokens_BT = torch.tensor([[row.last] for row in rows], device=causal_lm.device)
 
 
 def _positions_and_mask(

@@ -1,4 +1,4 @@
-"""A checkpoint as lm-eval sees a model: texts in, log-likelihoods and continuations out."""
+"""lm-eval's LM interface over a CausalLM: texts in, log-likelihoods and continuations out."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,21 +10,21 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gristmill.evaluation.config import SamplingConfig
-from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.loglikelihood import Score, score
 from gristmill.evaluation.scoring.packing import Request
-from gristmill.evaluation.scoring.request_cache import RequestCache, question
+from gristmill.evaluation.scoring.request_cache import RequestCache, request_digest
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.parallel.mesh import ALONE, Axis
 
-NOT_ASKED = (0.0, False)  # stands in the place of an answer; no score counts it
+SKIPPED = (0.0, False)  # the placeholder of a request that was not run; it counts in no score
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
 
 
-class Codec(Protocol):
-    """The part of a tokenizer that evaluation uses."""
+class TextTokenizer(Protocol):
+    """The methods of a tokenizer that evaluation uses."""
 
     vocab_size: int
     end_of_document: int
@@ -37,16 +37,16 @@ class Codec(Protocol):
 
 
 class LanguageModel(TemplateLM):
-    """Answers lm-eval's three kinds of request. What does not fit the context whole is not asked: too_long says why, by
-    task and document.
+    """Runs lm-eval's three request types. Requests longer than the sequence length are skipped: too_long has the reason
+    by task and document.
 
-    cache: answers given before are not asked for again. share: see `packing`; False is for measuring. data: the copies
-    of the model, each of which answers a part of the documents."""
+    cache: results of earlier requests. share: pack common prefixes (see `packing`); False is for benchmarks. data: the
+    data-parallel replicas, each of which runs a part of the documents."""
 
     def __init__(
         self,
-        backbone: Backbone,
-        codec: Codec,
+        causal_lm: CausalLM,
+        codec: TextTokenizer,
         batch_tokens: int,
         reporter: Reporter,
         cache: RequestCache | None = None,
@@ -55,11 +55,11 @@ class LanguageModel(TemplateLM):
     ):
         super().__init__()
         self._rank, self._world_size, self._group = data.rank, data.size, data.group
-        self.backbone, self.codec, self.batch_tokens, self.reporter = backbone, codec, batch_tokens, reporter
+        self.causal_lm, self.codec, self.batch_tokens, self.reporter = causal_lm, codec, batch_tokens, reporter
         self.cache, self.share = cache, share
-        self.read_tokens = self.asked_tokens = 0
+        self.read_tokens = self.unpacked_tokens = 0
         self.too_long: dict[tuple[str, int], str] = {}
-        self._device = backbone.device
+        self._device = causal_lm.device
         self._encoded: dict[str, list[int]] = {}
 
     @property
@@ -68,10 +68,10 @@ class LanguageModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        return self.backbone.sequence_length
+        return self.causal_lm.sequence_length
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """int[]: one number of each copy -> int[copies]."""
+        """int[] of each replica -> int[replicas]."""
         found = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(found, tensor, group=self._group)
         return torch.stack(found)
@@ -90,7 +90,7 @@ class LanguageModel(TemplateLM):
         return list(self.codec.encode(string)) if known is None else known
 
     def _remember(self, texts: Sequence[str]) -> None:
-        """Encodes each text once, all in one call: a question is the same for all its choices."""
+        """Encodes each different text once, all in one call: the choices of a question share its text."""
         unique = list(dict.fromkeys(texts))
         self._encoded = dict(zip(unique, self.codec.encode_batch(unique), strict=True))
 
@@ -99,16 +99,18 @@ class LanguageModel(TemplateLM):
         pairs = [self._encode_request(*request.args) for request in requests]
         self._encoded.clear()
         fitting = [index for index, pair in enumerate(pairs) if self._fits(requests[index], *pair[1:])]
-        answers = [NOT_ASKED] * len(requests)
+        answers = [SKIPPED] * len(requests)
         for index, answer in zip(fitting, self._loglikelihood_tokens([pairs[i] for i in fitting]), strict=True):
             answers[index] = answer
         return answers
 
     def _fits(self, request: Instance, context: list[int], continuation: list[int]) -> bool:
-        """The last token is scored and not read, so context and continuation may have one token more than the model."""
+        """The last token is scored but not an input, so both together may have one token more than that."""
         tokens = len(context) + len(continuation) - 1
         if tokens > self.max_length:
-            self._too_long(request, f"its {tokens} tokens are more than the model's context of {self.max_length}")
+            self._too_long(
+                request, f"its {tokens} tokens are more than the model's sequence length of {self.max_length}"
+            )
         return tokens <= self.max_length
 
     def _too_long(self, request: Instance, reason: str) -> None:
@@ -124,7 +126,7 @@ class LanguageModel(TemplateLM):
                 continuation_ids = continuation_ids[1:]
         if not continuation_ids:
             raise InputError(
-                f"the continuation {continuation!r} after {context[-60:]!r} has no token of its own; "
+                f"the continuation {continuation!r} after {context[-60:]!r} adds no token; "
                 "end the context at a word, or give the continuation some text"
             )
         return (context, continuation), context_ids, continuation_ids
@@ -132,11 +134,11 @@ class LanguageModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[tuple[float, bool]]:
-        asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
-        return [(found.logprob, found.greedy) for found in self._score(asked, "scoring answers", self.share)]
+        found = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        return [(found.logprob, found.greedy) for found in self._score(found, "scoring answers", self.share)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Whole texts, each after the end-of-document token, in windows of the model's context that do not overlap."""
+        """Full texts after an end-of-document token, in disjoint windows of the model's sequence length."""
         windows: list[Request] = []
         owners: list[int] = []
         for index, request in enumerate(requests):
@@ -151,15 +153,15 @@ class LanguageModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """A prompt that leaves no token to write is not asked, and an answer that the context cut off is not counted:
-        neither ended at a stop string, at the end of a document, or at max_gen_toks."""
+        """Skips prompts that leave no room for a token, and answers that the sequence length truncated before a stop
+        string, the end of the document or max_gen_toks."""
         answers = [""] * len(requests)
         with self.reporter.meter("generating answers", len(requests), "answers") as meter:
             for settings, indices in _by_settings(requests).items():
                 prompts = {
                     index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
                 }
-                fitting = [index for index in indices if self._leaves_room(requests[index], len(prompts[index]))]
+                fitting = [index for index in indices if self._fits_prompt(requests[index], len(prompts[index]))]
                 found = self._generate([prompts[index] for index in fitting], settings)
                 for index, (text, cut_off) in zip(fitting, found, strict=True):
                     answers[index] = text
@@ -170,16 +172,18 @@ class LanguageModel(TemplateLM):
                 meter.advance(len(indices))
         return answers
 
-    def _leaves_room(self, request: Instance, tokens: int) -> bool:
+    def _fits_prompt(self, request: Instance, tokens: int) -> bool:
         if tokens >= self.max_length:
-            self._too_long(request, f"its prompt of {tokens} tokens fills the model's context of {self.max_length}")
+            self._too_long(
+                request, f"its prompt of {tokens} tokens fills the model's sequence length of {self.max_length}"
+            )
         return tokens < self.max_length
 
     def _generate(self, prompts: list[list[int]], settings: GenerationSettings) -> list[tuple[str, bool]]:
         """(text, was it truncated by the sequence length?). Only greedy text is cached."""
 
         def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
-            found = generate(self.backbone, self.codec, prompts, settings, self._generation_tokens)
+            found = generate(self.causal_lm, self.codec, prompts, settings, self._generation_tokens)
             return [
                 (made.text, made.ended == "length" and len(made.tokens) < settings.max_new_tokens) for made in found
             ]
@@ -187,7 +191,7 @@ class LanguageModel(TemplateLM):
         if self.cache is None or settings.sampling.temperature > 0:
             return write(prompts)
         asked = [
-            question("write", prompt, settings.stops, settings.max_new_tokens, settings.sampling.model_dump())
+            request_digest("write", prompt, settings.stops, settings.max_new_tokens, settings.sampling.model_dump())
             for prompt in prompts
         ]
         known = self.cache.find(asked)
@@ -199,18 +203,18 @@ class LanguageModel(TemplateLM):
 
     @property
     def _generation_tokens(self) -> int:
-        """More rows than in scoring: after the prompts a pass reads one token a row."""
+        """Larger than in scoring: after the prompt each forward pass has one token per row."""
         return 8 * self.batch_tokens
 
     def _score(self, requests: list[Request], description: str, share: bool) -> list[Score]:
-        """Each different request is asked once, and not at all if the answer is known."""
-        digests = {request: question("score", request.context, request.continuation) for request in requests}
+        """Runs each different request once, and none that is cached."""
+        digests = {request: request_digest("score", request.context, request.continuation) for request in requests}
         known = {} if self.cache is None else self.cache.find([*digests.values()])
         new = [request for request, digest in digests.items() if digest not in known]
         with self.reporter.meter(description, len(new), "requests") as meter:
-            found = score(self.backbone, new, self.batch_tokens, share, meter.advance)
+            found = score(self.causal_lm, new, self.batch_tokens, share, meter.advance)
         self.read_tokens += found.read_tokens
-        self.asked_tokens += found.asked_tokens
+        self.unpacked_tokens += found.unpacked_tokens
         answers = {
             digests[request]: [result.logprob, result.greedy] for request, result in zip(new, found, strict=True)
         }
@@ -221,12 +225,12 @@ class LanguageModel(TemplateLM):
 
 
 def _texts(context: str, continuation: str) -> tuple[str, str]:
-    """What `_encode_pair` encodes: all of it, and the context without the white space that goes to the answer."""
+    """The texts `_encode_pair` encodes: both together, and the context without trailing white space."""
     return context + continuation, context.rstrip()
 
 
 def _by_settings(requests: Sequence[Instance]) -> dict[GenerationSettings, list[int]]:
-    """Requests that stop and sample alike can be generated together."""
+    """Indices of requests by generation settings: those with equal settings are batched."""
     groups: dict[GenerationSettings, list[int]] = {}
     for index, request in enumerate(requests):
         groups.setdefault(_settings(dict(request.args[1])), []).append(index)
@@ -234,7 +238,7 @@ def _by_settings(requests: Sequence[Instance]) -> dict[GenerationSettings, list[
 
 
 def _settings(options: dict) -> GenerationSettings:
-    """lm-eval's generation_kwargs as ours. Raises InputError on an option this model does not know."""
+    """GenerationSettings from lm-eval's generation_kwargs. Raises InputError on an unsupported option."""
     until = options.pop("until", [])
     stops = (until,) if isinstance(until, str) else tuple(until)
     new_tokens = int(options.pop("max_gen_toks", options.pop("max_new_tokens", DEFAULT_NEW_TOKENS)))
@@ -243,5 +247,5 @@ def _settings(options: dict) -> GenerationSettings:
         temperature = 0.0
     known = {name: options.pop(name) for name in ("top_k", "top_p", "repetition_penalty") if name in options}
     if options:
-        raise InputError(f"generation_kwargs {sorted(options)} are not known; remove them from the task")
+        raise InputError(f"generation_kwargs {sorted(options)} are not supported; remove them from the task")
     return GenerationSettings(new_tokens, SamplingConfig(temperature=temperature, **known), stops)

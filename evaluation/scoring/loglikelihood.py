@@ -5,20 +5,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.evaluation.scoring.packing import Request, Row, batches, model_inputs, pack
 from gristmill.foundation.errors import InputError
 
 # B rows, T tokens, D width, V vocabulary, N scored positions
 
-NOT_NUMBERS = "the model's logits are not numbers (NaN or infinity): the checkpoint is broken, or training diverged"
+NOT_FINITE = "the model's logits are not numbers (NaN or infinity): the checkpoint is broken, or training diverged"
 ROW_TOKENS = 1024  # attention within a row is quadratic; at width 256 it costs what the matrices cost at T = 6 x width
-LOGIT_FLOATS = 1 << 20  # cells (position, vocabulary) that are made at a time: 4 MiB, which a CPU's cache holds
+LOGIT_FLOATS = 1 << 20  # logits (position x vocabulary) computed at a time: 4 MiB, which a CPU's cache holds
 LOGIT_FLOATS_GPU = 1 << 26
 
 
 class Score:
-    """logprob: natural logarithm of the continuation's probability. greedy: is each of its tokens the likeliest?"""
+    """logprob: natural logarithm of the continuation's probability. greedy: is each token the argmax?"""
 
     __slots__ = ("greedy", "logprob")
 
@@ -27,113 +27,113 @@ class Score:
 
 
 class Scores(list[Score]):
-    """One score a request. read_tokens: tokens the model read; asked_tokens: what one row a request would have read."""
+    """One score per request. read_tokens: input tokens; unpacked_tokens: those of one row per request."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read_tokens = self.asked_tokens = 0
+        self.read_tokens = self.unpacked_tokens = 0
 
 
 def score(
-    backbone: Backbone,
+    causal_lm: CausalLM,
     requests: Sequence[Request],
     batch_tokens: int,
     share: bool = True,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Scores:
-    """Scores in the order of the requests. `advance` is told how many requests each batch settled.
+    """Scores in the order of the requests. `advance` is called with the number of requests of each batch.
 
     Raises InputError if the model's output is not a number."""
     found = Scores()
     if not requests:
         return found
-    inputs = [model_inputs(request, backbone.sequence_length) for request in requests]
-    found.asked_tokens = sum(len(item.tokens) for item in inputs)
+    inputs = [model_inputs(request, causal_lm.sequence_length) for request in requests]
+    found.unpacked_tokens = sum(len(item.tokens) for item in inputs)
     found.extend([Score(0.0, False)] * len(requests))
-    for lot in batches(pack(inputs, ROW_TOKENS, share), batch_tokens):
-        found.read_tokens += sum(len(row.tokens) for row in lot)
-        for request_id, result in _score_lot(backbone, lot, requests):
+    for batch in batches(pack(inputs, ROW_TOKENS, share), batch_tokens):
+        found.read_tokens += sum(len(row.tokens) for row in batch)
+        for request_id, result in _score_batch(causal_lm, batch, requests):
             found[request_id] = result
-        advance(sum(len(row.request_ids) for row in lot))
+        advance(sum(len(row.request_ids) for row in batch))
     return found
 
 
 @torch.inference_mode()
-def _score_lot(backbone: Backbone, lot: Sequence[Row], requests: Sequence[Request]) -> list[tuple[int, Score]]:
-    hidden_BTD = _hidden(backbone, lot)
-    asked = [
+def _score_batch(causal_lm: CausalLM, batch: Sequence[Row], requests: Sequence[Request]) -> list[tuple[int, Score]]:
+    hidden_BTD = _hidden(causal_lm, batch)
+    scored = [
         (request_id, row_index, row.nodes[place])
-        for row_index, row in enumerate(lot)
+        for row_index, row in enumerate(batch)
         for place, request_id in enumerate(row.request_ids)
     ]
-    width = max(len(row.tokens) for row in lot)
-    flat_N = np.concatenate([row_index * width + nodes for _, row_index, nodes in asked])
-    targets_N = np.concatenate([np.array(requests[request_id].continuation) for request_id, _, _ in asked])
-    logprobs_N, greedy_N = _token_scores(backbone, hidden_BTD.flatten(0, 1), flat_N, targets_N)
+    width = max(len(row.tokens) for row in batch)
+    flat_N = np.concatenate([row_index * width + nodes for _, row_index, nodes in scored])
+    targets_N = np.concatenate([np.array(requests[request_id].continuation) for request_id, _, _ in scored])
+    logprobs_N, greedy_N = _token_scores(causal_lm, hidden_BTD.flatten(0, 1), flat_N, targets_N)
     results, first = [], 0
-    for request_id, _, nodes in asked:
+    for request_id, _, nodes in scored:
         own = slice(first, first + len(nodes))
         results.append((request_id, Score(float(logprobs_N[own].sum()), bool(greedy_N[own].all()))))
         first += len(nodes)
     return results
 
 
-def _hidden(backbone: Backbone, lot: Sequence[Row]) -> torch.Tensor:
-    """h_BTD of the rows, padded on the right; what padding gives is never read."""
-    width = max(len(row.tokens) for row in lot)
-    tokens_BT = np.zeros((len(lot), width), dtype=np.int64)
-    for index, row in enumerate(lot):
+def _hidden(causal_lm: CausalLM, batch: Sequence[Row]) -> torch.Tensor:
+    """Hidden states [B, T, D] of the rows, padded on the right; those of padding are never used."""
+    width = max(len(row.tokens) for row in batch)
+    tokens_BT = np.zeros((len(batch), width), dtype=np.int64)
+    for index, row in enumerate(batch):
         tokens_BT[index, : len(row.tokens)] = row.tokens
-    tokens = torch.from_numpy(tokens_BT).to(backbone.device)
-    if all(row.is_chain for row in lot):
-        return backbone.hidden(tokens, None, None)
-    positions_BT = np.zeros((len(lot), width), dtype=np.int64)
-    visible_BTT = np.zeros((len(lot), width, width), dtype=bool)
+    tokens = torch.from_numpy(tokens_BT).to(causal_lm.device)
+    if all(row.is_chain for row in batch):
+        return causal_lm.hidden(tokens, None, None)
+    positions_BT = np.zeros((len(batch), width), dtype=np.int64)
+    visible_BTT = np.zeros((len(batch), width, width), dtype=bool)
     visible_BTT[:, np.arange(width), np.arange(width)] = True  # a row of the softmax may not be empty
-    for index, row in enumerate(lot):
+    for index, row in enumerate(batch):
         size = len(row.tokens)
         positions_BT[index, :size] = row.positions
         visible_BTT[index, :size, :size] = row.visible()
-    positions = torch.from_numpy(positions_BT).to(backbone.device)
-    return backbone.hidden(tokens, positions, torch.from_numpy(visible_BTT).to(backbone.device))
+    positions = torch.from_numpy(positions_BT).to(causal_lm.device)
+    return causal_lm.hidden(tokens, positions, torch.from_numpy(visible_BTT).to(causal_lm.device))
 
 
 def _token_scores(
-    backbone: Backbone, hidden_MD: torch.Tensor, flat_N: np.ndarray, targets_N: np.ndarray
+    causal_lm: CausalLM, hidden_MD: torch.Tensor, flat_N: np.ndarray, targets_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(log-probability float64[N], likeliest? bool[N]). A position asked for several targets is computed once."""
+    """(log-probability float64[N], is it the argmax? bool[N]). A position with several targets is computed once."""
     positions_U, inverse_N = np.unique(flat_N, return_inverse=True)
     logprobs_N = np.empty(len(flat_N), dtype=np.float64)
     greedy_N = np.empty(len(flat_N), dtype=bool)
     by_position = np.argsort(inverse_N, kind="stable")
-    cells = LOGIT_FLOATS if backbone.device.type == "cpu" else LOGIT_FLOATS_GPU
-    step = max(1, cells // backbone.vocab_size)
+    cells = LOGIT_FLOATS if causal_lm.device.type == "cpu" else LOGIT_FLOATS_GPU
+    step = max(1, cells // causal_lm.vocab_size)
     for first in range(0, len(positions_U), step):
-        chosen = torch.from_numpy(positions_U[first : first + step]).to(backbone.device)
-        logprobs_UV = torch.log_softmax(at_least_float32(backbone.head(hidden_MD[chosen])), dim=-1)
+        chosen = torch.from_numpy(positions_U[first : first + step]).to(causal_lm.device)
+        logprobs_UV = torch.log_softmax(float32_or_wider(causal_lm.head(hidden_MD[chosen])), dim=-1)
         low, high = np.searchsorted(inverse_N[by_position], [first, first + len(chosen)])
-        asked_N = by_position[low:high]
-        rows = torch.from_numpy(inverse_N[asked_N] - first).to(backbone.device)
-        targets = torch.from_numpy(targets_N[asked_N]).to(backbone.device)
+        own_N = by_position[low:high]
+        rows = torch.from_numpy(inverse_N[own_N] - first).to(causal_lm.device)
+        targets = torch.from_numpy(targets_N[own_N]).to(causal_lm.device)
         wanted_N = logprobs_UV[rows, targets]
         if torch.isnan(wanted_N).any():
-            raise InputError(NOT_NUMBERS)
-        logprobs_N[asked_N] = wanted_N.double().cpu().numpy()
-        greedy_N[asked_N] = _likeliest(logprobs_UV, rows, targets, wanted_N).cpu().numpy()
+            raise InputError(NOT_FINITE)
+        logprobs_N[own_N] = wanted_N.double().cpu().numpy()
+        greedy_N[own_N] = _is_argmax(logprobs_UV, rows, targets, wanted_N).cpu().numpy()
     return logprobs_N, greedy_N
 
 
-def _likeliest(
+def _is_argmax(
     logprobs_UV: torch.Tensor, rows_N: torch.Tensor, targets_N: torch.Tensor, wanted_N: torch.Tensor
 ) -> torch.Tensor:
-    """bool[N]: is the target the first of the likeliest tokens? Finding its place in a row takes ten times as long
-    as finding the highest value, so only rows whose target has that value are searched."""
+    """bool[N]: is the target the argmax (lowest id among equals)? argmax takes ten times as long as amax, so it is
+    computed only for rows whose target has the maximum."""
     greedy_N = wanted_N == logprobs_UV.amax(dim=-1)[rows_N]
     maybe = greedy_N.nonzero()[:, 0]
     greedy_N[maybe] = logprobs_UV[rows_N[maybe]].argmax(dim=-1) == targets_N[maybe]
     return greedy_N
 
 
-def at_least_float32(logits: torch.Tensor) -> torch.Tensor:
-    """A sum over a vocabulary needs float32; float64 stays, for proofs."""
+def float32_or_wider(logits: torch.Tensor) -> torch.Tensor:
+    """A sum over a vocabulary needs float32; float64 stays, for tests."""
     return logits if logits.dtype == torch.float64 else logits.float()

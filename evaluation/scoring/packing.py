@@ -1,9 +1,9 @@
-"""Requests packed into rows: what requests share at their beginning stands in a row once.
+"""Requests packed into rows: a prefix that requests share is in the row once.
 
-A row is a tree of tokens written in one line: a question once, then each answer, whose parent is the question's last
-token. A token sees its ancestors and itself and nothing else, and its position is its depth, so each path through the
+A row is a flattened tree of tokens: a question once, then each answer, whose parent is the question's last
+token. A token attends to its ancestors and itself only, and its position is its depth, so each path through the
 tree gives the logits of the request alone. It serves the choices of a question, single-token choices (one node, several
-targets), the shared examples of few-shot prompts, and minimal pairs of sentences, with no case for any of them."""
+targets), the shared examples of few-shot prompts, and minimal pairs of sentences, without special cases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ import numpy as np
 
 from gristmill.foundation.errors import InputError
 
-SHARED_SHARE = 0.25  # with fewer tokens in common a request gets a row of its own: a mask costs more than it saves
-WORTH_TOKENS = 256  # from here on, a layer's matrices are read from memory less often than they are computed with
-FILL = 0.8
+MIN_SHARED_FRACTION = 0.25  # with fewer tokens in common a request gets its own row: a mask costs more than it saves
+MIN_BATCH_TOKENS = 256  # from here on, a layer's matrices are read from memory less often than they are computed with
+MIN_FILL = 0.8
 
 
 @dataclass(frozen=True)
 class Request:
-    """How likely is `continuation` after `context`? Both in token ids, neither empty."""
+    """Score `continuation` after `context`. Both are token ids, neither is empty."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -41,7 +41,7 @@ class Row:
         return len(self.segments) == 1
 
     def visible(self) -> np.ndarray:
-        """bool[N, N]: may the node of the row see the node of the column?"""
+        """bool[N, N]: does the node of the row attend to the node of the column?"""
         size = len(self.tokens)
         seen = np.zeros((size, size), dtype=bool)
         for first, end, parent in self.segments:
@@ -53,8 +53,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Inputs:
-    """tokens: what the model reads, the last token of the continuation left out. scored: so many of its last positions
-    predict the continuation."""
+    """tokens: the model's input, without the last token of the continuation. scored: the number of last positions
+    that predict the continuation."""
 
     tokens: tuple[int, ...]
     scored: int
@@ -85,7 +85,7 @@ def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[
         tokens = inputs[index].tokens
         common = tree.common(tokens) if share else 0
         too_long = tree.size + len(tokens) - common > row_tokens
-        if tree.size and (too_long or common < max(1, SHARED_SHARE * len(tokens))):
+        if tree.size and (too_long or common < max(1, MIN_SHARED_FRACTION * len(tokens))):
             rows.append(tree.row())
             tree, common = _Tree(), 0
         tree.add(index, inputs[index], common)
@@ -95,27 +95,27 @@ def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[
 
 
 def batches(rows: Sequence[Row], batch_tokens: int) -> list[list[Row]]:
-    """Rows in lots whose count times longest row stays within batch_tokens; a row over it has a lot of its own.
+    """Batches whose row count times longest row is at most batch_tokens; a longer row is a batch of its own.
 
-    Chains and trees are kept apart: chains need no mask. Longest first, so memory runs out at once or never. A much
-    shorter row begins a new lot once the lot is worth a pass: padding is read too."""
-    lots: list[list[Row]] = []
+    Chains and trees are batched apart: chains need no mask. Longest first: the first batch needs most memory. A much
+    shorter row starts a new batch if the current one is large enough: padding costs compute too."""
+    all_batches: list[list[Row]] = []
     for is_chain in (True, False):
-        lot: list[Row] = []
+        batch: list[Row] = []
         for row in (row for row in rows if row.is_chain == is_chain):
-            longest = len(lot[0].tokens) if lot else 0
-            worth_a_pass = len(lot) * longest >= WORTH_TOKENS and len(row.tokens) < FILL * longest
-            if lot and ((len(lot) + 1) * longest > batch_tokens or worth_a_pass):
-                lots.append(lot)
-                lot = []
-            lot.append(row)
-        if lot:
-            lots.append(lot)
-    return lots
+            longest = len(batch[0].tokens) if batch else 0
+            large_enough = len(batch) * longest >= MIN_BATCH_TOKENS and len(row.tokens) < MIN_FILL * longest
+            if batch and ((len(batch) + 1) * longest > batch_tokens or large_enough):
+                all_batches.append(batch)
+                batch = []
+            batch.append(row)
+        if batch:
+            all_batches.append(batch)
+    return all_batches
 
 
 class _Tree:
-    """A row while it grows. `path` holds the nodes of the request added last."""
+    """Builds one row. `path` holds the nodes of the request added last."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -128,7 +128,7 @@ class _Tree:
         self.last: tuple[int, ...] = ()
 
     def common(self, tokens: tuple[int, ...]) -> int:
-        """Length of the common beginning with the request added last."""
+        """Length of the common prefix with the request added last."""
         length = min(len(tokens), len(self.last))
         if tokens[:length] == self.last[:length]:
             return length
@@ -156,7 +156,7 @@ class _Tree:
         )
 
     def _joined_segments(self) -> tuple[tuple[int, int, int], ...]:
-        """A segment that goes on where the one before it ends is the same chain."""
+        """Merges a segment that continues the previous one into the same chain."""
         joined: list[tuple[int, int, int]] = []
         for first, end, parent in self.segments:
             if joined and parent == first - 1 and joined[-1][1] == first:

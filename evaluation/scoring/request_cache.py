@@ -1,4 +1,4 @@
-"""Answers a model has given before, on disk, so that a second evaluation of the same checkpoint asks nothing."""
+"""Disk cache of results by request, so that a second evaluation of a checkpoint runs no forward pass."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from gristmill.foundation.errors import InputError
 
 T = TypeVar("T")
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: no such table or column
-SECONDS_TO_WAIT = 60.0  # for another process that is writing
+LOCK_TIMEOUT_SECONDS = 60.0  # for another process that is writing
 
 
 class RequestCache:
     """One SQLite file for one model in one precision: the caller's name for it must say both.
 
-    A question is its token ids and how they are asked, so a changed task, prompt or tokenizer asks anew. A damaged file
-    is begun anew, and `say` told; what cannot be opened at all raises InputError."""
+    The key is a digest of token ids and settings, so a changed task, prompt or tokenizer misses the cache. A damaged
+    file is replaced and reported to `say`; a file that cannot be opened raises InputError."""
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda sentence: None):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ class RequestCache:
         for last in (False, True):
             connection = None
             try:
-                connection = sqlite3.connect(self.path, timeout=SECONDS_TO_WAIT)
+                connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_SECONDS)
                 connection.execute("CREATE TABLE IF NOT EXISTS answers (question BLOB PRIMARY KEY, answer TEXT)")
                 connection.execute("SELECT question, answer FROM answers LIMIT 1")
                 return connection
@@ -42,17 +42,19 @@ class RequestCache:
         raise AssertionError("the second pass returns or raises")
 
     def _unusable(self, error: Exception) -> InputError:
-        return InputError(f"{self.path}: no cache of answers can be kept here ({error}); remove it, or make room")
+        return InputError(
+            f"{self.path}: the request cache cannot be written here ({error}); remove it, or free disk space"
+        )
 
     def _remove(self, error: sqlite3.DatabaseError) -> None:
-        """Raises InputError if it is not the content that is wrong, but the disk is full, or another process writes."""
+        """Removes a damaged file. Raises InputError if the cause is a full disk or another writing process instead."""
         if error.sqlite_errorcode not in DAMAGE or not self.path.is_file():
             raise self._unusable(error) from error
-        self.say(f"{self.path}: the cache of answers is damaged ({error}); it is begun anew")
+        self.say(f"{self.path}: the request cache is damaged ({error}) and is replaced by an empty one")
         self.path.unlink()
 
     def _safely(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Does the work; if the file turns out to be damaged, once more on an empty one."""
+        """Runs the query; if the file is damaged, once more on an empty one."""
         try:
             return work(self._connection)
         except sqlite3.DatabaseError as error:
@@ -62,7 +64,7 @@ class RequestCache:
             return work(self._connection)
 
     def find(self, questions: Sequence[bytes]) -> dict[bytes, Any]:
-        """The answers that are known: pairs, as `add` takes them. What is no pair is not known."""
+        """Cached results by request digest: pairs, as `add` takes them. Other values are ignored."""
 
         def look_up(connection: sqlite3.Connection) -> dict[bytes, Any]:
             known = {}
@@ -89,7 +91,7 @@ class RequestCache:
 
 
 def _pair(text: Any) -> list[Any] | None:
-    """[log-probability, is it the likeliest?] or [text, was it cut off?]."""
+    """[log-probability, is it the argmax?] or [text, was it truncated?]."""
     try:
         answer = json.loads(text)
     except (ValueError, TypeError):
@@ -98,6 +100,6 @@ def _pair(text: Any) -> list[Any] | None:
     return answer if whole and isinstance(answer[0], float | str) and isinstance(answer[1], bool) else None
 
 
-def question(kind: str, *parts: Any) -> bytes:
-    """The digest of a question; parts are JSON values."""
+def request_digest(kind: str, *parts: Any) -> bytes:
+    """SHA-256 of a request; parts are JSON values."""
     return hashlib.sha256(json.dumps([kind, *parts]).encode()).digest()

@@ -41,7 +41,7 @@ def found_in_corpus(curate: Path) -> Found:
     return found
 
 
-def apart(results: Results, found: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
+def contamination_rows(results: Results, found: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
     """Rows "TASK, clean" and "TASK, contaminated" of every task of which questions were found.
 
     The same numbers go into results.summary["contamination"], and a sentence a task that was searched for into its

@@ -6,14 +6,14 @@ from typing import Any
 
 from datasets import Dataset
 
-from gristmill.evaluation.tasks.corpus_tasks import HeldOut, Question
+from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument
 
 BITS_PER_BYTE = "bits_per_byte"
 CLOZE = "cloze"
 HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
 
 
-def bits_per_byte_task(source: str, texts: Sequence[HeldOut]) -> dict[str, Any]:
+def bits_per_byte_task(source: str, texts: Sequence[HeldOutDocument]) -> dict[str, Any]:
     """The rolling log-likelihood of the texts of one source."""
     return {
         "task": f"{BITS_PER_BYTE}_{source}",
@@ -31,7 +31,7 @@ def bits_per_byte_task(source: str, texts: Sequence[HeldOut]) -> dict[str, Any]:
     }
 
 
-def cloze_task(questions: Sequence[Question]) -> dict[str, Any]:
+def cloze_task(questions: Sequence[ClozeQuestion]) -> dict[str, Any]:
     """Which line comes next? The line break before it belongs to the answer.
 
     acc_mutual_info takes the line that the context makes likelier by the greatest factor, so that a line does not win

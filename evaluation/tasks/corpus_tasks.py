@@ -18,7 +18,7 @@ LENGTH_RATIO = 1.5  # a wrong line is at most so much longer or shorter than the
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutDocument:
     """One held-out document."""
 
     doc_id: str
@@ -27,7 +27,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Question:
+class ClozeQuestion:
     """Which of `choices` (whole lines, with their indentation) stood after `context`? choices[gold] did."""
 
     doc_id: str
@@ -37,26 +37,26 @@ class Question:
     gold: int
 
 
-def read_held_out(curate: Path) -> dict[str, list[HeldOut]]:
+def read_held_out(curate: Path) -> dict[str, list[HeldOutDocument]]:
     """Source -> its `test` documents in canonical order; read from the folder of the stage `curate`."""
-    found: dict[str, list[HeldOut]] = {}
+    found: dict[str, list[HeldOutDocument]] = {}
     for path in sorted((curate / "documents" / "test").glob("*.parquet")):
         table = pq.read_table(path, columns=["doc_id", "source", "text"])
         for doc_id, source, text in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found.setdefault(source, []).append(HeldOut(doc_id, source, text))
+            found.setdefault(source, []).append(HeldOutDocument(doc_id, source, text))
     return found
 
 
-def texts_to_measure(documents: Sequence[HeldOut], text_bytes: int) -> list[HeldOut]:
+def bits_per_byte_texts(documents: Sequence[HeldOutDocument], text_bytes: int) -> list[HeldOutDocument]:
     """The beginnings of documents, whole lines up to DOCUMENT_BYTES each, until text_bytes are together."""
-    taken: list[HeldOut] = []
+    taken: list[HeldOutDocument] = []
     total = 0
     for document in documents:
         if total >= text_bytes:
             break
         text = _beginning(document.text, min(DOCUMENT_BYTES, text_bytes - total))
         if text.strip():
-            taken.append(HeldOut(document.doc_id, document.source, text))
+            taken.append(HeldOutDocument(document.doc_id, document.source, text))
             total += len(text.encode())
     return taken
 
@@ -70,14 +70,16 @@ def _beginning(text: str, max_bytes: int) -> str:
     return cut[: cut.rfind("\n") + 1] or cut
 
 
-def cloze(documents: Mapping[str, Sequence[HeldOut]], items: int, choices: int, seed: int) -> list[Question]:
+def cloze_questions(
+    documents: Mapping[str, Sequence[HeldOutDocument]], items: int, choices: int, seed: int
+) -> list[ClozeQuestion]:
     """At most `items` questions, as many from each source as can be, the same for the same documents and seed.
 
     Wrong lines come from other documents of the same source, of about the same length. Questions are spread over the
     documents: a document gives its second one only when each has given its first."""
     rng = np.random.default_rng([seed, _PURPOSE])
     per_source = [list(islice(_questions(documents[source], choices, rng), items)) for source in sorted(documents)]
-    taken: list[Question] = []
+    taken: list[ClozeQuestion] = []
     share = max(1, -(-items // max(1, len(per_source))))
     for questions in per_source:
         taken += questions[:share]
@@ -88,7 +90,7 @@ def cloze(documents: Mapping[str, Sequence[HeldOut]], items: int, choices: int, 
 _PURPOSE = 0x636C6F7A  # "cloz": keeps this stream of random numbers apart from every other use of the seed
 
 
-def _questions(documents: Sequence[HeldOut], choices: int, rng: np.random.Generator) -> Iterator[Question]:
+def _questions(documents: Sequence[HeldOutDocument], choices: int, rng: np.random.Generator) -> Iterator[ClozeQuestion]:
     lines = [_lines_to_ask(document.text) for document in documents]
     pool = [(owner, line) for owner, found in enumerate(lines) for _, line in found]
     pool_bytes = np.array([len(line.encode()) for _, line in pool])
@@ -104,7 +106,7 @@ def _questions(documents: Sequence[HeldOut], choices: int, rng: np.random.Genera
                 gold = int(rng.integers(choices))
                 listed = (*wrong[:gold], line, *wrong[gold:])
                 document = documents[owner]
-                yield Question(document.doc_id, document.source, context, listed, gold)
+                yield ClozeQuestion(document.doc_id, document.source, context, listed, gold)
 
 
 def _lines_to_ask(text: str) -> list[tuple[str, str]]:
@@ -154,7 +156,7 @@ def _wrong_lines(
     return []
 
 
-def require_questions(questions: Sequence[Question], curate: Path) -> None:
+def require_questions(questions: Sequence[ClozeQuestion], curate: Path) -> None:
     if not questions:
         raise InputError(
             f"{curate}: the held-out documents give no cloze question, which takes lines of {LINE_BYTES[0]} to "

@@ -14,7 +14,7 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.results.not_evaluated import leave_out, left_out_notes, too_long_of
+from gristmill.evaluation.results.not_evaluated import exclude_skipped, gather_skip_reasons, skipped_notes
 from gristmill.evaluation.results.standard_errors import add_standard_errors
 from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
 from gristmill.evaluation.tasks.few_shot import set_shots
@@ -62,14 +62,14 @@ def run_tasks(
                 if not sources.include_path and not any(isinstance(name, str) and is_task_file(name) for name in tasks):
                     raise
                 raise InputError(f"a task file asks what its records do not hold ({_said(error)}); check it") from error
-        too_long = too_long_of(model)
+        too_long = gather_skip_reasons(model)
         if raw is None:
             return None
         samples = {name: _numbered(found) for name, found in sorted(raw.pop("samples").items())}
-        leave_out(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
+        exclude_skipped(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
     summary = _portable(raw)
     add_standard_errors(summary, samples)
-    notes = [*left_out_notes(samples), *filter(None, examples), *said]
+    notes = [*skipped_notes(samples), *filter(None, examples), *said]
     return Results(summary, samples, loaded["tasks"], notes, printed.getvalue())
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.models.backbone import Backbone
+from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.evaluation.scoring.generate import GenerationSettings, generate
-from gristmill.evaluation.scoring.language_model import Codec
-from gristmill.evaluation.tasks.corpus_tasks import HeldOut
+from gristmill.evaluation.scoring.language_model import TextTokenizer
+from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
 from gristmill.foundation.config import Config
 
 PROMPT_TOKENS = 48
@@ -24,15 +24,18 @@ class Continuation(Config):
 
 
 def continuations(
-    backbone: Backbone, codec: Codec, documents: Mapping[str, Sequence[HeldOut]], config: EvaluateConfig
+    causal_lm: CausalLM,
+    codec: TextTokenizer,
+    documents: Mapping[str, Sequence[HeldOutDocument]],
+    config: EvaluateConfig,
 ) -> list[Continuation]:
     """config.samples documents, the sources in turn; each begun at its beginning."""
     chosen = _in_turn(documents, config.samples, codec)
-    room = max(1, min(PROMPT_TOKENS, backbone.sequence_length - config.sample_tokens))
+    room = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
     whole = [list(codec.encode(document.text[:4000])) for document in chosen]
     prompts = [[codec.end_of_document, *ids[:room]][:room] for ids in whole]
-    greedy = generate(backbone, codec, prompts, GenerationSettings(config.sample_tokens))
-    sampled = generate(backbone, codec, prompts, GenerationSettings(config.sample_tokens, config.sampling))
+    greedy = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens))
+    sampled = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens, config.sampling))
     return [
         Continuation(
             source=document.source,
@@ -46,7 +49,9 @@ def continuations(
     ]
 
 
-def _in_turn(documents: Mapping[str, Sequence[HeldOut]], count: int, codec: Codec) -> list[HeldOut]:
+def _in_turn(
+    documents: Mapping[str, Sequence[HeldOutDocument]], count: int, codec: TextTokenizer
+) -> list[HeldOutDocument]:
     """The first long enough document of each source, then the second, until there are `count`."""
     long_enough = {
         source: [document for document in found if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][:count]

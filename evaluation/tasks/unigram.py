@@ -6,8 +6,8 @@ import numpy as np
 
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.evaluation.results.statistics import unigram_bits_per_byte
-from gristmill.evaluation.scoring.language_model import Codec
-from gristmill.evaluation.tasks.corpus_tasks import HeldOut
+from gristmill.evaluation.scoring.language_model import TextTokenizer
+from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
 from gristmill.foundation.errors import InputError
 
 
@@ -26,6 +26,6 @@ def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def unigram_bits(counts: np.ndarray, text: HeldOut, codec: Codec) -> float:
+def unigram_bits(counts: np.ndarray, text: HeldOutDocument, codec: TextTokenizer) -> float:
     """Bits of the text under the counts, encoded as the model reads it."""
     return unigram_bits_per_byte(counts, codec.encode(text.text), num_bytes=1)

@@ -38,7 +38,7 @@ class ByteCodec:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
 
-class SmallBackbone:
+class SmallCausalLM:
     """Causal attention with learned positions, in float64 so that exact ways of computing agree exactly."""
 
     def __init__(
@@ -87,9 +87,9 @@ class SmallBackbone:
 
 
 @pytest.fixture
-def small_backbone() -> type[SmallBackbone]:
-    """Makes a random small model: small_backbone(vocab_size=5, sequence_length=24)."""
-    return SmallBackbone
+def small_causal_lm() -> type[SmallCausalLM]:
+    """Makes a random small model: small_causal_lm(vocab_size=5, sequence_length=24)."""
+    return SmallCausalLM
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from gristmill.evaluation.models.huggingface import write_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task
-from gristmill.evaluation.tasks.corpus_tasks import HeldOut
+from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.workdir import CheckpointPaths
@@ -36,9 +36,9 @@ def both(tmp_path, random_checkpoint, tokenizer_folder):
     """(ours, theirs): one random model of 8 heads and 700 tokens of context."""
     checkpoint = random_checkpoint("llama", sequence_length=700)
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
-    write_huggingface(tmp_path / "exported", subject.backbone.model, 256, tokenizer_folder)
+    write_huggingface(tmp_path / "exported", subject.causal_lm.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
-    return LanguageModel(subject.backbone, subject.codec, 4096, Reporter.silent()), theirs
+    return LanguageModel(subject.causal_lm, subject.codec, 4096, Reporter.silent()), theirs
 
 
 def assert_same_examples(ours, theirs):
@@ -87,7 +87,7 @@ def test_generated_answers_are_the_same(both, shared_data):
 
 def test_minimal_pairs_and_whole_texts_are_the_same(both, shared_data):
     data = shared_data("benchmarks/blimp").parents[1]
-    text = HeldOut("0", "notes", "The mill turns all day, and at night it stands. " * 60)
+    text = HeldOutDocument("0", "notes", "The mill turns all day, and at night it stands. " * 60)
     config = EvaluateConfig(limit=2)
     tasks = [bits_per_byte_task("notes", [text]), "blimp"]
     ours, theirs = (run_tasks(model, tasks, config, TaskSources(data)) for model in both)

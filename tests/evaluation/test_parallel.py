@@ -3,11 +3,11 @@ import torch
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.load import load_for_evaluation
-from gristmill.evaluation.models.parallel_backbone import load_parallel
+from gristmill.evaluation.models.sharded_causal_lm import load_sharded
 from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.corpus_task_configs import cloze_task
-from gristmill.evaluation.tasks.corpus_tasks import Question
+from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter
@@ -15,7 +15,7 @@ from gristmill.training.config import LayoutConfig
 from gristmill.training.parallel.mesh import ALONE, build_mesh
 
 QUESTIONS = [
-    Question(str(i), "notes", f"The mill number {i} grinds\nthe grain", ("of the day.", "of night.", "so."), i % 3)
+    ClozeQuestion(str(i), "notes", f"The mill number {i} grinds\nthe grain", ("of the day.", "of night.", "so."), i % 3)
     for i in range(7)
 ]
 PROMPTS = [[256, 1, 2, 3], [256, 9]]
@@ -30,21 +30,21 @@ def asked(model: LanguageModel) -> list | None:
 def asked_of_copies(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     mesh = build_mesh(LayoutConfig(data=2), 2, torch.device("cpu"))
-    return asked(LanguageModel(subject.backbone, subject.codec, 500, Reporter.silent(), data=mesh.data))
+    return asked(LanguageModel(subject.causal_lm, subject.codec, 500, Reporter.silent(), data=mesh.data))
 
 
 def asked_of_parts(checkpoint, tokenizer_folder, layout):
     codec = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig()).codec
-    backbone = load_parallel(checkpoint, layout, build_mesh(layout, 2, torch.device("cpu")), torch.float32)
-    answers = asked(LanguageModel(backbone, codec, 500, Reporter.silent(), data=ALONE))
-    return answers, [list(each.tokens) for each in generate(backbone, codec, PROMPTS, GenerationSettings(12))]
+    causal_lm = load_sharded(checkpoint, layout, build_mesh(layout, 2, torch.device("cpu")), torch.float32)
+    answers = asked(LanguageModel(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
+    return answers, [list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12))]
 
 
 def asked_alone(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
-    answers = asked(LanguageModel(subject.backbone, subject.codec, 500, Reporter.silent()))
+    answers = asked(LanguageModel(subject.causal_lm, subject.codec, 500, Reporter.silent()))
     return answers, [
-        list(each.tokens) for each in generate(subject.backbone, subject.codec, PROMPTS, GenerationSettings(12))
+        list(each.tokens) for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12))
     ]
 
 

@@ -15,8 +15,8 @@ from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(sequence_length=256), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LanguageModel:
+    return LanguageModel(small_causal_lm(sequence_length=256), byte_codec, 2000, Reporter.silent())
 
 
 @pytest.fixture

@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.evaluation.models.conversion.family import Family, Fields, demand, pair, unlike
-from gristmill.evaluation.models.conversion.forms import BY_HEAD, SAME, Rule
+from gristmill.evaluation.models.conversion.family import (
+    Family,
+    Fields,
+    require_value,
+    unsupported_fields,
+    weight_and_bias,
+)
+from gristmill.evaluation.models.conversion.tensor_conversion import BY_HEAD, SAME, Rule
 from gristmill.training.config import ModelConfig
 
 CONTEXT = 2048  # what BLOOM was trained with; ALiBi itself has no end, so config.json may not say
@@ -13,7 +19,7 @@ CONSTANTS = {"positions": "alibi", "norm": "layernorm", "mlp": "gelu", "biases":
 
 def _rules(config: ModelConfig) -> list[Rule]:
     layer, triple = "transformer.h.{i}", ("layers.{i}.mixer.query", "layers.{i}.mixer.key", "layers.{i}.mixer.value")
-    rules = pair(f"{layer}.self_attention.query_key_value", triple, BY_HEAD, BY_HEAD)
+    rules = weight_and_bias(f"{layer}.self_attention.query_key_value", triple, BY_HEAD, BY_HEAD)
     for theirs, ours in (
         ("transformer.word_embeddings_layernorm", "embedding_norm"),
         (f"{layer}.input_layernorm", "layers.{i}.mixer_norm"),
@@ -23,7 +29,7 @@ def _rules(config: ModelConfig) -> list[Rule]:
         (f"{layer}.mlp.dense_4h_to_h", "layers.{i}.mlp.down"),
         ("transformer.ln_f", "final_norm"),
     ):
-        rules += pair(theirs, (ours,), SAME, SAME)
+        rules += weight_and_bias(theirs, (ours,), SAME, SAME)
     rules.append(Rule("transformer.word_embeddings.weight", ("embedding.weight",)))
     return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
 
@@ -43,7 +49,7 @@ def _write(config: ModelConfig) -> Fields:
 
 def _read(fields: Mapping[str, Any]) -> Fields:
     post = fields.get("apply_residual_connection_post_layernorm", False)
-    demand({"apply_residual_connection_post_layernorm": post}, "apply_residual_connection_post_layernorm", False)
+    require_value({"apply_residual_connection_post_layernorm": post}, "apply_residual_connection_post_layernorm", False)
     width = fields.get("hidden_size") or fields["n_embed"]
     return {
         **CONSTANTS,
@@ -57,8 +63,8 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     }
 
 
-def _complaints(config: ModelConfig) -> list[str]:
-    found = unlike(config, **CONSTANTS)
+def _unsupported(config: ModelConfig) -> list[str]:
+    found = unsupported_fields(config, **CONSTANTS)
     if config.num_kv_heads != config.heads:
         found.append(f"kv_heads={config.kv_heads}")
     if config.head_dim * config.heads != config.width:
@@ -68,4 +74,4 @@ def _complaints(config: ModelConfig) -> list[str]:
     return found
 
 
-BLOOM = Family("BloomForCausalLM", "bloom", _complaints, _rules, _write, _read)
+BLOOM = Family("BloomForCausalLM", "bloom", _unsupported, _rules, _write, _read)

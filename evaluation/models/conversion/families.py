@@ -14,7 +14,7 @@ def family_for(config: ModelConfig) -> Family:
     """The family that can say all that the config says. Raises InputError naming what each has no place for."""
     reasons = []
     for family in FAMILIES:
-        unmet = family.complaints(config)
+        unmet = family.unsupported(config)
         if not unmet:
             return family
         reasons.append(f"{family.architecture} has no {', no '.join(unmet)}")

@@ -1,4 +1,4 @@
-"""The two-way table between our transformer and one architecture of transformers: the same rules serve both ways."""
+"""Two-way mapping between the gristmill Transformer and one Hugging Face architecture."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gristmill.evaluation.models.conversion.forms import Form, Rule
+from gristmill.evaluation.models.conversion.tensor_conversion import Rule, TensorConversion
 from gristmill.foundation.errors import InputError
 from gristmill.training.config import ModelConfig
 
@@ -17,31 +17,31 @@ Fields = dict[str, Any]
 class Family:
     """architecture: the class in transformers; model_type: its name in config.json.
 
-    complaints: what of a config the architecture has no place for, as "name=value". write, read: the config in their
-    fields and back in ours."""
+    unsupported: fields of a config that the architecture cannot represent, as "name=value". write, read: to the fields
+    of config.json and back."""
 
     architecture: str
     model_type: str
-    complaints: Callable[[ModelConfig], list[str]]
+    unsupported: Callable[[ModelConfig], list[str]]
     rules: Callable[[ModelConfig], list[Rule]]
     write: Callable[[ModelConfig], Fields]
     read: Callable[[Mapping[str, Any]], Fields]
 
     def to_theirs(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our named tensors under their names."""
+        """gristmill tensors by Hugging Face names."""
         return {
             rule.theirs: rule.form.join([tensors[name] for name in rule.ours], config).contiguous()
             for rule in self._all_rules(config)
         }
 
     def to_ours(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Their named tensors under our names. Raises InputError if one is absent, or one is left over."""
+        """Hugging Face tensors by gristmill names. Raises InputError if one is absent or unexpected."""
         found: dict[str, Tensor] = {}
         taken = set()
         tensors = _with_prefix(tensors)
         for rule in self._all_rules(config):
             if rule.theirs not in tensors:
-                raise InputError(f"the weights lack {rule.theirs}; this is no whole {self.architecture}")
+                raise InputError(f"the weights lack {rule.theirs}; this {self.architecture} is incomplete")
             parts = rule.form.split(tensors[rule.theirs], config)
             found.update(zip(rule.ours, (part.contiguous() for part in parts), strict=True))
             taken.add(rule.theirs)
@@ -53,7 +53,7 @@ class Family:
         if config.tied_embeddings:
             left = [name for name in left if name != "lm_head.weight"]
         if left:
-            raise InputError(f"the weights hold {left[0]} ({len(left)} such), which no {self.architecture} has")
+            raise InputError(f"the weights hold {left[0]} ({len(left)} such), which {self.architecture} does not have")
 
     def _all_rules(self, config: ModelConfig) -> Iterable[Rule]:
         for rule in self.rules(config):
@@ -70,8 +70,8 @@ def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name if name == "lm_head.weight" else f"transformer.{name}": value for name, value in tensors.items()}
 
 
-def unlike(config: ModelConfig, **wanted: Any) -> list[str]:
-    """The fields in which the config differs from what is wanted, or holds what no architecture of transformers has."""
+def unsupported_fields(config: ModelConfig, **wanted: Any) -> list[str]:
+    """Fields in which the config differs from `wanted`, or that no architecture supports, as name=value."""
     wanted = {"qk_norm": False, "logit_softcap": None, "embedding_norm": False, **wanted}
     found = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
     if any(layer.window is not None for layer in config.layer_list):
@@ -83,7 +83,7 @@ def unlike(config: ModelConfig, **wanted: Any) -> list[str]:
     return found
 
 
-def pair(theirs: str, ours: tuple[str, ...], weight: Form, bias: Form) -> list[Rule]:
+def weight_and_bias(theirs: str, ours: tuple[str, ...], weight: TensorConversion, bias: TensorConversion) -> list[Rule]:
     """The rules of a weight and a bias."""
     return [
         Rule(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), weight),
@@ -91,6 +91,6 @@ def pair(theirs: str, ours: tuple[str, ...], weight: Form, bias: Form) -> list[R
     ]
 
 
-def demand(fields: Mapping[str, Any], name: str, value: Any) -> None:
+def require_value(fields: Mapping[str, Any], name: str, value: Any) -> None:
     if fields.get(name) != value:
         raise InputError(f"config.json says {name}={fields.get(name)!r}; gristmill imports {name}={value!r} only")

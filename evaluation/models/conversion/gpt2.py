@@ -3,21 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.evaluation.models.conversion.family import Family, Fields, demand, pair, unlike
-from gristmill.evaluation.models.conversion.forms import SAME, TRANSPOSED, TRANSPOSED_TRIPLE, TRIPLE, Rule
+from gristmill.evaluation.models.conversion.family import (
+    Family,
+    Fields,
+    require_value,
+    unsupported_fields,
+    weight_and_bias,
+)
+from gristmill.evaluation.models.conversion.tensor_conversion import SAME, TRANSPOSED, TRANSPOSED_TRIPLE, TRIPLE, Rule
 from gristmill.training.config import ModelConfig
 
 
 def _rules(config: ModelConfig) -> list[Rule]:
     layer = "transformer.h.{i}"
     triple = ("layers.{i}.mixer.query", "layers.{i}.mixer.key", "layers.{i}.mixer.value")
-    rules = pair(f"{layer}.attn.c_attn", triple, TRANSPOSED_TRIPLE, TRIPLE)
+    rules = weight_and_bias(f"{layer}.attn.c_attn", triple, TRANSPOSED_TRIPLE, TRIPLE)
     for theirs, ours in (
         ("attn.c_proj", "mixer.output"),
         ("mlp.c_fc", "mlp.up"),
         ("mlp.c_proj", "mlp.down"),
     ):
-        rules += pair(f"{layer}.{theirs}", (f"layers.{{i}}.{ours}",), TRANSPOSED, SAME)
+        rules += weight_and_bias(f"{layer}.{theirs}", (f"layers.{{i}}.{ours}",), TRANSPOSED, SAME)
     for theirs, ours in (
         (f"{layer}.ln_1", "layers.{i}.mixer_norm"),
         (f"{layer}.ln_2", "layers.{i}.mlp_norm"),
@@ -49,10 +55,10 @@ def _write(config: ModelConfig) -> Fields:
 
 def _read(fields: Mapping[str, Any]) -> Fields:
     if fields.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"):
-        demand(fields, "activation_function", "gelu_new")
-    demand({"scale_attn_weights": fields.get("scale_attn_weights", True)}, "scale_attn_weights", True)
+        require_value(fields, "activation_function", "gelu_new")
+    require_value({"scale_attn_weights": fields.get("scale_attn_weights", True)}, "scale_attn_weights", True)
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        demand({name: fields.get(name, False)}, name, False)
+        require_value({name: fields.get(name, False)}, name, False)
     return {
         **CONSTANTS,
         "layers": fields["n_layer"],
@@ -68,8 +74,8 @@ def _read(fields: Mapping[str, Any]) -> Fields:
 CONSTANTS = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True}
 
 
-def _complaints(config: ModelConfig) -> list[str]:
-    found = unlike(config, **CONSTANTS)
+def _unsupported(config: ModelConfig) -> list[str]:
+    found = unsupported_fields(config, **CONSTANTS)
     if config.num_kv_heads != config.heads:
         found.append(f"kv_heads={config.kv_heads}")
     if config.head_dim * config.heads != config.width:
@@ -77,4 +83,4 @@ def _complaints(config: ModelConfig) -> list[str]:
     return found
 
 
-GPT2 = Family("GPT2LMHeadModel", "gpt2", _complaints, _rules, _write, _read)
+GPT2 = Family("GPT2LMHeadModel", "gpt2", _unsupported, _rules, _write, _read)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.evaluation.models.conversion.family import Family, Fields, demand, unlike
-from gristmill.evaluation.models.conversion.forms import Rule
+from gristmill.evaluation.models.conversion.family import Family, Fields, require_value, unsupported_fields
+from gristmill.evaluation.models.conversion.tensor_conversion import Rule
 from gristmill.foundation.errors import InputError
 from gristmill.training.config import ModelConfig
 
@@ -55,10 +55,10 @@ def _write(config: ModelConfig) -> Fields:
 
 def _read(fields: Mapping[str, Any]) -> Fields:
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    demand(fields, "hidden_act", "silu")
+    require_value(fields, "hidden_act", "silu")
     for name in ("rope_parameters", "rope_scaling"):
         stated = fields.get(name) or {}
-        demand({"rope_type": stated.get("rope_type", stated.get("type", "default"))}, "rope_type", "default")
+        require_value({"rope_type": stated.get("rope_type", stated.get("type", "default"))}, "rope_type", "default")
     if fields.get("attention_bias", False) != fields.get("mlp_bias", False):
         raise InputError("attention_bias and mlp_bias differ; gristmill has biases in all linear layers or in none")
     return {
@@ -76,8 +76,8 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     }
 
 
-def _complaints(config: ModelConfig) -> list[str]:
-    return unlike(config, positions="rope", norm="rmsnorm", mlp="swiglu")
+def _unsupported(config: ModelConfig) -> list[str]:
+    return unsupported_fields(config, positions="rope", norm="rmsnorm", mlp="swiglu")
 
 
-LLAMA = Family("LlamaForCausalLM", "llama", _complaints, _rules, _write, _read)
+LLAMA = Family("LlamaForCausalLM", "llama", _unsupported, _rules, _write, _read)

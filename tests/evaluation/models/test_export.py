@@ -24,7 +24,7 @@ def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokeniz
     before = load_for_evaluation(CheckpointPaths(checkpoint), EvaluateConfig())
     after = load_for_evaluation(CheckpointPaths(imported), EvaluateConfig())
     tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(before.backbone.model(tokens), after.backbone.model(tokens))
+    assert torch.equal(before.causal_lm.model(tokens), after.causal_lm.model(tokens))
     assert before.codec.fingerprint == after.codec.fingerprint
 
 
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_pool_leaves_and_comes_back(tmp_path, checkpoint_of_layo
 def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
     write_huggingface(tmp_path / "out", load_model(random_checkpoint(vocab_size=320))[0], 256, tokenizer_folder)
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
-    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).backbone.vocab_size == 320
+    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).causal_lm.vocab_size == 320
 
 
 def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_folder):

@@ -1,6 +1,6 @@
 import torch
 
-from gristmill.evaluation.models.int8 import Int8Linear, quantise
+from gristmill.evaluation.models.int8 import Int8Linear, quantize_int8
 from gristmill.training.checkpoint import load_model
 
 
@@ -23,7 +23,7 @@ def test_a_quantised_model_says_nearly_the_same(random_checkpoint):
         tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             before = model(tokens).log_softmax(-1)
-            quantise(model)
+            quantize_int8(model)
             after = model(tokens).log_softmax(-1)
         assert not torch.equal(before, after)
         assert (before - after).abs().mean() < 0.05

@@ -16,7 +16,7 @@ def test_a_run_a_checkpoint_and_its_export_are_the_same_subject(tmp_path, random
     assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "train") == find_checkpoint(new.parent) == new
     assert find_checkpoint(old) == old
     found = load_for_evaluation(CheckpointPaths(tmp_path), EvaluateConfig())
-    assert (found.name, found.backbone.sequence_length) == ("step-00000012", 128)
+    assert (found.name, found.causal_lm.sequence_length) == ("step-00000012", 128)
     write_huggingface(tmp_path / "out", load_model(new)[0], 256, tokenizer_folder)
     exported = load_for_evaluation(CheckpointPaths(tmp_path / "out"), EvaluateConfig())
     assert exported.codec.encode("grain") == found.codec.encode("grain")
@@ -27,7 +27,7 @@ def test_another_tokenizer_is_refused(tmp_path, random_checkpoint, tokenizer_fol
     with pytest.raises(InputError, match="has 257 tokens and the checkpoint was trained on 300"):
         load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     write_huggingface(tmp_path / "padded", load_model(checkpoint)[0], 256, tokenizer_folder)
-    assert load_for_evaluation(CheckpointPaths(tmp_path / "padded"), EvaluateConfig()).backbone.vocab_size == 300
+    assert load_for_evaluation(CheckpointPaths(tmp_path / "padded"), EvaluateConfig()).causal_lm.vocab_size == 300
     write_huggingface(tmp_path / "other_end", load_model(checkpoint)[0], 255, tokenizer_folder)
     with pytest.raises(InputError, match="end with token 256, those the checkpoint was trained on with 255"):
         load_for_evaluation(CheckpointPaths(tmp_path / "other_end"), EvaluateConfig())

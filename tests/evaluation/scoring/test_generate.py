@@ -9,57 +9,57 @@ from gristmill.foundation.errors import InputError
 PROMPTS = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3]]
 
 
-def greedy_without_cache(backbone, prompt, new_tokens, end):
+def greedy_without_cache(causal_lm, prompt, new_tokens, end):
     """The definition: the likeliest token after the whole text so far, read anew each time."""
     tokens = list(prompt)
     for _ in range(new_tokens):
-        logits = backbone.head(backbone.hidden(torch.tensor([tokens]))[0, -1:])[0]
+        logits = causal_lm.head(causal_lm.hidden(torch.tensor([tokens]))[0, -1:])[0]
         token = int(logits.argmax())
-        if token == end or len(tokens) >= backbone.sequence_length:
+        if token == end or len(tokens) >= causal_lm.sequence_length:
             break
         tokens.append(token)
     return tuple(tokens[len(prompt) :])
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 5000])
-def test_greedy_equals_reading_the_whole_text_anew(small_backbone, byte_codec, batch_tokens):
-    backbone = small_backbone(sequence_length=30)
-    found = generate(backbone, byte_codec, PROMPTS, GenerationSettings(40), batch_tokens=batch_tokens)
+def test_greedy_equals_reading_the_whole_text_anew(small_causal_lm, byte_codec, batch_tokens):
+    causal_lm = small_causal_lm(sequence_length=30)
+    found = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(40), batch_tokens=batch_tokens)
     for prompt, result in zip(PROMPTS, found, strict=True):
-        assert result.tokens == greedy_without_cache(backbone, prompt, 40, byte_codec.end_of_document)
+        assert result.tokens == greedy_without_cache(causal_lm, prompt, 40, byte_codec.end_of_document)
         assert result.ended in ("length", "document")
 
 
-def test_sampling_depends_on_the_seed_and_the_prompts_place_alone(small_backbone, byte_codec):
-    backbone = small_backbone()
+def test_sampling_depends_on_the_seed_and_the_prompts_place_alone(small_causal_lm, byte_codec):
+    causal_lm = small_causal_lm()
     warm = SamplingConfig(temperature=1.0, top_k=50, top_p=0.9, seed=5)
-    together = generate(backbone, byte_codec, PROMPTS, GenerationSettings(12, warm))
-    apart = generate(backbone, byte_codec, PROMPTS, GenerationSettings(12, warm), batch_tokens=1)
+    together = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm))
+    apart = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm), batch_tokens=1)
     assert together == apart
     assert together[0] != together[3]  # the same prompt twice is two draws
     assert (
-        generate(backbone, byte_codec, PROMPTS, GenerationSettings(12, SamplingConfig(temperature=1.0, seed=6)))
+        generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, SamplingConfig(temperature=1.0, seed=6)))
         != together
     )
 
 
-def test_a_stop_string_ends_the_text_before_it(small_backbone, byte_codec):
-    backbone = small_backbone()
-    whole = generate(backbone, byte_codec, [[1, 2, 3]], GenerationSettings(12))[0]
+def test_a_stop_string_ends_the_text_before_it(small_causal_lm, byte_codec):
+    causal_lm = small_causal_lm()
+    whole = generate(causal_lm, byte_codec, [[1, 2, 3]], GenerationSettings(12))[0]
     stop = whole.text[4:6]
-    stopped = generate(backbone, byte_codec, [[1, 2, 3]], GenerationSettings(12, stops=(stop,)))[0]
+    stopped = generate(causal_lm, byte_codec, [[1, 2, 3]], GenerationSettings(12, stops=(stop,)))[0]
     assert stopped.ended == "stop"
     assert stopped.text == whole.text[: whole.text.find(stop)]
 
 
-def test_streamed_pieces_make_the_text(small_backbone, byte_codec):
+def test_streamed_pieces_make_the_text(small_causal_lm, byte_codec):
     pieces: dict[int, str] = {}
 
     def stream(index: int, text: str) -> None:
         pieces[index] = pieces.get(index, "") + text
 
     found = generate(
-        small_backbone(),
+        small_causal_lm(),
         byte_codec,
         PROMPTS,
         GenerationSettings(12, SamplingConfig(temperature=2.0), ("e",)),
@@ -68,11 +68,11 @@ def test_streamed_pieces_make_the_text(small_backbone, byte_codec):
     assert pieces == {index: result.text for index, result in enumerate(found) if result.text}
 
 
-def test_a_prompt_must_fit(small_backbone, byte_codec):
+def test_a_prompt_must_fit(small_causal_lm, byte_codec):
     with pytest.raises(InputError, match="prompt 1 has 64 tokens; the model takes 1 to 63"):
-        generate(small_backbone(sequence_length=64), byte_codec, [[1], [1] * 64], GenerationSettings(4))
+        generate(small_causal_lm(sequence_length=64), byte_codec, [[1], [1] * 64], GenerationSettings(4))
     with pytest.raises(InputError, match="prompt 0 has 0 tokens"):
-        generate(small_backbone(), byte_codec, [[]], GenerationSettings(4))
+        generate(small_causal_lm(), byte_codec, [[]], GenerationSettings(4))
 
 
 def test_top_p_takes_the_likeliest_until_it_is_reached():

@@ -8,8 +8,8 @@ from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(sequence_length=32), byte_codec, 500, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LanguageModel:
+    return LanguageModel(small_causal_lm(sequence_length=32), byte_codec, 500, Reporter.silent())
 
 
 def ask(kind: str, *arguments) -> list[Instance]:
@@ -18,7 +18,7 @@ def ask(kind: str, *arguments) -> list[Instance]:
 
 def logprob(model: LanguageModel, context: list[int], continuation: list[int]) -> float:
     whole = (context + continuation)[-(model.max_length + 1) :]
-    logits = model.backbone.head(model.backbone.hidden(torch.tensor([whole[:-1]]))[0])
+    logits = model.causal_lm.head(model.causal_lm.hidden(torch.tensor([whole[:-1]]))[0])
     tail = torch.log_softmax(logits, -1)[-len(continuation) :]
     return tail[range(len(continuation)), continuation].sum().item()
 
@@ -45,9 +45,9 @@ def test_what_does_not_fit_the_context_whole_is_not_asked_and_said(model):
     assert found[0][0] == pytest.approx(logprob(model, list(b"x" * 31), list(b"yy")), abs=1e-9)
     assert [found[number] for number in (1, 2, 4)] == [(0.0, False)] * 3 and found[3][0] < 0
     assert model.too_long == {
-        ("quiz", 1): "its 33 tokens are more than the model's context of 32",
-        ("quiz", 2): "its 41 tokens are more than the model's context of 32",
-        ("quiz", 4): "its 33 tokens are more than the model's context of 32",
+        ("quiz", 1): "its 33 tokens are more than the model's sequence length of 32",
+        ("quiz", 2): "its 41 tokens are more than the model's sequence length of 32",
+        ("quiz", 4): "its 33 tokens are more than the model's sequence length of 32",
     }
 
 
@@ -63,8 +63,8 @@ def test_an_answer_that_the_context_cut_off_is_not_counted(model):
     assert model.too_long == {
         ("quiz", 1): "its prompt of 25 tokens left 7 for an answer, too few",
         ("quiz", 2): "its prompt of 31 tokens left 1 for an answer, too few",
-        ("quiz", 3): "its prompt of 32 tokens fills the model's context of 32",
-        ("quiz", 4): "its prompt of 50 tokens fills the model's context of 32",
+        ("quiz", 3): "its prompt of 32 tokens fills the model's sequence length of 32",
+        ("quiz", 4): "its prompt of 50 tokens fills the model's sequence length of 32",
     }
     model.too_long.clear()
     stopped = [
@@ -93,5 +93,5 @@ def test_generation_stops_where_the_task_says(model):
 
 
 def test_a_continuation_without_a_token_is_refused(model):
-    with pytest.raises(InputError, match="no token of its own"):
+    with pytest.raises(InputError, match="adds no token"):
         model.loglikelihood(ask("loglikelihood", ("context", "")))

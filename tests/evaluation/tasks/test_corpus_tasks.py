@@ -2,18 +2,18 @@ import pytest
 
 from gristmill.evaluation.tasks.corpus_tasks import (
     CONTEXT_BYTES,
-    HeldOut,
-    cloze,
+    HeldOutDocument,
+    bits_per_byte_texts,
+    cloze_questions,
     require_questions,
-    texts_to_measure,
 )
 from gristmill.foundation.errors import InputError
 
 
-def documents(count: int, lines: int = 30) -> dict[str, list[HeldOut]]:
+def documents(count: int, lines: int = 30) -> dict[str, list[HeldOutDocument]]:
     return {
         source: [
-            HeldOut(
+            HeldOutDocument(
                 doc_id=f"{source}{number}",
                 source=source,
                 text="\n".join(f"line {line} of document {number} of {source}, in full" for line in range(lines)),
@@ -27,7 +27,7 @@ def documents(count: int, lines: int = 30) -> dict[str, list[HeldOut]]:
 def test_the_right_line_follows_and_the_wrong_ones_are_from_elsewhere():
     held_out = documents(6)
     by_id = {document.doc_id: document.text for found in held_out.values() for document in found}
-    questions = cloze(held_out, items=40, choices=4, seed=7)
+    questions = cloze_questions(held_out, items=40, choices=4, seed=7)
     assert len(questions) == 40
     assert sum(question.source == "prose" for question in questions) == 20
     for question in questions:
@@ -42,25 +42,27 @@ def test_the_right_line_follows_and_the_wrong_ones_are_from_elsewhere():
 
 def test_the_same_seed_asks_the_same_and_golds_are_spread():
     held_out = documents(6)
-    assert cloze(held_out, 40, 4, seed=7) == cloze(held_out, 40, 4, seed=7)
-    assert cloze(held_out, 40, 4, seed=7) != cloze(held_out, 40, 4, seed=8)
-    golds = [question.gold for question in cloze(held_out, 200, 4, seed=7)]
+    assert cloze_questions(held_out, 40, 4, seed=7) == cloze_questions(held_out, 40, 4, seed=7)
+    assert cloze_questions(held_out, 40, 4, seed=7) != cloze_questions(held_out, 40, 4, seed=8)
+    golds = [question.gold for question in cloze_questions(held_out, 200, 4, seed=7)]
     assert all(30 <= golds.count(gold) <= 70 for gold in range(4))
 
 
 def test_questions_are_spread_over_the_documents():
-    asked = [question.doc_id for question in cloze(documents(6), items=12, choices=4, seed=1)]
+    asked = [question.doc_id for question in cloze_questions(documents(6), items=12, choices=4, seed=1)]
     assert len(set(asked)) == 12
 
 
 def test_one_document_gives_no_question():
-    assert cloze(documents(1), 10, 4, seed=1) == []
+    assert cloze_questions(documents(1), 10, 4, seed=1) == []
     with pytest.raises(InputError, match="take more data, or leave cloze out"):
         require_questions([], curate=None)
 
 
 def test_texts_are_whole_lines_within_the_budget():
-    found = texts_to_measure([HeldOut("a", "s", "one\ntwo\nthree\n"), HeldOut("b", "s", "four\n")], text_bytes=12)
+    found = bits_per_byte_texts(
+        [HeldOutDocument("a", "s", "one\ntwo\nthree\n"), HeldOutDocument("b", "s", "four\n")], text_bytes=12
+    )
     assert [text.text for text in found] == ["one\ntwo\n", "four"]
-    long = texts_to_measure([HeldOut("a", "s", "é" * 100)], text_bytes=9)
+    long = bits_per_byte_texts([HeldOutDocument("a", "s", "é" * 100)], text_bytes=9)
     assert [text.text for text in long] == ["é" * 4]

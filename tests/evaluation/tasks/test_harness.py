@@ -10,21 +10,24 @@ from gristmill.evaluation.results.table import markdown, score_rows
 from gristmill.evaluation.results.write import write_results
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task, cloze_task
-from gristmill.evaluation.tasks.corpus_tasks import HeldOut, Question
+from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_backbone, byte_codec) -> LanguageModel:
-    return LanguageModel(small_backbone(sequence_length=128), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LanguageModel:
+    return LanguageModel(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
 
 
-TEXTS = [HeldOut("0", "notes", "Grain goes in.\nFlour comes out.\n"), HeldOut("1", "notes", "The mill turns.\n")]
+TEXTS = [
+    HeldOutDocument("0", "notes", "Grain goes in.\nFlour comes out.\n"),
+    HeldOutDocument("1", "notes", "The mill turns.\n"),
+]
 QUESTIONS = [
-    Question("0", "notes", "Grain goes in.", ("Flour comes out.", "Water comes in.", "Bread is baked.", "So."), 0),
-    Question("1", "notes", "The mill", ("no", "turns", "stands", "sleeps"), 1),
+    ClozeQuestion("0", "notes", "Grain goes in.", ("Flour comes out.", "Water comes in.", "Bread is baked.", "So."), 0),
+    ClozeQuestion("1", "notes", "The mill", ("no", "turns", "stands", "sleeps"), 1),
 ]
 
 

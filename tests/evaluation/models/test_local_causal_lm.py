@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.scoring.loglikelihood import score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.training.checkpoint import load_model
@@ -19,43 +19,43 @@ KINDS = [
 
 
 @pytest.fixture(params=range(len(KINDS)), ids=lambda index: f"{KINDS[index][0]}-{index}")
-def backbone(request, random_checkpoint):
+def causal_lm(request, random_checkpoint):
     family, fields = KINDS[request.param]
     model, config = load_model(random_checkpoint(family, sequence_length=40, **fields))
-    return TransformerBackbone(model, config.sequence_length)
+    return LocalCausalLM(model, config.sequence_length)
 
 
-def test_logits_are_the_models_own(backbone):
+def test_logits_are_the_models_own(causal_lm):
     tokens_BT = torch.randint(0, 257, (3, 20), generator=torch.Generator().manual_seed(0))
-    found = backbone.head(backbone.hidden(tokens_BT).flatten(0, 1)).unflatten(0, (3, 20))
-    assert torch.equal(found, backbone.model(tokens_BT))
+    found = causal_lm.head(causal_lm.hidden(tokens_BT).flatten(0, 1)).unflatten(0, (3, 20))
+    assert torch.equal(found, causal_lm.model(tokens_BT))
 
 
-def test_packed_scores_are_those_of_each_request_alone(backbone):
+def test_packed_scores_are_those_of_each_request_alone(causal_lm):
     """The brute force: one request a forward pass of the model itself, log softmax over everything."""
     rng = np.random.default_rng(0)
     requests = [
         Request(tuple(rng.integers(0, 2, rng.integers(1, 45)).tolist()), tuple(rng.integers(0, 2, 4).tolist()))
         for _ in range(80)
     ]
-    for request, found in zip(requests, score(backbone, requests, 400), strict=True):
+    for request, found in zip(requests, score(causal_lm, requests, 400), strict=True):
         whole = torch.tensor([(request.context + request.continuation)[-41:]])
-        logprobs = torch.log_softmax(backbone.model(whole[:, :-1])[0], dim=-1)[-4:]
+        logprobs = torch.log_softmax(causal_lm.model(whole[:, :-1])[0], dim=-1)[-4:]
         assert found.logprob == pytest.approx(logprobs[range(4), whole[0, -4:]].sum().item(), abs=1e-4)
 
 
-def test_the_state_goes_on_where_it_stopped(backbone):
+def test_the_state_goes_on_where_it_stopped(causal_lm):
     tokens_BT = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
     positions_BT = torch.arange(30).expand(2, 30)
     visible_BTT = torch.ones(30, 30, dtype=torch.bool).tril().expand(2, 30, 30)
     pieces, state = [], None
     for first, end in ((0, 9), (9, 10), (10, 30)):
         columns = slice(first, end)
-        hidden_BTD, state = backbone.extend(
+        hidden_BTD, state = causal_lm.extend(
             tokens_BT[:, columns], positions_BT[:, columns], visible_BTT[:, columns, :end], state
         )
         pieces.append(hidden_BTD)
-    assert torch.allclose(torch.cat(pieces, dim=1), backbone.hidden(tokens_BT), atol=1e-5)
+    assert torch.allclose(torch.cat(pieces, dim=1), causal_lm.hidden(tokens_BT), atol=1e-5)
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Our own transformer as evaluation uses it: any positions, any mask, a key/value state."""
+"""The training Transformer at inference: any positions, any mask, a KV cache."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.transformer import Transformer
 
-# B rows, T tokens, S tokens before them and they, D width, V vocabulary, N picked positions
+# B rows, T tokens, S cached tokens and the new ones, D width, V vocabulary, N selected positions
 
 
-class TransformerBackbone:
-    """A whole model in one process. Nothing in it learns or drops out."""
+class LocalCausalLM:
+    """The model in one process, in eval mode and without gradients."""
 
     def __init__(self, model: Transformer, sequence_length: int):
         self.model = model.eval().requires_grad_(False)
@@ -40,7 +40,7 @@ class TransformerBackbone:
         visible_BTS: Tensor,
         state: tuple[Tensor, tuple[Any, ...]] | None,
     ) -> tuple[Tensor, tuple[Tensor, tuple[Any, ...]]]:
-        """The state is (positions_BS of what it holds, one value a layer)."""
+        """state: (positions of the cached tokens int64[B, S], one KV cache per layer)."""
         key_positions_BS = positions_BT if state is None else torch.cat([state[0], positions_BT], dim=1)
         metadata = self.model.masked_attention_metadata(positions_BT, key_positions_BS, visible_BTS, keep_state=True)
         hidden_BTD, caches = self._hidden_states(tokens_BT, metadata, None if state is None else state[1])

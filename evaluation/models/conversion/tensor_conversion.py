@@ -1,4 +1,4 @@
-"""How one tensor of another project is made of tensors of ours, and how it is taken apart again."""
+"""Conversion of one Hugging Face tensor from and to gristmill tensors: transpose, concatenate, interleave."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from gristmill.training.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Form:
-    """join: ours to theirs. split: theirs to ours; split(join(x)) == x."""
+class TensorConversion:
+    """join: gristmill to Hugging Face. split: the inverse; split(join(x)) == x."""
 
     join: Callable[[Sequence[Tensor], ModelConfig], Tensor]
     split: Callable[[Tensor, ModelConfig], Sequence[Tensor]]
@@ -30,27 +30,27 @@ def _separate(tensor: Tensor, config: ModelConfig) -> Sequence[Tensor]:
     return [heads[:, index].flatten(0, 1) for index in range(3)]
 
 
-SAME = Form(lambda tensors, _: tensors[0], lambda tensor, _: [tensor])
+SAME = TensorConversion(lambda tensors, _: tensors[0], lambda tensor, _: [tensor])
 
-# GPT-2 keeps the transpose of a linear layer's matrix ("Conv1D"), and q, k and v side by side.
-TRANSPOSED = Form(lambda tensors, _: tensors[0].T, lambda tensor, _: [tensor.T])
-TRANSPOSED_TRIPLE = Form(
+# GPT-2 stores the transpose of a linear layer's weight ("Conv1D"), and q, k and v side by side.
+TRANSPOSED = TensorConversion(lambda tensors, _: tensors[0].T, lambda tensor, _: [tensor.T])
+TRANSPOSED_TRIPLE = TensorConversion(
     lambda tensors, _: torch.cat([tensor.T for tensor in tensors], dim=1),
     lambda tensor, _: [part.T for part in tensor.chunk(3, dim=1)],
 )
-TRIPLE = Form(lambda tensors, _: torch.cat(list(tensors)), lambda tensor, _: tensor.chunk(3))
+TRIPLE = TensorConversion(lambda tensors, _: torch.cat(list(tensors)), lambda tensor, _: tensor.chunk(3))
 
-# BLOOM keeps q, k and v head by head.
-BY_HEAD = Form(_interleave, _separate)
+# BLOOM interleaves q, k and v by head.
+BY_HEAD = TensorConversion(_interleave, _separate)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of theirs and the tensors of ours it is made of. `{i}` stands for the number of a layer."""
+    """One Hugging Face tensor and the gristmill tensors it is made of. `{i}` is the layer index."""
 
     theirs: str
     ours: tuple[str, ...]
-    form: Form = SAME
+    form: TensorConversion = SAME
 
     @property
     def per_layer(self) -> bool:

@@ -1,6 +1,6 @@
-"""A model too large for one device: cut over tensor ranks and pipeline stages, asked as if it were whole.
+"""A model sharded over tensor-parallel ranks and pipeline stages, with the interface of an unsharded one.
 
-Every rank of one copy of the model makes the same calls in the same order and gets the same answers."""
+All ranks of one replica make the same calls in the same order and get the same results."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.evaluation.models.transformer_backbone import TransformerBackbone
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.training.checkpoint import load, read_model_config, verified
 from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
@@ -23,9 +23,9 @@ from gristmill.training.parallel.mesh import Mesh
 # B rows, T tokens, D width, V vocabulary, N picked positions; Vt = this tensor rank's share of V
 
 
-class ParallelBackbone(TransformerBackbone):
-    """One stage a pipeline rank, or several. Hidden states go down the stages and the last ones to everybody; logits
-    are gathered over the tensor ranks of the last stage and sent to everybody."""
+class ShardedCausalLM(LocalCausalLM):
+    """One or more stages per pipeline rank. Hidden states are sent from stage to stage and the final ones broadcast;
+    logits are gathered over the tensor ranks of the last stage and broadcast."""
 
     def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, sequence_length: int, mesh: Mesh):
         self.parts = {stage: parts[stage].eval().requires_grad_(False) for stage in sorted(parts)}
@@ -72,7 +72,7 @@ class ParallelBackbone(TransformerBackbone):
         return logits_NV
 
     def _gathered(self, logits_NVt: Tensor) -> Tensor:
-        """The ranks hold ceil(V / size) columns each, the last one what is left."""
+        """Each rank holds ceil(V / size) columns, the last one the remainder."""
         axis = self.mesh.tensor
         if axis.size == 1:
             return logits_NVt
@@ -83,8 +83,8 @@ class ParallelBackbone(TransformerBackbone):
         return torch.cat(pieces, dim=1)[:, : self.vocab_size].contiguous()
 
 
-def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype) -> ParallelBackbone:
-    """This rank's part of a checkpoint that any layout saved. layout: tensor and pipeline of this evaluation, with
+def load_sharded(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype) -> ShardedCausalLM:
+    """This rank's shard of a checkpoint saved with any layout. layout: tensor and pipeline of this evaluation, with
     sequence_parallel off, so that any number of tokens can be read."""
     verified(checkpoint)
     card = read_model_config(checkpoint)
@@ -94,7 +94,7 @@ def load_parallel(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: tor
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}
     load(checkpoint, names, mesh)
-    return ParallelBackbone({mesh.pipeline.rank: model.to(dtype)}, layout, config.sequence_length, mesh)
+    return ShardedCausalLM({mesh.pipeline.rank: model.to(dtype)}, layout, config.sequence_length, mesh)
 
 
 def _logit_dtype(hidden: Tensor) -> torch.dtype:
