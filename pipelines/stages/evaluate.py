@@ -42,7 +42,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="evaluate",
-    code_version=4,
+    code_version=5,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,
