@@ -60,6 +60,8 @@ def _abbreviates(text, start, dot):
     """Whether the dot behind text[start:dot] is one of an initial (J.), of e.g. and its like, or of a title."""
     first = dot
     while first > start and dot - first <= TITLE_CHARS and _is_word_byte(text[first - 1]):
+        if _ends_line_separator(text, start, first):
+            break
         first -= 1
     size = dot - first
     if size == 0 or size > TITLE_CHARS:
@@ -78,6 +80,15 @@ def _abbreviates(text, start, dot):
 def _is_word_byte(byte):
     """ASCII's letters, digits and _, and all bytes of what lies beyond."""
     return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F or byte >= 0x80
+
+
+@cached_njit(nogil=True, inline="always")
+def _ends_line_separator(text, start, end):
+    """Whether text[start:end] ends with U+2028, U+2029 or U+0085, which end a line as "\\n" does."""
+    last = text[end - 1]
+    if last == 0x85:
+        return end - start >= 2 and text[end - 2] == 0xC2
+    return (last == 0xA8 or last == 0xA9) and end - start >= 3 and text[end - 2] == 0x80 and text[end - 3] == 0xE2
 
 
 @cached_njit(nogil=True, inline="always")

@@ -109,7 +109,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=10,
+    code_version=11,
     inputs=(),
     config=config,
     run=run,

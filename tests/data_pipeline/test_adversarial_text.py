@@ -37,6 +37,7 @@ NOT_TEXT = {
     "data_pipeline/readers/local_files.py": "a path",
     "foundation/strict_yaml.py": "a recipe's numbers",
     "tokenizers/pretrained.py": "a tokenizer's name in a recipe",
+    "evaluation/models/huggingface.py": "a library's error message",
     "data_pipeline/filters/threshold_sweep.py": "a sweep's range",
     "evaluation/results/write.py": "a task's name",
     "tokenizers/train.py": "a message of SentencePiece",

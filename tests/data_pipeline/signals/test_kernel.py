@@ -33,6 +33,7 @@ def assert_equal(texts: list[str], rule: str) -> None:
 @settings(max_examples=150)
 @given(texts=st.lists(st.one_of(MIXED, FEW_WORDS, ANY), min_size=1, max_size=8))
 @example(texts=["", "\n", " ", "a", "\x00", "the\x00 the"])
+@example(texts=["\u2028J. the", "a\u2029J. the", "\x85J. the", "\u3028J. the"])
 @pytest.mark.parametrize("rule", ["unicode", "whitespace"])
 def test_kernels_give_what_the_definition_gives(rule, texts):
     assert_equal(texts, rule)
