@@ -73,7 +73,7 @@ def test_a_lone_surrogate_is_named(trained):
 
 
 def test_folders_that_hold_no_tokenizer_are_refused(tmp_path):
-    with pytest.raises(InputError, match="this is no tokenizer folder"):
+    with pytest.raises(InputError, match="not a tokenizer folder"):
         load_tokenizer(tmp_path)
     (tmp_path / MODEL_NAME).write_bytes(b"not a model")
     with pytest.raises(InputError, match="not a SentencePiece model"):

@@ -84,7 +84,7 @@ def test_control_symbols_are_never_made_from_text(trained):
 @pytest.mark.parametrize(
     ("texts", "vocab_size", "message"),
     [
-        (["hello world"], 5000, r"is more than the corpus supports: its text gives \d+ pieces at most; set tokenizer"),
+        (["hello world"], 5000, r"is more than the corpus supports: its text gives at most \d+ pieces; set tokenizer"),
         (["".join(map(chr, range(0x4E00, 0x4F00)))] * 9, 300, "is too small: the characters, bytes and symbols alone"),
         ([], 1000, "the training split holds no text"),
         (["", ""], 1000, "the training split holds no text"),
