@@ -57,7 +57,8 @@ def by_hand(text: str, language: str) -> tuple[int | None, float | None]:
     if language not in stop_words():
         return None, None
     wanted, flags = stop_words()[language], character_table()
-    words = [word for word in split_words(text.lower(), "unicode") if flags[ord(word[0])] & (WORD | IDEOGRAPH)]
+    found = split_words(text.lower(), "unicode")
+    words = [word for word in found if any(flags[ord(character)] & (WORD | IDEOGRAPH) for character in word)]  # as -0
     among = [word for word in words if word in wanted]
     return len(set(among)), len(among) / len(words) if words else None
 
