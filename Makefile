@@ -7,7 +7,7 @@ PEERS := .venv-peers/.installed
 WORKERS ?= 2
 FOLDERS := foundation data_pipeline tokenizers training evaluation pipelines
 # mypy reads the code that needs no torch, through links that give it its import name.
-TYPED := foundation data_pipeline tokenizers training.costs training.planner training.config evaluation.config pipelines
+TYPED := foundation data_pipeline tokenizers training.costs training.planner training.config training.model_config training.layout_config training.optimizer_config evaluation.config pipelines
 
 .PHONY: demo test lint bench clean
 

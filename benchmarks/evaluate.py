@@ -27,9 +27,9 @@ from gristmill.evaluation.tasks.few_shot import set_shots
 from gristmill.evaluation.tasks.task_files import TASK_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.config import ModelConfig
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END = "<|end|>"

@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.pipelining.stage import PipelineStage
 
-from gristmill.training.config import ModelConfig, OptimizerConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
+from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.run import build_forward_backward
 from gristmill.training.testing.forked_pool import ForkedPool
 from gristmill.training.testing.schedule_simulation import actions, play
@@ -70,7 +71,7 @@ def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mesh = build_mesh(train.layout, MODEL.num_kv_heads, torch.device("cpu"))
-    parts = build_local_model(MODEL, VOCAB, train.layout, mesh, PRECISIONS["fp32"], seed=1)
+    parts = build_local_model(MODEL, VOCAB, train, mesh, seed=1)
     passes = build_forward_backward(parts, MODEL, train, mesh)
     optimizer = AdamW(parts.parameters, OptimizerConfig(), MODEL)
     share = SAMPLES // mesh.data.size

@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.measure_hardware import measure
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.known_models import named_shape
@@ -88,7 +89,7 @@ def measured_step(axes: dict[str, Any], rounds: int) -> float:
         tokens=10**6, batch_tokens=8 * LAID_OUT.sequence_length, precision="fp32", layout={"micro_batch": 2} | axes
     )
     mesh = build_mesh(train.layout, LAID_OUT.num_kv_heads, torch.device("cpu"))
-    parts = build_local_model(LAID_OUT, VOCABULARY, train.layout, mesh, PRECISIONS["fp32"], seed=1)
+    parts = build_local_model(LAID_OUT, VOCABULARY, train, mesh, seed=1)
     passes = build_forward_backward(parts, LAID_OUT, train, mesh)
     tokens = torch.zeros(8 // train.layout.data, LAID_OUT.sequence_length, dtype=torch.int64)
     batch = {"x": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
@@ -181,7 +182,7 @@ def forecast_seconds(model: ModelConfig, profile: Hardware) -> float:
 
 def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    part = Transformer(model, VOCABULARY, dtype=dtype).to_empty(device=device).to(dtype)
+    part = Transformer(model, VOCABULARY, options=ComputeOptions(dtype)).to_empty(device=device).to(dtype)
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     tokens = torch.randint(0, VOCABULARY, (SAMPLES, model.sequence_length), device=device)

@@ -14,16 +14,17 @@ from rich.console import Console
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gristmill.training.config import LayoutConfig, ModelConfig, OptimizerConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.device_peak import device_peak
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
+from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.parallel.precision import PRECISIONS
 
 # Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, the 32,000
 # tokens of Llama 2), with the default sequence length. A toy vocabulary would leave out what the loss costs.
@@ -67,17 +68,20 @@ class Setting:
 class Ours:
     def __init__(self, setting: Setting):
         mesh = single_process(setting.device)
-        precision = PRECISIONS[setting.precision]
+        train = TrainConfig(
+            tokens=1,
+            batch_tokens=1,
+            precision=setting.precision,
+            compile=setting.compiled,
+            float8=setting.float8,
+        )
         self.mesh, self.tokens = mesh, setting.tokens
         self.parts = build_local_model(
             setting.model,
             setting.vocab,
-            LayoutConfig(),
+            train,
             mesh,
-            precision,
             seed=1,
-            compiled=setting.compiled,
-            float8=setting.float8,
         )
         self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
         self.passes = GradientAccumulation(self.model.stages[0], setting.samples)

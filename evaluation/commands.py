@@ -19,7 +19,8 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import read_model_config, step_folder, steps_in, verified
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.processes import RankInfo, init_distributed, local_device
 
 ONLY_PROCESS = RankInfo()

@@ -22,9 +22,9 @@ from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.workdir import HeldOutCorpus
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import fill
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.mesh import Mesh, single_process
 
 SINGLE_LAYOUT = LayoutConfig()
@@ -111,7 +111,7 @@ def live_causal_lm(parts: Mapping[int, Transformer], layout: LayoutConfig, mesh:
 @torch.no_grad()
 def _copy(live: Transformer, layout: LayoutConfig, mesh: Mesh) -> Transformer:
     values = _whole_over_data(live)
-    copy = Transformer(live.config, live.vocab_size, mesh, layout, live.stage, live.dtype)
+    copy = Transformer(live.config, live.vocab_size, mesh, layout, live.stage, ComputeOptions(live.dtype))
     fill(copy, lambda name, _: values[name])
     return copy
 

@@ -12,7 +12,8 @@ from gristmill.evaluation.config import EvaluateConfig
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
+from gristmill.training.model_config import ModelConfig
 
 
 class TrainingSections(NamedTuple):

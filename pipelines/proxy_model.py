@@ -15,9 +15,9 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.proxy_model_config import ProxyConfig
 from gristmill.tokenizers.tokenizer import Tokenizer
-from gristmill.training.config import ModelConfig
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
 
 
 def bits_per_byte(

@@ -18,6 +18,11 @@ TORCH_FREE = (
     "training/costs/",
     "training/planner/",
     "training/config.py",
+    "training/divisors.py",
+    "training/layout_config.py",
+    "training/limits.py",
+    "training/model_config.py",
+    "training/optimizer_config.py",
     "evaluation/config.py",
 )
 

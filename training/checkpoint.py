@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ from gristmill.foundation.manifest import (
     write_manifest,
 )
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import ModelConfig
 from gristmill.training.model.initialization import fill
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
@@ -70,21 +71,23 @@ def steps_in(root: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def save(
-    root: Path,
-    step: int,
-    tensors: Mapping[str, Tensor],
-    saved_config: SavedModelConfig,
-    facts: Mapping[str, Any],
-    mesh: Mesh,
-    texts: Mapping[str, bytes] | None = None,
-) -> None:
-    """Writes the complete checkpoint of a step; called by all processes. facts: the run's state, as JSON.
-    texts: files to store in the checkpoint by name, such as the metrics so far; those of rank 0 are taken."""
+@dataclass(frozen=True)
+class CheckpointContent:
+    """What a checkpoint holds. facts: the run's state, as JSON. files: contents of other files by name, such as the
+    metrics so far; those of rank 0 are written."""
+
+    tensors: Mapping[str, Tensor]
+    saved_config: SavedModelConfig
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh) -> None:
+    """Writes the complete checkpoint of a step; called by all processes."""
     folder = _fresh_folder(root, step, mesh)
     with _quiet(), disk_errors():
-        dcp.save(dict(tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
-    commit(root, step, saved_config, facts, mesh, mesh.world.group, texts)
+        dcp.save(dict(content.tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
+    commit(root, step, content, mesh, mesh.world.group)
 
 
 def start_saving(
@@ -98,23 +101,15 @@ def start_saving(
         )
 
 
-def commit(
-    root: Path,
-    step: int,
-    saved_config: SavedModelConfig,
-    facts: Mapping[str, Any],
-    mesh: Mesh,
-    group: dist.ProcessGroup | None,
-    texts: Mapping[str, bytes] | None = None,
-) -> None:
+def commit(root: Path, step: int, content: CheckpointContent, mesh: Mesh, group: dist.ProcessGroup | None) -> None:
     """Writes digests and manifest, then renames the folder: from the rename on the checkpoint is complete."""
     _wait_for_all(group)
     if mesh.is_first:
         temporary, final = _temporary_folder(root, step), step_folder(root, step)
-        write_model_config(temporary, saved_config)
-        for name, content in (texts or {}).items():
-            write_atomic(temporary / name, content)
-        write_manifest(temporary, "checkpoint", CODE_VERSION, {"step": step}, {}, facts, {}, ("torch",))
+        write_model_config(temporary, content.saved_config)
+        for name, file_bytes in content.files.items():
+            write_atomic(temporary / name, file_bytes)
+        write_manifest(temporary, "checkpoint", CODE_VERSION, {"step": step}, {}, content.facts, {}, ("torch",))
         sync(temporary)
         if final.exists():
             _remove(final)
@@ -189,7 +184,7 @@ def load_model(
     verified(checkpoint)
     saved_config = read_model_config(checkpoint)
     config = ModelConfig.model_validate(saved_config["model"])
-    model = Transformer(config, saved_config["vocab_size"], dtype=dtype)
+    model = Transformer(config, saved_config["vocab_size"], options=ComputeOptions(dtype))
     fill(model, lambda _, parameter: torch.empty(parameter.shape))
     load(checkpoint, {f"model.{name}": value.detach() for name, value in model.named_parameters()}, model.tensor.mesh)
     return model.to(device, dtype).eval().requires_grad_(False), config

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gristmill.foundation.errors import InputError
 from gristmill.training import checkpoint
-from gristmill.training.config import ModelConfig
 from gristmill.training.engine.local_model import LocalModel
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh
 
 

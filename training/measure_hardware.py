@@ -204,7 +204,7 @@ def fit_device(points: Sequence[Measured], copy: float, device: torch.device, ba
     return build(pattern_search(loss, [0.8, 0.2, 0.2, 0.2], step=0.2, min_step=0.005, low=0.01, high=1.0))
 
 
-def calibrate(path: Path, base: str | None, reporter: Reporter, repeats: int = 10) -> Hardware:
+def write_profile(path: Path, base: str | None, reporter: Reporter, repeats: int = 10) -> Hardware:
     """Measure this machine and write the profile. Under torchrun every process takes part and rank 0 writes."""
     if path.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"{path}: a hardware profile is a .yaml file")
@@ -279,4 +279,4 @@ def _machine(device: Device) -> Hardware:
 
 
 if __name__ == "__main__":
-    calibrate(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None, Reporter.to_terminal())
+    write_profile(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None, Reporter.to_terminal())

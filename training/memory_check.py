@@ -3,9 +3,10 @@
 import os
 
 from gristmill.foundation.errors import InputError
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.model_config import ModelConfig
 
 # Weights, gradients and one moment of the optimizer, four bytes each (fp32; training/parallel/precision.py). AdamW has
 # a second moment, and activations come on top: what is refused for this could not be trained in any case.

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.memory_check import host_bytes
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
 from gristmill.training.watchdog import first_failure_named
 

@@ -17,7 +17,7 @@ from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training import checkpoint
 from gristmill.training.batches import Batches, Samples
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
@@ -25,7 +25,6 @@ from gristmill.training.device_peak import device_peak
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
-from gristmill.training.guard import Guard
 from gristmill.training.init_from import check_init_from, load_init_from
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
@@ -36,11 +35,11 @@ from gristmill.training.metrics import (
     peak_memory,
     read_metrics,
 )
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.saver import Saver
 from gristmill.training.stop_signals import StopRequest, stop_requests
 from gristmill.training.trainer import StepReport, Trainer
@@ -65,48 +64,44 @@ class Data:
     training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RunConfig:
+    """The model and its training, as in the recipe. seed: of the initial weights and of dropout."""
+
+    model: ModelConfig
+    train: TrainConfig
+    seed: int
+
+
 class Run:
     """Everything of one run on this process. `train` trains until the tokens are spent.
 
-    evaluate, where train.evaluation asks for it, is called with the live parts on all processes at the same steps; it
-    must leave them as they are, and gives the same scores everywhere."""
+    evaluate, where train.evaluation asks for it, is called with this process's model, on all processes at the same
+    steps; it must not change the model, and returns the same scores on every process."""
 
     def __init__(
         self,
-        model: ModelConfig,
-        train: TrainConfig,
-        seed: int,
+        config: RunConfig,
         data: Data,
         mesh: Mesh,
         folder: Path,
         reporter: Reporter,
         evaluate: Callable[[LocalModel], Scores] | None = None,
     ):
+        model, train = config.model, config.train
         self.evaluate = evaluate if train.evaluation.every else None
         self.data, self._waited, self._spent = data, 0.0, 0.0
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
-        precision = PRECISIONS[train.precision]
         if train.float8:
             check_float8(mesh.device)
-        self.model = build_local_model(
-            model, vocab_size, train.layout, mesh, precision, seed, train.z_loss, train.compile, train.float8
-        )
+        self.model = build_local_model(model, vocab_size, train, mesh, config.seed)
         forward_backward = build_forward_backward(self.model, model, train, mesh)
         self.optimizer = build_optimizer(self.model.parameters, train.optimizer, model)
         self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
-        self.trainer = Trainer(
-            train,
-            model.sequence_length,
-            self.model,
-            forward_backward,
-            self.optimizer,
-            self.batches,
-            Guard(train.guard),
-            mesh,
-        )
+        self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
         self.validation = None
         if data.held_out is not None and train.validation.every:
             self.validation = Validation(
@@ -118,7 +113,7 @@ class Run:
                 data.mask_documents,
             )
         self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
-        self.saver = Saver(self.root, train.checkpoint, self.saved_config, mesh)
+        self.saver = Saver(self.root, train.checkpoint, mesh)
         self.data_fingerprint = data.samples.fingerprint
         shape = shape_of(model, vocab_size)
         self.flops_per_token, self.peak_flops = flops_per_token(shape), device_peak(mesh.device)
@@ -219,7 +214,8 @@ class Run:
         if now or self.saver.is_due(step):
             facts = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
             copies = {} if self.log is None else self.log.copies()
-            self.saver.save(step, self._tensors(), facts, copies, self.trainer.finished)
+            content = checkpoint.CheckpointContent(self._tensors(), self.saved_config, facts, copies)
+            self.saver.save(step, content, self.trainer.finished)
         if now:
             self.saver.wait()
 

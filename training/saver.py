@@ -1,12 +1,11 @@
 """When a run saves a checkpoint, and which checkpoints are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 
 from gristmill.training import checkpoint
 from gristmill.training.config import CheckpointConfig
@@ -17,8 +16,8 @@ class Saver:
     """Saves checkpoints at regular steps. Asynchronous saving copies the state and writes it during the next steps,
     over its own process group; at most one checkpoint is being written."""
 
-    def __init__(self, root: Path, config: CheckpointConfig, saved_config: checkpoint.SavedModelConfig, mesh: Mesh):
-        self.root, self.config, self.saved_config, self.mesh = root, config, saved_config, mesh
+    def __init__(self, root: Path, config: CheckpointConfig, mesh: Mesh):
+        self.root, self.config, self.mesh = root, config, mesh
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None
         self._group = dist.new_group(backend="gloo") if config.asynchronous and mesh.distributed else None
@@ -26,22 +25,15 @@ class Saver:
     def is_due(self, step: int) -> bool:
         return bool(self.config.every and step % self.config.every == 0)
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Tensor],
-        facts: Mapping[str, Any],
-        texts: Mapping[str, bytes],
-        finished: bool,
-    ) -> None:
-        """texts: files that are kept in the checkpoint (see checkpoint.save)."""
+    def save(self, step: int, content: checkpoint.CheckpointContent, finished: bool) -> None:
+        """Saves the checkpoint of a step, or begins to where saving is asynchronous. finished: it is the last one."""
         self.wait()
         if not self.config.asynchronous:
-            checkpoint.save(self.root, step, tensors, self.saved_config, facts, self.mesh, texts)
+            checkpoint.save(self.root, step, content, self.mesh)
             self.prune(step, finished)
             return
-        written = checkpoint.start_saving(self.root, step, tensors, self.mesh, self._group)
-        self._writing = self._thread.submit(self._finish, written, step, facts, texts, finished)
+        written = checkpoint.start_saving(self.root, step, content.tensors, self.mesh, self._group)
+        self._writing = self._thread.submit(self._finish, written, step, content, finished)
 
     def wait(self) -> None:
         """Waits until the checkpoint being written is complete; raises its error."""
@@ -60,12 +52,10 @@ class Saver:
             keep = kept_steps([one for one in steps if one <= step], self.config, finished)
             checkpoint.prune(self.root, keep if finished else keep | {one for one in steps if one > step})
 
-    def _finish(
-        self, written: Future[Any], step: int, facts: Mapping[str, Any], texts: Mapping[str, bytes], finished: bool
-    ) -> None:
+    def _finish(self, written: Future[Any], step: int, content: checkpoint.CheckpointContent, finished: bool) -> None:
         with checkpoint.disk_errors():
             written.result()
-        checkpoint.commit(self.root, step, self.saved_config, facts, self.mesh, self._group, texts)
+        checkpoint.commit(self.root, step, content, self.mesh, self._group)
         self.prune(step, finished)
 
 

@@ -57,21 +57,15 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        sequence_length: int,
         model: LocalModel,
         forward_backward: ForwardBackward,
         optimizer: Optimizer,
         batches: Batches,
-        guard: Guard,
         mesh: Mesh,
     ):
-        self.config, self.sequence_length, self.model, self.forward_backward = (
-            config,
-            sequence_length,
-            model,
-            forward_backward,
-        )
-        self.optimizer, self.batches, self.guard, self.mesh = optimizer, batches, guard, mesh
+        self.config, self.model, self.forward_backward = config, model, forward_backward
+        self.optimizer, self.batches, self.mesh = optimizer, batches, mesh
+        self.guard = Guard(config.guard)
         self.scale = LossScale(dynamic=config.precision == "fp16")
         self.progress = Progress()
 
@@ -119,7 +113,7 @@ class Trainer:
 
     def batch_samples(self, tokens: int) -> int:
         """Number of samples of the batch drawn after `tokens` tokens."""
-        return batch_tokens_at(self.config.batch_ramp, self.config.batch_tokens, tokens) // self.sequence_length
+        return batch_tokens_at(self.config.batch_ramp, self.config.batch_tokens, tokens) // self.model.sequence_length
 
     def state(self) -> dict[str, Any]:
         """State of the run besides the tensors, as JSON; independent of the layout."""
@@ -147,7 +141,7 @@ class Trainer:
 
     def _progress_after_batch(self) -> Progress:
         now, samples = self.progress, self.batch_samples(self.progress.tokens)
-        return Progress(now.step + 1, now.tokens + samples * self.sequence_length, now.samples + samples)
+        return Progress(now.step + 1, now.tokens + samples * self.model.sequence_length, now.samples + samples)
 
     def _count_valid_tokens(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[float, bool]:
         """(total weight of the valid tokens of the global batch, whether any process wants to stop).

@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import Manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.checkpoint import load_model, read_model_config, save, step_folder
+from gristmill.training.checkpoint import CheckpointContent, load_model, read_model_config, save, step_folder
 from gristmill.training.parallel.mesh import single_process
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -29,10 +29,10 @@ def export_checkpoint(
     if scores is not None and not (scores / "table.md").is_file():
         raise InputError(f"{scores}: has no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
-    card, codec = read_model_config(checkpoint), load_tokenizer(folder)
-    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=False)
+    saved_config, codec = read_model_config(checkpoint), load_tokenizer(folder)
+    check_tokenizer(folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded=False)
     model, _ = load_model(checkpoint, dtype=DTYPES[precision])
-    architecture = write_huggingface(output, model, card["end_of_document"], folder)
+    architecture = write_huggingface(output, model, saved_config["end_of_document"], folder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     workdir = Workdir.of_checkpoint(checkpoint)
     write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
@@ -42,13 +42,14 @@ def export_checkpoint(
 def import_checkpoint(folder: Path, output: Path) -> Path:
     """Converts a Hugging Face folder to a gristmill checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train;
     its tokenizer goes to OUTPUT/tokenizer. Nothing is downloaded, and no code of the folder is run."""
-    model, card = read_huggingface(folder)
+    model, saved_config = read_huggingface(folder)
     codec = load_tokenizer(folder)
-    check_tokenizer(folder, codec, card["vocab_size"], codec.end_of_document, padded=True)
-    card["end_of_document"] = codec.end_of_document
-    card["padded_rows"] = card["vocab_size"] - codec.vocab_size
+    check_tokenizer(folder, codec, saved_config["vocab_size"], codec.end_of_document, padded=True)
+    saved_config["end_of_document"] = codec.end_of_document
+    saved_config["padded_rows"] = saved_config["vocab_size"] - codec.vocab_size
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    save(output / "checkpoints", 0, tensors, card, {"imported": True}, single_process())
+    content = CheckpointContent(tensors, saved_config, {"imported": True})
+    save(output / "checkpoints", 0, content, single_process())
     copy_tokenizer(folder, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)
 

@@ -20,9 +20,9 @@ from gristmill.evaluation.models.conversion.families import family_for, family_n
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.training.checkpoint import SavedModelConfig
-from gristmill.training.config import ModelConfig
 from gristmill.training.model.initialization import fill
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -90,10 +90,10 @@ def read_huggingface(
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
     tensors = family.to_ours(config, _read_weights(folder))
-    model = Transformer(config, vocab_size, dtype=dtype)
+    model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
     fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors).to(device, dtype))
-    card = SavedModelConfig.of(config, vocab_size, end_of_document)
-    return model.eval().requires_grad_(False), card
+    saved_config = SavedModelConfig.of(config, vocab_size, end_of_document)
+    return model.eval().requires_grad_(False), saved_config
 
 
 def _checked(folder: Path, name: str, parameter: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:

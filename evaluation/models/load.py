@@ -17,7 +17,7 @@ from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from gristmill.training.checkpoint import load_model, read_model_config
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -43,11 +43,17 @@ def load_for_evaluation(
     dtype = DTYPES[config.precision]
     foreign = is_huggingface(checkpoint)
     if foreign:
-        model, card = read_huggingface(checkpoint, device, dtype)
+        model, saved_config = read_huggingface(checkpoint, device, dtype)
     else:
         model, _ = load_model(checkpoint, device, dtype)
-        card = read_model_config(checkpoint)
-    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded=foreign or "padded_rows" in card)
+        saved_config = read_model_config(checkpoint)
+    check_tokenizer(
+        folder,
+        codec,
+        saved_config["vocab_size"],
+        saved_config["end_of_document"],
+        padded=foreign or "padded_rows" in saved_config,
+    )
     if config.weights == "int8":
         quantize_int8(model)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
@@ -59,8 +65,10 @@ def load_for_evaluation_sharded(
 ) -> LoadedModel:
     """This rank's shard of a gristmill checkpoint. Raises InputError as `load_for_evaluation` does."""
     checkpoint, folder = paths.resolve()
-    codec, card = load_tokenizer(folder), read_model_config(checkpoint)
-    check_tokenizer(folder, codec, card["vocab_size"], card["end_of_document"], padded="padded_rows" in card)
+    codec, saved_config = load_tokenizer(folder), read_model_config(checkpoint)
+    check_tokenizer(
+        folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded="padded_rows" in saved_config
+    )
     causal_lm = load_sharded(checkpoint, layout, mesh, DTYPES[config.precision])
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
     return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.training.checkpoint import load, read_model_config, verified
-from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.initialization import fill, stored_name
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh
 
 # B rows, T tokens, D width, V vocabulary, N picked positions; Vt = this tensor rank's share of V
@@ -87,10 +88,10 @@ def load_sharded(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torc
     """This rank's shard of a checkpoint saved with any layout. layout: tensor and pipeline of this evaluation, with
     sequence_parallel off, so that any number of tokens can be read."""
     verified(checkpoint)
-    card = read_model_config(checkpoint)
-    config = ModelConfig.model_validate(card["model"])
-    part = split_model(config, card["vocab_size"], layout)[mesh.pipeline.rank]
-    model = Transformer(config, card["vocab_size"], mesh, layout, part, dtype)
+    saved_config = read_model_config(checkpoint)
+    config = ModelConfig.model_validate(saved_config["model"])
+    part = split_model(config, saved_config["vocab_size"], layout)[mesh.pipeline.rank]
+    model = Transformer(config, saved_config["vocab_size"], mesh, layout, part, ComputeOptions(dtype))
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}
     load(checkpoint, names, mesh)

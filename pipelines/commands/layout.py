@@ -13,8 +13,16 @@ from gristmill.foundation.strict_yaml import SIZE_SUFFIXES, parse_size
 from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.console import print_block
 from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.training.config import MAX_PROCESSES
-from gristmill.training.planner.command import compare_recipe, make_request, plan_recipe, recipe_text, write_plot
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.limits import MAX_PROCESSES
+from gristmill.training.planner.command import (
+    PlanOptions,
+    compare_recipe,
+    make_request,
+    plan_recipe,
+    recipe_text,
+    write_plot,
+)
 from gristmill.training.planner.known_models import load_shape
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices
 from gristmill.training.planner.report import tables, to_json
@@ -40,9 +48,7 @@ class TrainingOptions:
         int | None, typer.Option(max=MAX_PROCESSES, help="Number of GPUs; default: the recipe's layout.")
     ] = None
     hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile file.")] = "h100"
-    batch_tokens: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Tokens of one step, such as 4M or 512Ki (default: 4M).")
-    ] = None
+    batch_tokens: Annotated[str, typer.Option(metavar="NUMBER", help="Tokens of one step, such as 4M or 512Ki.")] = "4M"
     tokens: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Tokens of the training, to forecast its days and cost.")
     ] = None
@@ -131,7 +137,7 @@ def _plan_recipe(recipe: str, training: TrainingOptions, choices: FixedChoices) 
     if train.layout.auto and training.gpus is None:
         raise RecipeError("the recipe's layout is auto; give the number of GPUs: --gpus")
     gpus = train.layout.world_size if training.gpus is None else training.gpus
-    plan = plan_recipe(model, vocabulary, train, gpus, training.hardware, choices, training.memory_margin)
+    plan = plan_recipe(shape_of(model, vocabulary), train, gpus, training.hardware, choices, training.memory_margin)
     same_gpus = train.layout.world_size == gpus and not train.layout.auto
     return plan, compare_recipe(plan, model, train) if same_gpus else ""
 
@@ -139,19 +145,17 @@ def _plan_recipe(recipe: str, training: TrainingOptions, choices: FixedChoices) 
 def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedChoices) -> SearchResult:
     if training.gpus is None:
         raise RecipeError("--gpus is needed beside --model")
-    request = make_request(
-        load_shape(str(model.model), model.sequence_length, model.vocab),
-        training.gpus,
-        training.hardware,
-        _size(training.batch_tokens),
-        _size(training.tokens),
-        training.framework,
-        choices,
+    options = PlanOptions(
+        hardware=training.hardware,
+        batch_tokens=_size(training.batch_tokens),
+        tokens=None if training.tokens is None else _size(training.tokens),
+        framework=training.framework,
         offload=training.offload,
         float8=training.float8,
         memory_margin=training.memory_margin,
     )
-    return search(request)
+    shape = load_shape(str(model.model), model.sequence_length, model.vocab)
+    return search(make_request(shape, training.gpus, options, choices))
 
 
 def calibrate(
@@ -161,9 +165,9 @@ def calibrate(
 ) -> None:
     """Measure matmuls, copies and, under torchrun, collectives of this machine; write its hardware profile."""
     # The one command here that loads torch.
-    from gristmill.training.measure_hardware import calibrate as measure_machine
+    from gristmill.training.measure_hardware import write_profile
 
-    profile = measure_machine(output, base, Reporter.to_terminal(), repeats)
+    profile = write_profile(output, base, Reporter.to_terminal(), repeats)
     device = profile.device
     print(
         f"{output}: {device.matmul_tflops * device.matmul_efficiency:.2f} TFLOP/s, "
@@ -182,10 +186,8 @@ def _show(plan: SearchResult, comparison: str, output: OutputOptions) -> None:
     print(f"\n{recipe_text(plan)}")
 
 
-def _size(text: str | None) -> int | None:
+def _size(text: str) -> int:
     """'4M' -> 4000000, '4096' -> 4096."""
-    if text is None:
-        return None
     try:
         return parse_size(text) if text.endswith(tuple(SIZE_SUFFIXES)) else int(text)
     except ValueError as error:

@@ -28,7 +28,7 @@ from gristmill.pipelines.preflight import check_workdir, preflight, raise_all
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.runner import Runner
-from gristmill.training.config import MAX_PROCESSES
+from gristmill.training.limits import MAX_PROCESSES
 
 STAGE_COMMAND = "stage"
 

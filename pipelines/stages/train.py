@@ -14,7 +14,7 @@ from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.planner.command import resolve_layout
 
 EVALUATION_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that evaluation during training uses too
@@ -57,7 +57,7 @@ def run(context: StageContext) -> dict[str, Any]:
     from gristmill.training.memory_check import check_memory
     from gristmill.training.parallel.layout import check_layout
     from gristmill.training.processes import RankInfo, device_bytes, init_distributed
-    from gristmill.training.run import Run
+    from gristmill.training.run import Run, RunConfig
 
     recipe = context.recipe
     model, train = recipe.training()
@@ -71,7 +71,7 @@ def run(context: StageContext) -> dict[str, Any]:
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
-        return Run(model, train, recipe.seed, data, mesh, context.folder, context.reporter, evaluate).train()
+        return Run(RunConfig(model, train, recipe.seed), data, mesh, context.folder, context.reporter, evaluate).train()
 
 
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from bad_input import Case, each
 
-from gristmill.training.checkpoint import SavedModelConfig, save, step_folder
-from gristmill.training.config import ModelConfig
+from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, save, step_folder
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -23,7 +23,7 @@ def trained(tmp_path: Path) -> Path:
     config = ModelConfig(layers=1, width=16, heads=2, sequence_length=128)
     model = Transformer(config, 257)
     tensors = {f"model.{name}": torch.randn(value.shape) * 0.1 for name, value in model.named_parameters()}
-    save(tmp_path / "run", 3, tensors, SavedModelConfig.of(config, 257, 256), {}, single_process())
+    save(tmp_path / "run", 3, CheckpointContent(tensors, SavedModelConfig.of(config, 257, 256)), single_process())
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**letters, END: 256}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -213,7 +213,7 @@ SHAPES = [
     wrong("train.layout: {context: 2}", "not built yet"),
     wrong("train.layout: {expert: 2}", "not built yet"),
     wrong("train.layout: {pipeline: 2, schedule: zbv, virtual_stages: 3}", "leave virtual_stages out"),
-    wrong("train.layout: {pipeline: 2, cuts: [1, 1]}", "rising layer numbers"),
+    wrong("train.layout: {pipeline: 2, split_points: [1, 1]}", "rising layer numbers"),
     wrong("train.batch_ramp: {start_tokens: 512, increment_tokens: 32, over_tokens: 64}", "a ramp grows"),
     wrong("train.optimizer: {betas: [0.9]}", "train.optimizer.betas"),
     wrong("train.optimizer: {learning_rate: 0}", "train.optimizer.learning_rate", "greater than 0"),

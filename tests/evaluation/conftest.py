@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.checkpoint import SavedModelConfig, save, step_folder
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, save, step_folder
+from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import fill, shard_like
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.testing.forked_pool import ForkedPool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -121,7 +122,7 @@ SHAPES = {
 def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torch.float32) -> Transformer:
     """Every parameter is drawn, norms and biases too, so that a forgotten one shows."""
     generator = torch.Generator().manual_seed(1)
-    model = Transformer(config, vocab_size, dtype=dtype)
+    model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
     spread = {1: 0.1, 2: 0.15}
 
     def draw(name: str, parameter: Tensor) -> Tensor:
@@ -135,13 +136,14 @@ def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torc
 def save_on_mesh(root: Path, config: ModelConfig, vocab_size: int, layout: LayoutConfig, step: int) -> None:
     """What each process of a layout does: its part of `random_model`'s values, saved with the others'."""
     mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
-    parts = build_local_model(config, vocab_size, layout, mesh, PRECISIONS["fp32"], seed=0)
+    train = TrainConfig(tokens=1, batch_tokens=1, precision="fp32", layout=layout)
+    parts = build_local_model(config, vocab_size, train, mesh, seed=0)
     drawn = {name: value.detach() for name, value in random_model(config, vocab_size).named_parameters()}
     with torch.no_grad():
         for name, parameter in parts.parameters.items():
             parameter.copy_(shard_like(drawn[name], parameter))
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
-    save(root, step, tensors, SavedModelConfig.of(config, vocab_size, 256), {}, mesh)
+    save(root, step, CheckpointContent(tensors, SavedModelConfig.of(config, vocab_size, 256)), mesh)
 
 
 @pytest.fixture
@@ -167,7 +169,12 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         config = ModelConfig(**settings)
         model = random_model(config, vocab_size)
         tensors = {f"model.{key}": value.detach() for key, value in model.named_parameters()}
-        save(tmp_path / name, step, tensors, SavedModelConfig.of(config, vocab_size, 256), {}, single_process())
+        save(
+            tmp_path / name,
+            step,
+            CheckpointContent(tensors, SavedModelConfig.of(config, vocab_size, 256)),
+            single_process(),
+        )
         return step_folder(tmp_path / name, step)
 
     return make
@@ -197,7 +204,7 @@ def broken_checkpoint(tmp_path: Path) -> Path:
     with torch.no_grad():
         model.final_norm.weight[0] = float("nan")
     tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
-    save(tmp_path / "broken", 1, tensors, SavedModelConfig.of(config, 257, 256), {}, single_process())
+    save(tmp_path / "broken", 1, CheckpointContent(tensors, SavedModelConfig.of(config, 257, 256)), single_process())
     return step_folder(tmp_path / "broken", 1)
 
 

@@ -10,11 +10,12 @@ from gristmill.evaluation.run import EvaluationPaths
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import SavedModelConfig, load_model, save, step_folder
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, load_model, save, step_folder
+from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.run import build_forward_backward
 
 SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "sequence_length": 128}
@@ -59,8 +60,8 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     """Draws a model on the layout, asks it between two equal passes, and saves it."""
     config = ModelConfig(**SHAPE)
     mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
-    parts = build_local_model(config, 257, layout, mesh, PRECISIONS["fp32"], seed=7)
     train = TrainConfig(tokens=512, batch_tokens=512, precision="fp32", layout=layout)
+    parts = build_local_model(config, 257, train, mesh, seed=7)
     passes = build_forward_backward(parts, config, train, mesh)
     x = torch.arange(8 * 64).remainder(257).view(8, 64)[mesh.data.rank :: mesh.data.size]
     batch = {"x": x, "targets": x, "weights": torch.ones(x.shape)}
@@ -71,7 +72,7 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
         scores = evaluate_live(parts.stages, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=hans)
     assert losses[0] is None or torch.equal(*losses)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
-    save(folder / "run", 1, tensors, SavedModelConfig.of(config, 257, 256), {}, mesh)
+    save(folder / "run", 1, CheckpointContent(tensors, SavedModelConfig.of(config, 257, 256)), mesh)
     return scores
 
 

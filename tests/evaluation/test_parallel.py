@@ -11,7 +11,7 @@ from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.parallel.mesh import ALONE, build_mesh
 
 QUESTIONS = [

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.run import Data, Run
+from gristmill.training.run import Data, Run, RunConfig
 
 MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, sequence_length=16)
 STEPS, BATCH = 12, 4
@@ -65,7 +66,8 @@ def new_run(
         training_bytes_per_token={"even": 4.0, "odd": 2.0},
     )
     mesh = mesh or single_process()
-    return Run(model, train_config(**changes), 7, data, mesh, folder, reporter or Reporter.silent(), evaluate)
+    config = RunConfig(model, train_config(**changes), seed=7)
+    return Run(config, data, mesh, folder, reporter or Reporter.silent(), evaluate)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """Which samples a step takes, on any number of data ranks and with a growing batch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 
 from gristmill.training.batches import Batches, collate
 from gristmill.training.config import TrainConfig
-from gristmill.training.guard import Guard
 from gristmill.training.parallel.mesh import Axis, single_process
 from gristmill.training.trainer import Progress, Trainer
 
@@ -49,7 +50,7 @@ def test_a_growing_batch_leaves_no_sample_out() -> None:
     config = TrainConfig(
         tokens=8 * 20, batch_tokens=8 * 4, batch_ramp={"start_tokens": 8, "increment_tokens": 8, "over_tokens": 48}
     )
-    trainer = Trainer(config, 8, None, None, None, None, Guard(config.guard), single_process())
+    trainer = Trainer(config, SimpleNamespace(sequence_length=8), None, None, None, single_process())
     steps = []
     while not trainer.finished:
         after = trainer._progress_after_batch()

@@ -9,6 +9,7 @@ import torch
 
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint import (
+    CheckpointContent,
     SavedModelConfig,
     load,
     prune,
@@ -121,7 +122,8 @@ def test_saved_tensors_and_state_come_back(tmp_path: Path) -> None:
     config = SavedModelConfig.of(MODEL, vocab_size=11, end_of_document=3)
     tensors = {"model.a": torch.arange(6.0).view(2, 3), "optimizer.a.momentum": torch.ones(2, 3)}
     for root in ("one", "other"):
-        save(tmp_path / root, 7, tensors, config, {"trainer": {"step": 7}}, single_process(), {"metrics.jsonl": b"{}"})
+        content = CheckpointContent(tensors, config, {"trainer": {"step": 7}}, {"metrics.jsonl": b"{}"})
+        save(tmp_path / root, 7, content, single_process())
     folder = tmp_path / "one" / "step-00000007"
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["step-00000007"]  # nothing hidden is left
     assert verified(folder) == {"trainer": {"step": 7}} and read_model_config(folder) == config

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import Scoring, _chunks, losses, upcast
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis

@@ -5,7 +5,7 @@ import yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training import measure_hardware as measure
-from gristmill.training.measure_hardware import CUDA_SHAPES, Measured, Sent, calibrate, fit_device, fit_link
+from gristmill.training.measure_hardware import CUDA_SHAPES, Measured, Sent, fit_device, fit_link, write_profile
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
 
@@ -28,7 +28,7 @@ def test_this_machine_is_measured_and_its_profile_can_be_read(tmp_path, monkeypa
     monkeypatch.setattr(measure, "CPU_SHAPES", ((64, 64, 64), (128, 128, 128), (256, 64, 256)))
     monkeypatch.setattr(measure, "measure_copy", lambda device, repeats: 10e9)
     path = tmp_path / "machine.yaml"
-    calibrate(path, None, Reporter.silent(), repeats=1)
+    write_profile(path, None, Reporter.silent(), repeats=1)
     profile = load_hardware(path)
     assert profile.device.memory_tb_per_second == pytest.approx(0.01)
     assert "measured" in yaml.safe_load(path.read_text())["sources"]["matmul"]
@@ -59,6 +59,6 @@ def test_two_processes_measure_the_curve_of_their_wire(pool):
 
 def test_a_profile_is_a_yaml_file_in_a_folder_that_exists(tmp_path):
     with pytest.raises(RecipeError, match="no such folder"):
-        calibrate(tmp_path / "absent" / "machine.yaml", None, Reporter.silent())
+        write_profile(tmp_path / "absent" / "machine.yaml", None, Reporter.silent())
     with pytest.raises(RecipeError, match=r"a hardware profile is a \.yaml file"):
-        calibrate(tmp_path / "machine.json", None, Reporter.silent())
+        write_profile(tmp_path / "machine.json", None, Reporter.silent())

@@ -3,8 +3,9 @@
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.memory_check import check_memory, min_process_bytes
+from gristmill.training.model_config import ModelConfig
 
 # GPT-2 (124M): 124,439,808 parameters (Radford et al. 2019; transformers counts the same)
 GPT2 = ModelConfig(

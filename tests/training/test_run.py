@@ -18,12 +18,13 @@ import torch
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import load_model, step_folder
-from gristmill.training.config import CheckpointConfig, ModelConfig
+from gristmill.training.config import CheckpointConfig
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.metrics import read_metrics
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.processes import RankInfo, init_distributed
-from gristmill.training.run import Data, Run
+from gristmill.training.run import Data, Run, RunConfig
 from gristmill.training.saver import kept_steps
 from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config
 
@@ -250,7 +251,9 @@ def test_weights_of_another_model_are_refused(
     other = ModelConfig(**(MODEL.model_dump() | changes))
     data = Data(Counting(), None, 0, mask_documents=False, bytes_per_token={})
     last = step_folder(undisturbed / "checkpoints", STEPS)
-    run = Run(other, train_config(init_from=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
+    run = Run(
+        RunConfig(other, train_config(init_from=str(last)), 7), data, single_process(), tmp_path, Reporter.silent()
+    )
     with pytest.raises(InputError, match=said):
         run.train()
 
@@ -258,7 +261,9 @@ def test_weights_of_another_model_are_refused(
 def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: Path) -> None:
     data = Data(Counting(), None, 3, mask_documents=False, bytes_per_token={})
     last = step_folder(undisturbed / "checkpoints", STEPS)
-    run = Run(MODEL, train_config(init_from=str(last)), 7, data, single_process(), tmp_path, Reporter.silent())
+    run = Run(
+        RunConfig(MODEL, train_config(init_from=str(last)), 7), data, single_process(), tmp_path, Reporter.silent()
+    )
     with pytest.raises(InputError, match="trained with end_of_document 0, this run's data has 3"):
         run.train()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from gristmill.training.config import LayoutConfig, ModelConfig, Schedule
 from gristmill.training.costs.flops import block_macs_per_token
 from gristmill.training.costs.model_shape import ModelShape, shape_of
+from gristmill.training.layout_config import LayoutConfig, Schedule
+from gristmill.training.model_config import ModelConfig
 
 
 class StageSpec(NamedTuple):
@@ -27,8 +28,8 @@ def split_model(config: ModelConfig, vocab_size: int, layout: LayoutConfig) -> t
     """The stages of a layout, in order, split by cost or where the layout says."""
     if layout.pipeline == 1:
         return stages_at((), config.layers)
-    if layout.cuts is not None:
-        return stages_at(layout.cuts, config.layers)
+    if layout.split_points is not None:
+        return stages_at(layout.split_points, config.layers)
     return stages_at(split_by_cost(shape_of(config, vocab_size), layout.num_stages), config.layers)
 
 

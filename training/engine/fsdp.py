@@ -3,7 +3,7 @@
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
 

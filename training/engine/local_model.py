@@ -6,14 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.engine.fsdp import shard_over_data
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import initialise, stored_name
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.local import local
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.precision import Precision
+from gristmill.training.parallel.precision import PRECISIONS
 
 
 @dataclass
@@ -29,6 +31,10 @@ class LocalModel:
     tied_copy: nn.Parameter | None = None
     tie: dist.ProcessGroup | None = None
     excluded_from_norm: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def sequence_length(self) -> int:
+        return next(iter(self.stages.values())).config.sequence_length
 
     @property
     def norm_parameters(self) -> list[nn.Parameter]:
@@ -50,42 +56,38 @@ class LocalModel:
             local(self.tied_copy.detach()).copy_(local(self.parameters["embedding.weight"].detach()))
 
     def clear_gradients(self) -> None:
-        for part in self.stages.values():
-            part.zero_grad(set_to_none=True)
+        for model in self.stages.values():
+            model.zero_grad(set_to_none=True)
 
 
 def build_local_model(
     config: ModelConfig,
     vocab_size: int,
-    layout: LayoutConfig,
+    train: TrainConfig,
     mesh: Mesh,
-    precision: Precision,
     seed: int,
-    z_loss: float = 0.0,
-    compiled: bool = False,
-    float8: bool = False,
     materialise: bool = True,
 ) -> LocalModel:
     """Builds, initialises, compiles (by layer) and shards the stages of this process.
 
-    Without `materialise` the parameters stay on the meta device."""
+    seed: of the initial weights and of dropout. Without `materialise` the parameters stay on the meta device."""
+    layout, precision = train.layout, PRECISIONS[train.precision]
+    options = ComputeOptions(precision.compute, seed, train.z_loss, train.float8)
     stage_specs = split_model(config, vocab_size, layout)
     stages = {}
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
-        part = Transformer(
-            config, vocab_size, mesh, layout, stage_specs[stage], precision.compute, z_loss, seed, float8
-        )
+        model = Transformer(config, vocab_size, mesh, layout, stage_specs[stage], options)
         if materialise:
-            initialise(part, seed, mesh.device, precision.store)
-        if compiled:
+            initialise(model, seed, mesh.device, precision.store)
+        if train.compile:
             # One function serves all layers; those that differ (by window, or by number for dropout) need one graph
             # each.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * config.layers)
-            for layer in part.layers.values():
+            for layer in model.layers.values():
                 layer.compute = torch.compile(layer.compute)
         if mesh.distributed:
-            shard_over_data(part, layout, mesh, precision.compute, precision.reduce)
-        stages[stage] = part
+            shard_over_data(model, layout, mesh, precision.compute, precision.reduce)
+        stages[stage] = model
     return _with_one_name_each(stages, config, layout, mesh)
 
 
@@ -94,8 +96,8 @@ def _with_one_name_each(
 ) -> LocalModel:
     parameters: dict[str, nn.Parameter] = {}
     tied_copy = None
-    for part in stages.values():
-        for name, parameter in part.named_parameters():
+    for model in stages.values():
+        for name, parameter in model.named_parameters():
             name = stored_name(name, config)
             if name in parameters:
                 tied_copy = parameter

@@ -17,9 +17,9 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from gristmill.training.config import LayoutConfig
 from gristmill.training.costs.stage_splitting import stages_of_rank
 from gristmill.training.engine.forward_backward import Batch, no_callback, split
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import upcast_dtype
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh

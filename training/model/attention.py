@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from gristmill.training.config import LayerConfig, ModelConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata, Mask, rotate
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
+from gristmill.training.model_config import LayerConfig, ModelConfig
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gristmill.training.config import ModelConfig
 from gristmill.training.model.roles import Role, initial_std, role_of
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
 
 
 def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:

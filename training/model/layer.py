@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gristmill.training.config import LayerConfig, ModelConfig
 from gristmill.training.model.attention import Attention
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.mlp import MLPS
 from gristmill.training.model.norm import Norm
+from gristmill.training.model_config import LayerConfig, ModelConfig
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.tensor import TensorAxis
 

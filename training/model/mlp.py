@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, TensorAxis
 
 # B batch, T tokens, D width, Ft = this tensor rank's share of the hidden width

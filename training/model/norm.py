@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gristmill.training.config import ModelConfig
 from gristmill.training.loss import upcast, upcast_dtype
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 

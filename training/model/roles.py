@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 
 class Role(Enum):

@@ -1,13 +1,14 @@
 """The transformer, or one pipeline stage of it: embedding, layers, head."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.stage_splitting import StageSpec
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import Scoring, losses
 from gristmill.training.model.attention_metadata import (
     AttentionMetadata,
@@ -21,11 +22,23 @@ from gristmill.training.model.attention_metadata import (
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.norm import Norm
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyEmbedding
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How a model computes. dtype: of activations and matmuls. seed: of dropout masks. z_loss: weight of log(Z)^2 in
+    the loss. float8: linear layers run in 8 bits."""
+
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    z_loss: float = 0.0
+    float8: bool = False
 
 
 class Head(nn.Module):
@@ -59,19 +72,16 @@ class Transformer(nn.Module):
         mesh: Mesh | None = None,
         layout: LayoutConfig | None = None,
         stage: StageSpec | None = None,
-        dtype: torch.dtype = torch.float32,
-        z_loss: float = 0.0,
-        seed: int = 0,
-        float8: bool = False,
+        options: ComputeOptions = ComputeOptions(),
     ):
         super().__init__()
         layout = layout or LayoutConfig()
-        self.config, self.vocab_size, self.dtype, self.seed = config, vocab_size, dtype, seed
+        self.config, self.vocab_size, self.options = config, vocab_size, options
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
-        self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, float8)
+        self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, options.float8)
         self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
         if self.stage.embeds:
-            self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, dtype)
+            self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, options.dtype)
             if config.embedding_norm:
                 self.embedding_norm = Norm(config, self.tensor, config.width)
             if config.positions == "learned":
@@ -82,7 +92,7 @@ class Transformer(nn.Module):
         )
         if self.stage.scores:
             self.final_norm = Norm(config, self.tensor, config.width)
-            self.head = Head(config, vocab_size, self.tensor, z_loss)
+            self.head = Head(config, vocab_size, self.tensor, options.z_loss)
             if config.tied_embeddings and self.embedding is not None:
                 self.head.weight = self.embedding.weight
 
@@ -95,12 +105,16 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         samples: Tensor | None = None,
     ) -> Tensor:
-        """tokens int64[B, T] (or, after the first part, hidden states) -> hidden states, or at the end logits float[B,
+        """tokens int64[B, T] (or, after the first stage, hidden states) -> hidden states, or at the end logits float[B,
         T, Vt], or losses [B, 2] where targets are given. positions restart where documents do; both are int64[B, T].
         samples int64[B], the samples' numbers, turn dropout on."""
         metadata = self.attention_metadata(x, positions, documents, samples)
         hidden_BTD, _ = self.hidden_states(x, metadata)
         return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.options.dtype
 
     def hidden_states(
         self, x: Tensor, metadata: AttentionMetadata, caches: Sequence[Any] | None = None
@@ -134,7 +148,7 @@ class Transformer(nn.Module):
         if samples is not None and self.config.dropout:
             own_T = self.tensor.local_tokens(token_index_T, dim=0)
             features_D = torch.arange(self.config.width, device=x.device)
-            dropout = Dropout(self.config.dropout, self.seed, samples, own_T, features_D)
+            dropout = Dropout(self.config.dropout, self.options.seed, samples, own_T, features_D)
         if flex and x.device.type == "cuda" and self.config.positions != "alibi":
             masks = block_masks(self._windows(), tokens, documents, x.device)
         else:
@@ -160,12 +174,12 @@ class Transformer(nn.Module):
     def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.config.positions != "rope":
             return None
-        return rotary_angles(positions_BT, self.config.head_dim, self.config.rope_base, self.dtype)
+        return rotary_angles(positions_BT, self.config.head_dim, self.config.rope_base, self.options.dtype)
 
     def slopes(self, device: torch.device) -> Tensor:
         """ALiBi's slopes of this tensor rank's heads."""
         own = self.config.heads // self.tensor.size
-        every_H = alibi_slopes(self.config.heads, self.dtype, device)
+        every_H = alibi_slopes(self.config.heads, self.options.dtype, device)
         return every_H[self.tensor.rank * own : (self.tensor.rank + 1) * own]
 
     def _embed(self, x: Tensor, metadata: AttentionMetadata) -> Tensor:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from gristmill.training.config import ModelConfig, OptimizerConfig
 from gristmill.training.model.roles import rate_factor, role_of
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.local import local, stored_like
+from gristmill.training.optimizer_config import OptimizerConfig
 
 
 class AdamW:

@@ -5,9 +5,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from gristmill.training.config import ModelConfig, OptimizerConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.muon import Muon
+from gristmill.training.optimizer_config import OptimizerConfig
 
 
 class Optimizer(Protocol):

@@ -3,7 +3,7 @@ curve."""
 
 import math
 
-from gristmill.training.config import RampConfig, ScheduleConfig
+from gristmill.training.optimizer_config import RampConfig, ScheduleConfig
 
 
 def learning_rate_factor(schedule: ScheduleConfig, tokens: int, total_tokens: int) -> float:

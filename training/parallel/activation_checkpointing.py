@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from gristmill.training.config import LayoutConfig, Recompute
+from gristmill.training.layout_config import LayoutConfig, Recompute
 
 # Saved under recompute: operators: results of matmuls and attention; all other operators are cheap to recompute.
 # Collectives are not listed: torch refuses to keep the result of an in-place one.

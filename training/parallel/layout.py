@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
+from gristmill.training.config import TrainConfig
+from gristmill.training.divisors import divisors
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 
 
 def check_layout(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> None:
@@ -98,8 +101,8 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
             f"{layout.num_stages} stages but {model.layers} layers; use at most "
             f"{model.layers // layout.stages_per_rank} pipeline ranks with {layout.stages_per_rank} stages each"
         )
-    if layout.cuts and (layout.cuts[0] < 1 or layout.cuts[-1] >= model.layers):
-        yield f"cuts {list(layout.cuts)} must lie between 1 and {model.layers - 1}"
+    if layout.split_points and (layout.split_points[0] < 1 or layout.split_points[-1] >= model.layers):
+        yield f"split_points {list(layout.split_points)} must lie between 1 and {model.layers - 1}"
 
 
 def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

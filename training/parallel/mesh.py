@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gristmill.training.config import LayoutConfig
+from gristmill.training.layout_config import LayoutConfig
 
 
 @dataclass(frozen=True)

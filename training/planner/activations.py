@@ -14,23 +14,23 @@ from gristmill.training.planner.layout import Layout
 
 
 def korthikanti_layer(
+    block: Block,
     tokens: int,
-    width: int,
-    heads: int,
     sequence_length: int,
     tensor: int = 1,
     sequence_parallel: bool = False,
-    kept: str = "none",
+    recompute: str = "none",
 ) -> float:
     """Bytes a layer of the 16-bit GPT with dropout keeps, arXiv 2205.05198, table 2 (s b h = tokens x width).
 
-    none: sbh (34 + 5as/h); tensor: sbh (10 + 24/t + 5as/ht); with sequence parallelism all over t; selective drops
-    5as/h; full keeps the layer's input, 2 sbh. GPT-3's 12288, 96 heads, 2048: 34 + 80 a number."""
-    sbh = tokens * width
+    sbh (34 + 5as/h); with t tensor ranks sbh (10 + 24/t + 5as/ht); with sequence parallelism all of it over t. The
+    recomputation "attention" drops 5as/h, "full" keeps the layer's input only, 2 sbh. GPT-3 (width 12288, 96 heads,
+    2048 tokens): 34 + 80 bytes an element."""
+    sbh = tokens * block.width
     share = tensor if sequence_parallel else 1
-    if kept == "full":
+    if recompute == "full":
         return 2 * sbh / share
-    scores = 0.0 if kept in ("attention", "operators") else 5 * heads * sequence_length / width
+    scores = 0.0 if recompute in ("attention", "operators") else 5 * block.heads * sequence_length / block.width
     return sbh * (10 / share + 24 / tensor + scores / tensor)
 
 
@@ -58,15 +58,10 @@ class ElementSizes(NamedTuple):
 
 
 def layer_bytes(
-    block: Block,
-    layout: Layout,
-    sequence_length: int,
-    framework: Framework,
-    sizes: ElementSizes,
-    dropout: bool,
-    norm: str,
+    block: Block, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes
 ) -> ActivationBytes:
-    """Activation bytes of one layer under the layout's recomputation."""
+    """Activation bytes of one layer of the model under the layout's recomputation."""
+    sequence_length, dropout, norm = shape.sequence_length, shape.model.dropout > 0, shape.model.norm
     if framework.activations == "literature":
         return _megatron_layer(block, layout, sequence_length, framework)
     mixer = _mixer(block, layout, sequence_length, sizes, dropout, norm)
@@ -175,7 +170,7 @@ def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: El
 def _megatron_layer(block: Block, layout: Layout, sequence_length: int, framework: Framework) -> ActivationBytes:
     tokens = layout.micro_batch * sequence_length // layout.context
     kept = "attention" if framework.attention == "flash" and layout.recompute == "none" else layout.recompute
-    arguments = (tokens, block.width, block.heads, sequence_length, layout.tensor, layout.sequence_parallel)
+    arguments = (block, tokens, sequence_length, layout.tensor, layout.sequence_parallel)
     whole = korthikanti_layer(*arguments, "none" if framework.attention == "unfused" else "attention")
     now = korthikanti_layer(*arguments, kept)
     return ActivationBytes(now, max(0.0, whole - now) if layout.recompute != "none" else 0.0)

@@ -12,7 +12,7 @@ from gristmill.training.costs.flops import attention_flops
 from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.network import GroupLink, all_reduce_seconds, gather_seconds
+from gristmill.training.planner.network import AxisLinks, GroupLink, all_reduce_seconds, gather_seconds
 from gristmill.training.planner.rates import Rates
 
 
@@ -74,16 +74,15 @@ def block_times(
     sequence_length: int,
     framework: Framework,
     rates: Rates,
-    tensor_link: GroupLink,
-    context_link: GroupLink,
+    links: AxisLinks,
 ) -> BlockTimes:
     """Times of one block for one micro-batch."""
     w = widths(block, layout, sequence_length)
     linear_forward, linear_backward = _linears(block, w, rates, framework)
     core_forward, core_backward = _attention(block, layout, w, sequence_length, framework, rates)
     light, heavy = _elementwise(block, w, framework)
-    comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, tensor_link, linear_forward)
-    ring = _context_comm(w, layout, context_link)
+    comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, links.tensor, linear_forward)
+    ring = _context_comm(w, layout, links.context)
     forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
     backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
     if framework.selective == "core":

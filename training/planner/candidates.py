@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gristmill.training.config import STAGES_PER_RANK, Schedule, divisors
+from gristmill.training.divisors import divisors
+from gristmill.training.layout_config import STAGES_PER_RANK, Schedule
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.legality import context_skip_reason, tensor_illegal_reason

@@ -1,15 +1,16 @@
 """Entry points of `gristmill layout` and `train.layout: auto`: arguments to a plan, and a plan to a layout."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 
 import yaml
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import ModelShape, shape_of
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.framework import FRAMEWORKS
@@ -21,36 +22,42 @@ from gristmill.training.planner.plot import default_gpu_counts, plot_throughput,
 from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of a plan by their names on the command line. batch_tokens: of one step, rounded to a near whole number
+    of samples. tokens: of the whole training; None: its days and cost are not forecast."""
+
+    hardware: str = "h100"
+    batch_tokens: int = 4_000_000
+    tokens: int | None = None
+    framework: str = "gristmill"
+    offload: bool = False
+    float8: bool = False
+    memory_margin: float = MEMORY_MARGIN
+
+
 def make_request(
     shape: ModelShape,
     gpus: int,
-    hardware: str = "h100",
-    batch_tokens: int | None = None,
-    tokens: int | None = None,
-    framework: str = "gristmill",
+    options: PlanOptions = PlanOptions(),
     fixed: FixedChoices = FixedChoices(),  # noqa: B008 (frozen)
-    offload: bool = False,
-    float8: bool = False,
-    memory_margin: float = MEMORY_MARGIN,
 ) -> PlanRequest:
-    """The request for command-line arguments. batch_tokens: of one step, 4 million by default; rounded to a near whole
-    number of samples. Raises RecipeError where a name, a count or the batch is wrong."""
-    if framework not in FRAMEWORKS:
-        raise RecipeError(f"--framework {framework}: no such framework; choose one of {', '.join(FRAMEWORKS)}")
+    """The request of these options. Raises RecipeError where a name, a count or the batch is wrong."""
+    if options.framework not in FRAMEWORKS:
+        raise RecipeError(f"--framework {options.framework}: no such framework; choose one of {', '.join(FRAMEWORKS)}")
     if gpus < 1:
         raise RecipeError(f"--gpus {gpus}: at least one GPU is needed")
-    samples = about_samples(4_000_000 if batch_tokens is None else batch_tokens, shape.sequence_length, gpus)
     return PlanRequest(
         shape=shape,
-        hardware=load_hardware(hardware),
+        hardware=load_hardware(options.hardware),
         gpus=gpus,
-        samples=samples,
-        tokens=tokens,
-        framework=FRAMEWORKS[framework],
-        offload=offload,
-        float8=float8,
+        samples=about_samples(options.batch_tokens, shape.sequence_length, gpus),
+        tokens=options.tokens,
+        framework=FRAMEWORKS[options.framework],
+        offload=options.offload,
+        float8=options.float8,
         fixed=fixed,
-        memory_margin=memory_margin,
+        memory_margin=options.memory_margin,
     )
 
 
@@ -67,8 +74,7 @@ def about_samples(batch_tokens: int, sequence_length: int, gpus: int) -> int:
 
 
 def plan_recipe(
-    model: ModelConfig,
-    vocab: int,
+    shape: ModelShape,
     train: TrainConfig,
     gpus: int,
     hardware: str = "h100",
@@ -77,11 +83,10 @@ def plan_recipe(
 ) -> SearchResult:
     """Rank the layouts of a recipe's training on so many GPUs."""
     framework = "gristmill" if train.compile else "gristmill-eager"
-    shape = shape_of(model, vocab)
-    request = make_request(
-        shape, gpus, hardware, train.batch_tokens, train.tokens, framework, fixed, float8=train.float8
+    options = PlanOptions(
+        hardware, train.batch_tokens, train.tokens, framework, float8=train.float8, memory_margin=memory_margin
     )
-    return search(replace(request, memory_margin=memory_margin))
+    return search(make_request(shape, gpus, options, fixed))
 
 
 def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int) -> TrainConfig:
@@ -95,12 +100,12 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
             f"train.batch_tokens: {train.batch_tokens} is not a multiple of the sequence length of "
             f"{model.sequence_length} tokens; try {nearest}"
         )
-    plan = plan_recipe(model, vocab, train, gpus, train.layout.hardware)
+    plan = plan_recipe(shape_of(model, vocab), train, gpus, train.layout.hardware)
     fields = train.model_dump()
     for forecast in plan.ranked:
         if train.compile and forecast.layout.schedule in ("zbv", "dualpipev"):
             continue
-        layout = forecast.layout.config(forecast.cuts, forecast.placement.rank_order)
+        layout = forecast.layout.config(forecast.split_points, forecast.placement.rank_order)
         chosen = TrainConfig.model_validate(fields | {"layout": layout.model_dump()})
         if not any(objections(model, chosen, vocab, gpus)):
             return chosen
@@ -135,6 +140,6 @@ def recipe_text(plan: SearchResult) -> str:
         return f"forecast only: {reason}"
     if plan.request.offload:
         return "forecast only: the engine does not keep the optimizer's state on the host"
-    layout = best.layout.config(best.cuts, best.placement.rank_order)
+    layout = best.layout.config(best.split_points, best.placement.rank_order)
     fields = layout.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump({"train": {"layout": fields}}, sort_keys=False)

@@ -55,7 +55,7 @@ def _summary(plan: SearchResult, best: Forecast) -> str:
 def _memory(plan: SearchResult, best: Forecast) -> str:
     memory, limit = best.memory, plan.request.hardware.device.memory_gib
     state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
-    ranks = [one.total / GIB for one in Planner(plan.request).memory_by_rank(best.layout, best.cuts)]
+    ranks = [one.total / GIB for one in Planner(plan.request).memory_by_rank(best.layout, best.split_points)]
     min_text = f" Pipeline rank {ranks.index(min(ranks))} needs the least, {min(ranks):.1f}." if len(ranks) > 1 else ""
     return (
         f"The rank with the most memory needs {memory.total / GIB:.1f} of {limit:.1f} GiB "
@@ -125,7 +125,7 @@ def _recompute(plan: SearchResult, best: Forecast) -> str:
     if mode == "none":
         return "Nothing is recomputed: all activations fit."
     without = replace(best.layout, recompute="none")
-    need = Planner(plan.request).memory(without, best.cuts).total / GIB
+    need = Planner(plan.request).memory(without, best.split_points).total / GIB
     cost = best.time.recompute / best.time.total
     return f"Recomputation ({mode}) costs {cost:.0%} of the step; without any, the layout would need {need:.0f} GiB."
 
@@ -135,8 +135,8 @@ def _clusters(plan: SearchResult, best: Forecast) -> str:
         return ""
     naive = Planner(plan.request).forecast(best.layout, best.memory, naive=True)
     text = f"Only the {best.placement.crossing[0]} axis crosses between clusters (Holmes, arXiv 2312.03549)"
-    if best.cuts:
-        text += f"; layers are split at {list(best.cuts)} for the clusters' different speeds"
+    if best.split_points:
+        text += f"; layers are split at {list(best.split_points)} for the clusters' different speeds"
     return f"{text}; with a rank order that ignores clusters a step would take {_seconds(naive.time.total)}."
 
 

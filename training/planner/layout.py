@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gristmill.training.config import STAGES_PER_RANK, LayoutConfig, Recompute, Schedule
+from gristmill.training.layout_config import STAGES_PER_RANK, LayoutConfig, Recompute, Schedule
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Layout:
         """A step's micro-batches on each pipeline: 1536 samples, data 32, micro-batch 4 -> 12."""
         return batch_samples // (self.data * self.micro_batch)
 
-    def config(self, cuts: tuple[int, ...] | None = None, rank_order: tuple[int, ...] | None = None) -> LayoutConfig:
+    def config(
+        self, split_points: tuple[int, ...] | None = None, rank_order: tuple[int, ...] | None = None
+    ) -> LayoutConfig:
         """The recipe's `train.layout`; choices without effect keep their defaults. Raises pydantic's ValidationError
         where the engine cannot run it yet."""
         default = STAGES_PER_RANK.get(self.schedule)
@@ -50,7 +52,7 @@ class Layout:
             sequence_parallel=self.sequence_parallel or self.tensor == 1,
             schedule=self.schedule,
             virtual_stages=0 if default or self.pipeline == 1 else self.virtual,
-            cuts=cuts,
+            split_points=split_points,
             rank_order=rank_order,
             micro_batch=self.micro_batch,
             reshard_after_forward=self.reshard or self.pipeline > 1,

@@ -4,8 +4,9 @@ from math import ceil
 
 from pydantic import ValidationError
 
-from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.schedule import microbatches_fit, min_microbatches
 

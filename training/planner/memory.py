@@ -184,18 +184,8 @@ class MemoryModel:
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute)
         if key not in self._layers:
-            model = self.shape.model
             self._layers[key] = [
-                layer_bytes(
-                    block,
-                    layout,
-                    self.shape.sequence_length,
-                    self.framework,
-                    self.sizes,
-                    model.dropout > 0,
-                    model.norm,
-                )
-                for block in self.shape.distinct
+                layer_bytes(block, self.shape, layout, self.framework, self.sizes) for block in self.shape.distinct
             ]
         return self._layers[key]
 

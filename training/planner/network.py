@@ -4,6 +4,7 @@ Ring algorithms (Patarasuk and Yuan 2009; nccl-tests' performance notes): with n
 reduce-scatter moves S (n-1)/n through each rank's link, an all-reduce twice that.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, log2
 from typing import NamedTuple
@@ -18,6 +19,18 @@ class GroupLink(NamedTuple):
 
     bandwidth: float
     latency: float
+
+
+@dataclass(frozen=True)
+class AxisLinks:
+    """Links of each axis's groups, from the innermost axis: tensor, context, shard, replicate, pipeline."""
+
+    tensor: GroupLink
+    context: GroupLink
+    shard: GroupLink
+    replicate: GroupLink
+    data: GroupLink
+    pipeline: GroupLink
 
 
 def group_link(rates: Rates, size: int, stride: int, gpus: int | None = None) -> GroupLink:

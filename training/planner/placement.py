@@ -14,9 +14,9 @@ import numpy as np
 
 from gristmill.training.planner.hardware import Cluster, Hardware, Link
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.network import GroupLink, between_nodes, min_members
+from gristmill.training.planner.network import AxisLinks, GroupLink, between_nodes, min_members
 from gristmill.training.planner.rates import Rates
-from gristmill.training.planner.step_time import AxisLinks, default_links
+from gristmill.training.planner.step_time import default_links
 
 # The axes of the mesh from the outermost to the innermost, whose ranks are neighbours.
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
@@ -205,14 +205,3 @@ def _first_nodes(cluster: Cluster, nodes: int) -> Cluster:
         speed=cluster.speed,
         node_numbers=cluster.node_numbers[:nodes],
     )
-
-
-def data_groups(layout: Layout, rank_order: Sequence[int]) -> list[list[int]]:
-    """The launcher's ranks of every data group: what a reader can check a placement by."""
-    inner = layout.tensor * layout.context
-    block = inner * layout.data
-    return [
-        [rank_order[stage * block + data * inner + place] for data in range(layout.data)]
-        for stage in range(layout.pipeline)
-        for place in range(inner)
-    ]

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import Recompute, Schedule, divisors
 from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.divisors import divisors
+from gristmill.training.layout_config import Recompute, Schedule
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import GIB, Hardware
 from gristmill.training.planner.legality import tensor_illegal_reason

@@ -54,7 +54,7 @@ def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
 def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
     """bytes: of the rank with the most memory; bytes_sent: by a rank in one step, for each axis."""
     request, layout, placement = planner.request, forecast.layout, forecast.placement
-    held = planner.steps.rank_layers(layout, forecast.cuts)[0]
+    held = planner.steps.rank_layers(layout, forecast.split_points)[0]
     sent = volumes(
         request.shape,
         layout,
@@ -66,7 +66,7 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
     return {
         "layout": {f.name: getattr(layout, f.name) for f in fields(layout)},
         "name": layout.name(),
-        "cuts": list(forecast.cuts) if forecast.cuts else None,
+        "split_points": list(forecast.split_points) if forecast.split_points else None,
         "tokens_per_second": forecast.tokens_per_second,
         "tokens_per_second_range": list(forecast.tokens_per_second_range),
         "tokens_per_second_per_gpu": forecast.tokens_per_second / layout.gpus,
@@ -80,7 +80,7 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         | {"total": forecast.memory.total},
         "bytes_range": list(forecast.memory_range),
         "usable_bytes": request.usable_bytes,
-        "bytes_by_pipeline_rank": [memory.total for memory in planner.memory_by_rank(layout, forecast.cuts)],
+        "bytes_by_pipeline_rank": [memory.total for memory in planner.memory_by_rank(layout, forecast.split_points)],
         "bytes_sent": {f.name: getattr(sent, f.name) for f in fields(sent)},
         "placement": {
             "rank_order": list(placement.rank_order) if placement.rank_order else None,

@@ -4,7 +4,7 @@ p ranks, m micro-batches, v stages a rank. Sources: GPipe (arXiv 1811.06965), 1F
 section 2.2), zero bubble (arXiv 2401.10241, table 1 and section 5), DualPipe (arXiv 2412.19437, table 2).
 """
 
-from gristmill.training.config import Schedule
+from gristmill.training.layout_config import Schedule
 
 
 def bubble_share(schedule: Schedule, pipeline: int, virtual: int, microbatches: int) -> float:

@@ -39,7 +39,7 @@ class Forecast:
     tokens_per_second: float
     mfu: float
     placement: Placement
-    cuts: tuple[int, ...] | None = None
+    split_points: tuple[int, ...] | None = None
 
     @property
     def tokens_per_second_range(self) -> tuple[float, float]:
@@ -96,16 +96,16 @@ class Planner:
         self.flops = step_flops(request.shape, request.samples)
         self._placements: dict[Layout, Placement] = {}
 
-    def memory(self, layout: Layout, cuts: tuple[int, ...] | None = None) -> Memory:
+    def memory(self, layout: Layout, split_points: tuple[int, ...] | None = None) -> Memory:
         """Memory of the rank that needs the most."""
         return self.memories.fullest(
-            layout, self.steps.rank_layers(layout, cuts), layout.microbatches(self.request.samples)
+            layout, self.steps.rank_layers(layout, split_points), layout.microbatches(self.request.samples)
         )
 
-    def memory_by_rank(self, layout: Layout, cuts: tuple[int, ...] | None = None) -> list[Memory]:
+    def memory_by_rank(self, layout: Layout, split_points: tuple[int, ...] | None = None) -> list[Memory]:
         """Memory of every pipeline rank."""
         return self.memories.ranks(
-            layout, self.steps.rank_layers(layout, cuts), layout.microbatches(self.request.samples)
+            layout, self.steps.rank_layers(layout, split_points), layout.microbatches(self.request.samples)
         )
 
     def placement(self, layout: Layout) -> Placement:
@@ -114,7 +114,7 @@ class Planner:
             self._placements[key] = place(layout, self.rates)
         return self._placements[key]
 
-    def cuts(self, layout: Layout, placement: Placement) -> tuple[int, ...] | None:
+    def split_points(self, layout: Layout, placement: Placement) -> tuple[int, ...] | None:
         """Split points for stages on machines of different speed; None: the engine splits by cost."""
         if len(set(placement.speeds)) < 2:
             return None
@@ -130,11 +130,11 @@ class Planner:
         placement = self.placement(layout)
         if naive:
             placement = replace(placement, links=naive_links(layout, self.rates), rank_order=None)
-        cuts = self.cuts(layout, placement)
-        time = self.steps.step(layout, self.request.samples, cuts, placement.links, placement.speeds)
+        split_points = self.split_points(layout, placement)
+        time = self.steps.step(layout, self.request.samples, split_points, placement.links, placement.speeds)
         tokens = self.request.samples * self.request.shape.sequence_length / time.total
         mfu = self.flops / time.total / layout.gpus / self.rates.peak
-        return Forecast(layout, time, memory or self.memory(layout, cuts), tokens, mfu, placement, cuts)
+        return Forecast(layout, time, memory or self.memory(layout, split_points), tokens, mfu, placement, split_points)
 
 
 def search(request: PlanRequest) -> SearchResult:
@@ -168,17 +168,17 @@ def search(request: PlanRequest) -> SearchResult:
 def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
     """((layout, memory) with the cheapest recomputation that fits or None, bytes of the last mode that was tried)."""
     fixed, need = planner.request.fixed, 0.0
-    cuts = planner.cuts(layout, planner.placement(layout))
+    split_points = planner.split_points(layout, planner.placement(layout))
     # From the cheapest: recomputation only adds work, so the first mode that fits is the fastest.
     modes = (fixed.recompute,) if fixed.recompute else planner.request.framework.recomputes
-    minimum = planner.memory(replace(layout, recompute=modes[-1]), cuts).total
+    minimum = planner.memory(replace(layout, recompute=modes[-1]), split_points).total
     if minimum > MAX_OVERSUBSCRIPTION * planner.capacity:
         return None, minimum
     for mode in modes:
         if mode == "operators" and layout.schedule in SPLIT_BACKWARD:
             continue
         one = replace(layout, recompute=mode)
-        memory = planner.memory(one, cuts)
+        memory = planner.memory(one, split_points)
         need = memory.total
         if need <= planner.capacity:
             return (one, memory), need

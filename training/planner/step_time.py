@@ -11,14 +11,20 @@ from gristmill.training.costs.stage_splitting import split_by_cost, split_evenly
 from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_times, embedding_times, head_times
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.network import GroupLink, all_reduce_seconds, gather_seconds, group_link, send_seconds
+from gristmill.training.planner.network import (
+    AxisLinks,
+    GroupLink,
+    all_reduce_seconds,
+    gather_seconds,
+    group_link,
+    send_seconds,
+)
 from gristmill.training.planner.rank_layers import RankLayers, layers_by_rank
 from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.schedule import bubble_seconds
 
 # Share of a GPU that a collective takes from the compute it overlaps with: 20 of 132 multiprocessors (DeepSeek-V3,
-# arXiv
-# 2412.19437, section 3.2.2).
+# arXiv 2412.19437, section 3.2.2).
 CONTENTION = 20 / 132
 # An eighth of the 200 GB/s of memory bandwidth of a two-socket host of 2020 with 8 GPUs (8 channels of DDR4-3200 each).
 HOST_BYTES_PER_SECOND = 25e9
@@ -27,8 +33,7 @@ HOST_BYTES_PER_SECOND = 25e9
 @dataclass(frozen=True)
 class StepTime:
     """Seconds of the slowest pipeline rank. *_hidden: communication overlapped with compute, not in the total;
-    contention:
-    by how much that slows compute."""
+    contention: by how much that slows compute."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -51,18 +56,6 @@ class StepTime:
         compute = self.matmul + self.attention + self.memory + self.recompute
         exposed = self.tensor + self.context + self.pipeline + self.bubble + self.data
         return compute + exposed + self.optimizer + self.contention + self.other
-
-
-@dataclass(frozen=True)
-class AxisLinks:
-    """Links of each axis's groups, from the innermost axis: tensor, context, shard, replicate, pipeline."""
-
-    tensor: GroupLink
-    context: GroupLink
-    shard: GroupLink
-    replicate: GroupLink
-    data: GroupLink
-    pipeline: GroupLink
 
 
 def default_links(layout: Layout, rates: Rates) -> AxisLinks:
@@ -92,17 +85,24 @@ class StepModel:
         self._counts: dict[tuple[int, RankLayers], int] = {}
         self._rank_layers: dict[tuple[object, ...], list[RankLayers]] = {}
 
-    def cuts(self, layout: Layout) -> tuple[int, ...]:
+    def split_points(self, layout: Layout) -> tuple[int, ...]:
         """Split points that the framework uses by default."""
         if self.framework.layers == "even" or layout.pipeline == 1:
             return split_evenly(len(self.shape.blocks), layout.stages)
         return split_by_cost(self.shape, layout.stages)
 
-    def rank_layers(self, layout: Layout, cuts: Sequence[int] | None = None) -> list[RankLayers]:
+    def rank_layers(self, layout: Layout, split_points: Sequence[int] | None = None) -> list[RankLayers]:
         """Layers of each pipeline rank; at the framework's default split points where none are given."""
-        key = (layout.pipeline, layout.virtual, layout.schedule, tuple(cuts) if cuts is not None else None)
+        key = (
+            layout.pipeline,
+            layout.virtual,
+            layout.schedule,
+            tuple(split_points) if split_points is not None else None,
+        )
         if key not in self._rank_layers:
-            stages = stages_at(self.cuts(layout) if cuts is None else cuts, len(self.shape.blocks))
+            stages = stages_at(
+                self.split_points(layout) if split_points is None else split_points, len(self.shape.blocks)
+            )
             self._rank_layers[key] = layers_by_rank(self.shape.kinds, stages, layout)
         return self._rank_layers[key]
 
@@ -110,18 +110,17 @@ class StepModel:
         """Times of each kind of block, of the embedding, and of the head, for one micro-batch."""
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, links.tensor, links.context)
         if key not in self._block_times:
-            context = self.shape.sequence_length
+            length = self.shape.sequence_length
             blocks = [
-                block_times(block, layout, context, self.framework, self.rates, links.tensor, links.context)
-                for block in self.shape.distinct
+                block_times(block, layout, length, self.framework, self.rates, links) for block in self.shape.distinct
             ]
-            first = embedding_times(self.shape, layout, context, self.rates, links.tensor)
-            last = head_times(self.shape, layout, context, self.framework, self.rates, links.tensor)
+            first = embedding_times(self.shape, layout, length, self.rates, links.tensor)
+            last = head_times(self.shape, layout, length, self.framework, self.rates, links.tensor)
             self._block_times[key] = (blocks, first, last)
         return self._block_times[key]
 
     def local_parameters(self, tensor: int, rank_layers: RankLayers) -> int:
-        """ElementSizes on tensor rank 0 of a pipeline rank, before the data axis cuts them."""
+        """Number of parameters on tensor rank 0 of a pipeline rank, before the data axis shards them."""
         key = (tensor, rank_layers)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
@@ -140,14 +139,14 @@ class StepModel:
         self,
         layout: Layout,
         samples: int,
-        cuts: Sequence[int] | None = None,
+        split_points: Sequence[int] | None = None,
         links: AxisLinks | None = None,
         speeds: Sequence[float] = (),
     ) -> StepTime:
         """Time of one step over `samples` samples. speeds: of each pipeline rank's machines, relative to the
         profile's."""
         links = links or default_links(layout, self.rates)
-        rank_layers = self.rank_layers(layout, cuts)
+        rank_layers = self.rank_layers(layout, split_points)
         passes = self.block_times(layout, links)
         microbatches = layout.microbatches(samples)
         distinct = Counter(zip(rank_layers, speeds or [1.0] * len(rank_layers), strict=True))

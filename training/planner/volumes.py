@@ -28,22 +28,26 @@ def tensor_volume(
     samples: int,
     framework: Framework,
     layers: int,
-    ends: bool,
     compute_bytes: int = 2,
 ) -> float:
-    """Two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each under sequence
-    parallelism, and what recomputation sends again.
+    """Of the layers: two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each
+    under sequence parallelism, and what recomputation sends again."""
+    all_reduce = 2 * gather_volume(_tokens(shape, layout, samples) * shape.width * compute_bytes, layout.tensor)
+    return (4 + _sent_again(layout, framework)) * all_reduce * layers
 
-    The ends: rows of the embedding are summed (and gathered again behind, where tokens are cut), hidden states enter
-    the head, and of the logits three fp32 numbers a token: the maximum, the sum of exponentials, the target's."""
-    if layout.tensor == 1:
-        return 0.0
-    tokens = samples // layout.data * shape.sequence_length // layout.context
-    one = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
-    total = (4 + _sent_again(layout, framework)) * one * layers
-    if ends:
-        total += 2 * one + 2 * gather_volume(3 * 4 * tokens, layout.tensor)
-    return total
+
+def ends_tensor_volume(shape: ModelShape, layout: Layout, samples: int, compute_bytes: int = 2) -> float:
+    """Of the embedding and the head: rows of the embedding are summed (under sequence parallelism gathered again in the
+    backward pass), hidden states enter the head, and of the logits three fp32 numbers a token are exchanged: the
+    maximum, the sum of exponentials, the target's."""
+    tokens = _tokens(shape, layout, samples)
+    all_reduce = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
+    return 2 * all_reduce + 2 * gather_volume(3 * 4 * tokens, layout.tensor)
+
+
+def _tokens(shape: ModelShape, layout: Layout, samples: int) -> int:
+    """Tokens of a step on one data and context rank."""
+    return samples // layout.data * shape.sequence_length // layout.context
 
 
 def _sent_again(layout: Layout, framework: Framework) -> float:
@@ -102,10 +106,13 @@ def data_volumes(
 def volumes(
     shape: ModelShape, layout: Layout, samples: int, framework: Framework, parameters: int, layers: int
 ) -> Volumes:
-    """All of them, for a rank with `layers` layers and `parameters` parameters (before the data axis cuts them)."""
+    """All of them, for a rank with `layers` layers and `parameters` parameters (before the data axis shards them)."""
     reduce, gather = data_volumes(parameters, layout, samples, framework)
+    tensor = tensor_volume(shape, layout, samples, framework, layers)
+    if layout.pipeline == 1:
+        tensor += ends_tensor_volume(shape, layout, samples)
     return Volumes(
-        tensor=tensor_volume(shape, layout, samples, framework, layers, ends=layout.pipeline == 1),
+        tensor=tensor,
         context=context_volume(shape, layout, samples, layers),
         pipeline=pipeline_volume(shape, layout, samples, framework),
         reduce=reduce,

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.pipelining.schedules import _Action
 
-from gristmill.training.config import LayoutConfig, Schedule
 from gristmill.training.costs.stage_splitting import stages_of_rank
 from gristmill.training.engine.pipeline_schedule import MULTIPLE
+from gristmill.training.layout_config import LayoutConfig, Schedule
 
 # Duration of an action in units of a whole rank's forward pass, times its stages: backward is twice forward.
 DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}

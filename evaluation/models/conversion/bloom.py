@@ -11,7 +11,7 @@ from gristmill.evaluation.models.conversion.family import (
     weight_and_bias,
 )
 from gristmill.evaluation.models.conversion.tensor_conversion import BY_HEAD, SAME, Rule
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 CONTEXT = 2048  # what BLOOM was trained with; ALiBi itself has no end, so config.json may not say
 CONSTANTS = {"positions": "alibi", "norm": "layernorm", "mlp": "gelu", "biases": True, "embedding_norm": True}

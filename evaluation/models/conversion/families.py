@@ -5,7 +5,7 @@ from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
 from gristmill.evaluation.models.conversion.llama import LLAMA
 from gristmill.foundation.errors import InputError
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 FAMILIES = (LLAMA, GPT2, BLOOM)
 

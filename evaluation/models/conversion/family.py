@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule, TensorConversion
 from gristmill.foundation.errors import InputError
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 Fields = dict[str, Any]
 

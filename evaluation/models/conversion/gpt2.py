@@ -11,7 +11,7 @@ from gristmill.evaluation.models.conversion.family import (
     weight_and_bias,
 )
 from gristmill.evaluation.models.conversion.tensor_conversion import SAME, TRANSPOSED, TRANSPOSED_TRIPLE, TRIPLE, Rule
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 
 def _rules(config: ModelConfig) -> list[Rule]:

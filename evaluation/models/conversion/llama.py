@@ -6,7 +6,7 @@ from typing import Any
 from gristmill.evaluation.models.conversion.family import Family, Fields, require_value, unsupported_fields
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
 from gristmill.foundation.errors import InputError
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 
 def _rules(config: ModelConfig) -> list[Rule]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gristmill.training.config import ModelConfig
+from gristmill.training.model_config import ModelConfig
 
 # D width, F features of a projection, H heads, K head width
 

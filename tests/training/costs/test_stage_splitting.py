@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.stage_splitting import (
     balance_by_speed,
@@ -15,6 +14,8 @@ from gristmill.training.costs.stage_splitting import (
     stages_at,
     stages_of_rank,
 )
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import from_config

@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from gristmill.training.config import ModelConfig
 from gristmill.training.model.attention import attend
 from gristmill.training.model.attention_metadata import block_masks, causal_masks
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.initialization import initialise
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 
 VOCAB, CONTEXT = 61, 24
 LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "sequence_length": CONTEXT}
@@ -28,7 +28,7 @@ GPT2 = {
 
 
 def model_of(settings: dict) -> Transformer:
-    model = Transformer(ModelConfig(**settings), VOCAB, dtype=torch.float64)
+    model = Transformer(ModelConfig(**settings), VOCAB, options=ComputeOptions(torch.float64))
     initialise(model, 3, torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():  # norms and biases as well, which start at ones and zeros
@@ -168,7 +168,9 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (3.0, 0.0), (None, 0.1), (3.0, 0.1)])
 def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float | None, z_loss: float) -> None:
     monkeypatch.setattr("gristmill.training.loss.CHUNK_LOGITS", 5 * VOCAB)  # many chunks
-    model = Transformer(ModelConfig(**LLAMA, logit_softcap=softcap), VOCAB, dtype=torch.float64, z_loss=z_loss)
+    model = Transformer(
+        ModelConfig(**LLAMA, logit_softcap=softcap), VOCAB, options=ComputeOptions(torch.float64, z_loss=z_loss)
+    )
     initialise(model, 3, torch.device("cpu"), torch.float64)
     model.head.weight.data *= 30
     weights = torch.rand(2, CONTEXT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.training.config import ModelConfig, OptimizerConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.muon import orthogonal
 from gristmill.training.optim.norm import clip, global_norm
+from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import single_process
 
 MODEL = ModelConfig(layers=2, width=8, heads=2)

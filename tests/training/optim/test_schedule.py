@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gristmill.training.config import RampConfig, ScheduleConfig
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
+from gristmill.training.optimizer_config import RampConfig, ScheduleConfig
 
 
 def factor(tokens: int, **settings: object) -> float:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.float8 import check_float8, float8_linear
 from gristmill.training.parallel.layout import objections
 

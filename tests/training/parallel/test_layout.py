@@ -4,7 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import check_layout, micro_batch_size
 
 MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "sequence_length": 48}
@@ -44,7 +46,7 @@ def test_what_a_pipeline_needs() -> None:
     interleaved = {"pipeline": 4, "schedule": "interleaved"}
     assert "8 stages but 4 layers; use at most 2 pipeline ranks with 2 stages each" in refusal(interleaved, 4)
     assert "needs 2 micro-batches or more, a data rank has 1" in refusal({"pipeline": 2, "micro_batch": 16}, 2)
-    assert "cuts [9] must lie between 1 and 3" in refusal({"pipeline": 2, "cuts": [9]}, 2)
+    assert "split_points [9] must lie between 1 and 3" in refusal({"pipeline": 2, "split_points": [9]}, 2)
     three = {"pipeline": 2, "schedule": "interleaved", "micro_batch": 1}
     assert "no whole number of rounds" in refusal(three, 2, batch_tokens=15 * 48, tokens=15 * 48)
 
@@ -64,7 +66,7 @@ def test_what_a_batch_needs() -> None:
         ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),
         ({"pipeline": 2, "schedule": "zbv", "recompute": "operators"}, "set recompute: full"),
         ({"pipeline": 2, "schedule": "dualpipev", "recompute": "operators"}, "dualpipev splits the backward pass"),
-        ({"pipeline": 3, "cuts": [2]}, "cuts must be 2 rising layer numbers"),
+        ({"pipeline": 3, "split_points": [2]}, "split_points must be 2 rising layer numbers"),
     ],
 )
 def test_what_a_layout_alone_tells(layout: dict, mend: str) -> None:

@@ -17,10 +17,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.initialization import fill, shard_like
 from gristmill.training.model.layer import Layer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.tensor import TensorAxis

@@ -15,14 +15,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gristmill.training.batches import Batches
-from gristmill.training.config import ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.guard import Guard
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.optim.norm import global_norm
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.run import build_forward_backward
 from gristmill.training.trainer import Trainer
 
@@ -118,13 +117,11 @@ class Outcome:
 def outcome(case: Case, mesh: Mesh) -> Outcome:
     """The gradients of the first batch, then a few steps. Of the parameters, those this process's stages hold."""
     model, train = case.configs
-    parts = build_local_model(
-        model, case.vocab, train.layout, mesh, PRECISIONS[train.precision], 7, train.z_loss, train.compile
-    )
+    parts = build_local_model(model, case.vocab, train, mesh, seed=7)
     passes = build_forward_backward(parts, model, train, mesh)
     batches = Batches(Uneven(case.vocab), mesh.data, mesh.device, case.documents)
     optimizer = build_optimizer(parts.parameters, train.optimizer, model)
-    trainer = Trainer(train, CONTEXT, parts, passes, optimizer, batches, Guard(train.guard), mesh)
+    trainer = Trainer(train, parts, passes, optimizer, batches, mesh)
     passes.train(batches.take(0, SAMPLES), 1 / 64)
     parts.sum_tied_gradients()
     gradients = {name: whole(parameter.grad) for name, parameter in parts.parameters.items()}
@@ -203,7 +200,7 @@ GRID = [
     Case(PP4 | {"schedule": "interleaved"}, "deep"),
     Case(PP4 | {"schedule": "zbv"}, "deep"),
     Case(PP4 | {"schedule": "dualpipev"}, "deep"),
-    Case(PP2 | {"cuts": (3,)}),
+    Case(PP2 | {"split_points": (3,)}),
     Case(PP2 | {"schedule": "interleaved", "virtual_stages": 4}, "deep"),
     # pairs
     Case({"data": 2, "tensor": 2}),

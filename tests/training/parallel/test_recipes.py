@@ -14,7 +14,6 @@ from gristmill.training.optim.local import local
 from gristmill.training.optim.norm import copies
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.precision import PRECISIONS
 
 PARAMETERS = {  # as published, to three digits
     "gpt2_124m": 124e6,
@@ -41,10 +40,7 @@ def parts_of(name: str, pipeline_rank: int) -> LocalModel:
     rank = pipeline_rank * layout.world_size // layout.pipeline
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
-    precision = PRECISIONS[recipe.train.precision]
-    return build_local_model(
-        model, recipe.tokenizer.vocab_size, layout, mesh, precision, recipe.seed, materialise=False
-    )
+    return build_local_model(model, recipe.tokenizer.vocab_size, recipe.train, mesh, recipe.seed, materialise=False)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import LocalModel, build_local_model
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.local import local
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.hardware import Hardware, load_hardware
 
 
@@ -28,7 +29,8 @@ def process(world_size: int, rank: int) -> Iterator[None]:
 def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> LocalModel:
     with process(layout.world_size, rank):
         mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
-        return build_local_model(model, vocab, layout, mesh, PRECISIONS["bf16"], 0, materialise=False)
+        train = TrainConfig(tokens=1, batch_tokens=1, layout=layout)
+        return build_local_model(model, vocab, train, mesh, 0, materialise=False)
 
 
 @pytest.fixture

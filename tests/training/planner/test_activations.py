@@ -7,9 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gristmill.training.config import LayoutConfig, ModelConfig
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.costs.model_shape import gpt, shape_of
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.planner.activations import (
     ElementSizes,
@@ -35,7 +36,7 @@ NUMBERS = {torch.float32: ElementSizes(4, 4, cuda=False), torch.bfloat16: Elemen
 def saved_bytes(model: ModelConfig, layout: LayoutConfig, samples: int, dtype: torch.dtype) -> int:
     """What autograd keeps of one micro-batch, each storage once, parameters left out: measured on the real model."""
     mesh = single_process() if layout.tensor == 1 else build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
-    part = Transformer(model, 512, mesh, layout, dtype=dtype).to_empty(device="cpu").to(dtype)
+    part = Transformer(model, 512, mesh, layout, options=ComputeOptions(dtype)).to_empty(device="cpu").to(dtype)
     own = {_local(p).untyped_storage().data_ptr() for p in part.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -65,9 +66,7 @@ def test_forecast_is_within_5_percent_of_what_autograd_keeps(name, dtype, tensor
         with fake_process(tensor, 0) if tensor > 1 else nullcontext():
             real = saved_bytes(model, layout, samples, dtype)
         shape, planned = shape_of(model, 512), from_config(layout, samples)
-        one = layer_bytes(
-            shape.blocks[0], planned, model.sequence_length, GRISTMILL, NUMBERS[dtype], model.dropout > 0, model.norm
-        )
+        one = layer_bytes(shape.blocks[0], shape, planned, GRISTMILL, NUMBERS[dtype])
         forecast = model.layers * one.kept + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
         assert forecast == pytest.approx(real, rel=0.05)
 
@@ -99,33 +98,36 @@ class LiveStorages(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_forecast_is_within_2_percent_of_memory_after_the_forward_pass(name, recompute, dtype):
     model, samples, layout = MODELS[name], 4, LayoutConfig(recompute=recompute)
-    part = Transformer(model, 512, None, layout, dtype=dtype).to_empty(device="cpu").to(dtype)
+    part = Transformer(model, 512, None, layout, options=ComputeOptions(dtype)).to_empty(device="cpu").to(dtype)
     own = {p.untyped_storage().data_ptr() for p in part.parameters()}
     tokens = torch.zeros(samples, model.sequence_length, dtype=torch.int64)
     with LiveStorages() as live:
         loss = part(tokens, tokens, torch.ones(samples, model.sequence_length))
     real = live.bytes_but(own) - loss.untyped_storage().nbytes()
-    shape, planned = shape_of(model, 512), from_config(layout, samples)
-    one = layer_bytes(shape.blocks[0], planned, model.sequence_length, GRISTMILL, NUMBERS[dtype], False, model.norm)
+    # The forward pass above ran without dropout.
+    shape, planned = shape_of(model.model_copy(update={"dropout": 0.0}), 512), from_config(layout, samples)
+    one = layer_bytes(shape.blocks[0], shape, planned, GRISTMILL, NUMBERS[dtype])
     forecast = model.layers * one.kept + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
     assert forecast == pytest.approx(real, rel=0.02)
 
 
 def test_gpt3_by_hand():
     """s b h (34 + 5 a s / h): 2048 x 12288 x (34 + 80) = 2.87 GB a layer; over 8 ranks 10 + 3 + 10 = 23 a number."""
-    whole = korthikanti_layer(2048, 12288, 96, 2048)
+    block = gpt(96, 12288, 96).blocks[0]
+    whole = korthikanti_layer(block, 2048, 2048)
     assert whole == 2048 * 12288 * (34 + 80)
-    assert korthikanti_layer(2048, 12288, 96, 2048, tensor=8) == 2048 * 12288 * (10 + 3 + 10)
-    assert korthikanti_layer(2048, 12288, 96, 2048, tensor=8, sequence_parallel=True) == whole / 8
-    assert korthikanti_layer(2048, 12288, 96, 2048, 8, True, "attention") == 2048 * 12288 * 34 / 8
-    assert korthikanti_layer(2048, 12288, 96, 2048, 8, False, "full") == 2048 * 12288 * 2
+    assert korthikanti_layer(block, 2048, 2048, tensor=8) == 2048 * 12288 * (10 + 3 + 10)
+    assert korthikanti_layer(block, 2048, 2048, tensor=8, sequence_parallel=True) == whole / 8
+    assert korthikanti_layer(block, 2048, 2048, 8, True, "attention") == 2048 * 12288 * 34 / 8
+    assert korthikanti_layer(block, 2048, 2048, 8, False, "full") == 2048 * 12288 * 2
 
 
 def test_selective_recomputation_saves_what_the_paper_says():
     """arXiv 2205.05198, section 5: without the scores, 70 % of GPT-3's and 65 % of the 530B model's are saved."""
     for width, heads, saved in ((12288, 96, 0.70), (20480, 128, 0.65)):
-        kept = korthikanti_layer(2048, width, heads, 2048, kept="attention")
-        assert 1 - kept / korthikanti_layer(2048, width, heads, 2048) == pytest.approx(saved, abs=0.01)
+        block = gpt(1, width, heads).blocks[0]
+        kept = korthikanti_layer(block, 2048, 2048, recompute="attention")
+        assert 1 - kept / korthikanti_layer(block, 2048, 2048) == pytest.approx(saved, abs=0.01)
 
 
 def test_the_ends_by_hand():
@@ -138,5 +140,5 @@ def test_more_recomputation_keeps_fewer_activations():
     kept = []
     for mode in ("none", "operators", "attention", "full"):
         planned = from_config(LayoutConfig(tensor=2, recompute=mode), 2)
-        kept.append(layer_bytes(shape.blocks[0], planned, 512, GRISTMILL, ElementSizes(), False, "rmsnorm").kept)
+        kept.append(layer_bytes(shape.blocks[0], shape, planned, GRISTMILL, ElementSizes()).kept)
     assert kept[0] > kept[1] > kept[3] and kept[0] > kept[2] > kept[3]

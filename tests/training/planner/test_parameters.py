@@ -3,7 +3,6 @@ from math import prod
 import pytest
 from model_counts import count_parameters
 
-from gristmill.training.config import LayoutConfig, ModelConfig
 from gristmill.training.costs.model_shape import gpt, shape_of
 from gristmill.training.costs.parameters import (
     Weight,
@@ -12,6 +11,8 @@ from gristmill.training.costs.parameters import (
     parameter_count,
     sharded_count,
 )
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel

@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh, single_process
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import PROFILES, Hardware, parse_hardware
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import min_members_per_node
-from gristmill.training.planner.placement import axis_groups, data_groups, naive_links, place, stays_in_nodes
+from gristmill.training.planner.placement import axis_groups, naive_links, place, stays_in_nodes
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.search import Planner, search
@@ -56,10 +57,10 @@ def test_the_pipeline_crosses_and_data_groups_stay_within_one_kind_of_adapter():
     assert placement.stage_clusters == ("infiniband", "roce")
     assert placement.crossing == ("pipeline",)
     assert sorted(placement.rank_order) == list(range(32))
-    for group in data_groups(layout, placement.rank_order):
+    for group in axis_groups(layout, np.array(placement.rank_order))["data"]:
         assert len({(rank // 8) % 2 for rank in group}) == 1, "a data group mixes adapters"
     # The naive order of the same hosts mixes them in every group.
-    assert all(len({(rank // 8) % 2 for rank in group}) == 2 for group in data_groups(layout, range(32)))
+    assert all(len({(rank // 8) % 2 for rank in group}) == 2 for group in axis_groups(layout, np.arange(32))["data"])
 
 
 def test_tensor_groups_stay_within_a_node():
@@ -79,8 +80,8 @@ def test_slow_machines_hold_fewer_layers():
     planner = Planner(PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
     forecast = planner.forecast(Layout(tensor=4, pipeline=2, shard=4, micro_batch=1))
     assert forecast.placement.speeds == (1.0, 0.5)
-    (cut,) = forecast.cuts
-    assert 19 <= cut <= 21  # two thirds of 30 layers on the fast ones, the head on the slow ones
+    (split_point,) = forecast.split_points
+    assert 19 <= split_point <= 21  # two thirds of 30 layers on the fast ones, the head on the slow ones
     even = planner.steps.step(forecast.layout, 64, (15,), forecast.placement.links, forecast.placement.speeds)
     assert forecast.time.total < even.total
 
@@ -149,12 +150,12 @@ def test_the_members_of_every_group_are_counted(tensor, context, shard, replicat
         assert min_members_per_node(size, stride, node, layout.gpus) == min(counts), axis
 
 
-def test_interleaved_and_v_shaped_schedules_get_uneven_cuts_too():
+def test_interleaved_and_v_shaped_schedules_get_uneven_split_points_too():
     planner = Planner(PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
     for schedule, virtual, slow in (("interleaved", 3, (1, 3, 5)), ("zbv", 2, (1, 2))):
         layout = Layout(tensor=4, pipeline=2, shard=4, schedule=schedule, virtual=virtual)
         forecast = planner.forecast(layout)
-        bounds = [0, *forecast.cuts, 30]
+        bounds = [0, *forecast.split_points, 30]
         layers = [b - a for a, b in pairwise(bounds)]
         on_slow = sum(layers[stage] for stage in slow)
         assert len(layers) == layout.stages and 8 <= on_slow <= 11  # a third of 30 layers, less the head
@@ -168,10 +169,10 @@ def test_memory_is_computed_with_the_recommended_split_points():
     )
     planner = Planner(request)
     for one in search(request).ranked[:20]:
-        assert one.memory.total == planner.memory(one.layout, one.cuts).total
+        assert one.memory.total == planner.memory(one.layout, one.split_points).total
 
 
-def test_a_real_run_has_the_mesh_and_the_cuts_that_were_planned(pool):
+def test_a_real_run_has_the_mesh_and_the_split_points_that_were_planned(pool):
     """Four processes on two clusters of unequal speed: what each holds and whom it talks to is what was planned, and
     the model is that of one process."""
     clusters = [
@@ -185,9 +186,9 @@ def test_a_real_run_has_the_mesh_and_the_cuts_that_were_planned(pool):
     )
     best = search(request).best
     assert best.placement.stage_clusters == ("fast", "slow")
-    order, bounds = best.placement.rank_order, [0, *best.cuts, 6]
+    order, bounds = best.placement.rank_order, [0, *best.split_points, 6]
     assert order == (0, 3, 1, 2) and len(bounds) == best.layout.stages + 1
-    held = pool.run(4, planned_place, best.layout.config(best.cuts, order))
+    held = pool.run(4, planned_place, best.layout.config(best.split_points, order))
     alone = loss_of(LayoutConfig(micro_batch=2), single_process())
     for rank, (data_group, layers, loss) in enumerate(held):
         stage = 0 if rank in (0, 3) else 1
@@ -220,7 +221,7 @@ def planned_place(layout: LayoutConfig) -> tuple[list[int], list[int], float | N
 
 def layers_and_loss(layout: LayoutConfig, mesh: Mesh) -> tuple[list[int], float | None]:
     train = TrainConfig(tokens=10**6, batch_tokens=16 * 16, precision="fp64", layout=layout)
-    parts = build_local_model(MODEL, 51, layout, mesh, PRECISIONS["fp64"], seed=1)
+    parts = build_local_model(MODEL, 51, train, mesh, seed=1)
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, 51, (2, 16, 16), generator=generator)
     batch = {"x": tokens, "targets": targets, "weights": torch.ones(16, 16, dtype=torch.float64)}

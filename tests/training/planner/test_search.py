@@ -4,10 +4,20 @@ import pytest
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.training.config import LayoutConfig, ModelConfig, TrainConfig, divisors
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.divisors import divisors
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import objections
-from gristmill.training.planner.command import compare_recipe, make_request, plan_recipe, recipe_text, resolve_layout
+from gristmill.training.planner.command import (
+    PlanOptions,
+    compare_recipe,
+    make_request,
+    plan_recipe,
+    recipe_text,
+    resolve_layout,
+)
 from gristmill.training.planner.explain import explain
 from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
@@ -66,7 +76,7 @@ def test_layouts_of_the_paper_are_ranked_at_or_near_the_top(name, gpus, samples,
     fewer stages: fewer collectives, or more data ranks, for a bubble that interleaving keeps small."""
     fixed = FixedChoices(recompute="full")
     plan = search(
-        make_request(named_shape(name), gpus, "a100-80g", samples * 2048, framework="megatron-2021", fixed=fixed)
+        make_request(named_shape(name), gpus, PlanOptions("a100-80g", samples * 2048, framework="megatron-2021"), fixed)
     )
     own = next(f for f in plan.ranked if (f.layout.tensor, f.layout.pipeline) == paper[:2])
     assert own.tokens_per_second >= near * plan.best.tokens_per_second
@@ -78,7 +88,9 @@ def test_layouts_of_the_paper_are_ranked_at_or_near_the_top(name, gpus, samples,
 def test_the_530b_models_memory_by_hand():
     """docs/planning.md: a rank in the middle holds 3 layers over 8, 16 bytes a parameter: 28.1 GiB. The first has 139
     layer inputs of 83.9 MB at its peak, one layer at work (21 s b h) and the masks of the embedding's dropout."""
-    request = make_request(named_shape("mt-nlg-530b"), 2520, "a100-80g", 2520 * 2048, framework="megatron-2021")
+    request = make_request(
+        named_shape("mt-nlg-530b"), 2520, PlanOptions("a100-80g", 2520 * 2048, framework="megatron-2021")
+    )
     layout = Layout(8, 35, 9, 1, 1, 3, 1, "interleaved", "full")
     ranks = Planner(request).memory_by_rank(layout)
     state = ranks[17].parameters + ranks[17].gradients + ranks[17].optimizer
@@ -100,7 +112,7 @@ def test_every_ranked_layout_is_valid_for_the_engine(hardware):
     """The engine's validator accepts every layout that is ranked."""
     plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32))
     for one in plan.ranked:
-        layout = one.layout.config(one.cuts)
+        layout = one.layout.config(one.split_points)
         train = TrainConfig(tokens=10**9, batch_tokens=32 * 1024, layout=layout)
         assert list(objections(SMALL, train, 32000, 8)) == []
 
@@ -184,9 +196,9 @@ def test_invalid_arguments_are_named(hardware):
     with pytest.raises(RecipeError, match="did you mean gpt-146b"):
         named_shape("gpt-145b")
     with pytest.raises(RecipeError, match="no such framework"):
-        make_request(named_shape("gpt-7.5b"), 8, framework="deepspeed")
+        make_request(named_shape("gpt-7.5b"), 8, PlanOptions(framework="deepspeed"))
     with pytest.raises(RecipeError, match="at least the sequence length"):
-        search(make_request(named_shape("gpt-7.5b"), 8, batch_tokens=100))
+        search(make_request(named_shape("gpt-7.5b"), 8, PlanOptions(batch_tokens=100)))
 
 
 def test_a_model_file(tmp_path):
@@ -221,7 +233,7 @@ def test_auto_rejects_a_batch_that_is_not_a_multiple_of_the_context():
 
 def test_a_recipe_is_compared_with_the_best():
     train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024, layout=LayoutConfig(tensor=8, data=2))
-    plan = plan_recipe(SMALL, 32000, train, 16)
+    plan = plan_recipe(shape_of(SMALL, 32000), train, 16)
     assert "slower than the best" in compare_recipe(plan, SMALL, train)
     assert "layout:" in recipe_text(plan)
 
@@ -277,8 +289,8 @@ def test_all_hardware_profiles_plan():
 
 def test_the_context_axis_is_forecast_only_when_it_is_fixed():
     shape = named_shape("llama3-8b")
-    open_plan = search(make_request(shape, 16, "h100", 64 * 8192))
-    asked = search(make_request(shape, 16, "h100", 64 * 8192, fixed=FixedChoices(context=2)))
+    open_plan = search(make_request(shape, 16, PlanOptions("h100", 64 * 8192)))
+    asked = search(make_request(shape, 16, PlanOptions("h100", 64 * 8192), FixedChoices(context=2)))
     assert {one.layout.context for one in asked.ranked} == {2}
     assert asked.best.time.context > 0
     if context_skip_reason(shape, 2):
@@ -291,7 +303,7 @@ def test_the_context_axis_is_forecast_only_when_it_is_fixed():
 def test_an_eager_recipe_is_planned_as_eager():
     recipe = load_recipe("gpt2_124m")
     plans = [
-        plan_recipe(recipe.model, 50304, recipe.train.model_copy(update={"compile": compiled}), 8)
+        plan_recipe(shape_of(recipe.model, 50304), recipe.train.model_copy(update={"compile": compiled}), 8)
         for compiled in (True, False)
     ]
     assert [plan.request.framework.name for plan in plans] == ["gristmill", "gristmill-eager"]
@@ -301,7 +313,7 @@ def test_an_eager_recipe_is_planned_as_eager():
 def test_dualpipev_is_searched_when_it_is_fixed_and_is_never_faster_than_zbv():
     shape = named_shape("gpt-7.5b")
     plans = {
-        name: search(make_request(shape, 16, "h100", 256 * 2048, fixed=FixedChoices(pipeline=4, schedule=name)))
+        name: search(make_request(shape, 16, PlanOptions("h100", 256 * 2048), FixedChoices(pipeline=4, schedule=name)))
         for name in ("zbv", "dualpipev")
     }
     assert plans["dualpipev"].best.layout.schedule == "dualpipev"

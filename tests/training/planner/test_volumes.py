@@ -5,19 +5,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.training.config import LayoutConfig, ModelConfig
+from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.parallel.precision import PRECISIONS
 from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.volumes import data_volumes, pipeline_volume, tensor_volume
+from gristmill.training.planner.volumes import data_volumes, ends_tensor_volume, pipeline_volume, tensor_volume
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
 VOCAB = 128
@@ -60,7 +61,9 @@ def test_the_tensor_axis_sends_what_the_engine_sends(sent, fake_process, tensor,
         tokens = torch.zeros(2, MODEL.sequence_length, dtype=torch.int64)
         part(tokens, tokens, torch.ones(2, MODEL.sequence_length))[:, 0].sum().backward()
     shape = shape_of(MODEL, VOCAB)
-    forecast = tensor_volume(shape, from_config(layout, 2), 2, GRISTMILL, layers=3, ends=True, compute_bytes=4)
+    planned = from_config(layout, 2)
+    forecast = tensor_volume(shape, planned, 2, GRISTMILL, layers=3, compute_bytes=4)
+    forecast += ends_tensor_volume(shape, planned, 2, compute_bytes=4)
     assert sum(sent.values()) == forecast
 
 
@@ -71,7 +74,8 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
     layout = LayoutConfig(data=4, micro_batch=micro_batch, reshard_after_forward=reshard)
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
-        parts = build_local_model(MODEL, VOCAB, layout, mesh, PRECISIONS["bf16"], 0).stages
+        train = TrainConfig(tokens=1, batch_tokens=1, layout=layout)
+        parts = build_local_model(MODEL, VOCAB, train, mesh, 0).stages
         sent.clear()
         batch = {
             "x": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
@@ -91,7 +95,7 @@ def test_a_stage_hands_on_what_the_engine_hands_on(fake_process, sequence_parall
     layout = LayoutConfig(tensor=2, pipeline=2, sequence_parallel=sequence_parallel, micro_batch=2)
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
-        part = Transformer(MODEL, VOCAB, mesh, layout, dtype=torch.bfloat16)
+        part = Transformer(MODEL, VOCAB, mesh, layout, options=ComputeOptions(torch.bfloat16))
         crossing = PipelineSchedule({0: part}, layout, mesh, 2)._boundary(2, MODEL.sequence_length)
     forecast = pipeline_volume(shape_of(MODEL, VOCAB), from_config(layout, 2), 2, GRISTMILL)
     assert 2 * crossing.numel() * crossing.element_size() == forecast

@@ -1,0 +1,119 @@
+"""Configuration of the layout: how the processes share the model and the batch. Without torch."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.foundation.config import Config
+from gristmill.training.divisors import divisors
+from gristmill.training.limits import MAX_BATCH_TOKENS, MAX_LAYERS, MAX_PROCESSES
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # interleaved has as many as one asks for
+Recompute = Literal["none", "full", "attention", "operators"]
+
+
+class LayoutConfig(Config):
+    """How many processes share each axis: their product is the number of processes.
+
+    data is all data-parallel processes; of these, groups of data / replicate shard the state (FSDP), and the
+    `replicate` groups hold copies (HSDP). tensor ranks are neighbours, pipeline ranks the farthest apart."""
+
+    auto: bool = Field(False, description="`layout: auto`: the planner chooses, when the number of processes is known")
+    hardware: str = Field("h100", description="the profile it plans for: a100-80g, h100, h200 or a file")
+    data: int = Field(1, ge=1, le=MAX_PROCESSES)
+    replicate: int = Field(1, ge=1, le=MAX_PROCESSES)
+    tensor: int = Field(1, ge=1, le=MAX_PROCESSES)
+    pipeline: int = Field(1, ge=1, le=MAX_PROCESSES)
+    context: int = Field(1, ge=1, le=MAX_PROCESSES)
+    expert: int = Field(1, ge=1, le=MAX_PROCESSES)
+    sequence_parallel: bool = Field(True, description="norms and residuals on sequence shards; matters if tensor > 1")
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = Field(
+        0, ge=0, le=MAX_LAYERS, description="stages a pipeline rank holds; 0 means the schedule's usual number"
+    )
+    split_points: tuple[int, ...] | None = Field(
+        None, description="first layer of each stage but the first; None balances the stages by cost"
+    )
+    rank_order: tuple[int, ...] | None = Field(
+        None,
+        description="torchrun's ranks in the order pipeline, replicate, shard, context, tensor (the last fastest), "
+        "beginning with rank 0; None: as they come",
+    )
+    micro_batch: int = Field(
+        0, ge=0, le=MAX_BATCH_TOKENS, description="samples in a micro-batch; 0 lets the engine choose"
+    )
+    reshard_after_forward: bool = Field(True, description="true is ZeRO-3, false ZeRO-2; always false with a pipeline")
+    recompute: Recompute = "none"
+    recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
+
+    @model_validator(mode="after")
+    def axes_are_legal(self) -> Self:
+        if self.data % self.replicate:
+            raise ValueError(
+                f"data={self.data} is not a multiple of replicate={self.replicate}; try one of {divisors(self.data)}"
+            )
+        for axis in ("context", "expert"):
+            if getattr(self, axis) > 1:
+                raise ValueError(f"the {axis} axis is not built yet; set {axis}: 1")
+        return self
+
+    @model_validator(mode="after")
+    def rank_order_names_each_rank_once(self) -> Self:
+        if self.rank_order is not None and sorted(self.rank_order) != list(range(self.world_size)):
+            raise ValueError(
+                f"rank_order must name each of the {self.world_size} ranks 0 to {self.world_size - 1} once; "
+                "leave it out for the launcher's own order"
+            )
+        if self.rank_order is not None and self.rank_order[0] != 0:
+            raise ValueError(
+                f"rank_order begins with rank {self.rank_order[0]}, but rank 0, which writes the checkpoints, must "
+                "come first; begin with the pipeline stage that holds it"
+            )
+        return self
+
+    def position_of(self, rank: int) -> int:
+        """Where a rank of the launcher stands in the mesh: its rank in torch's process group.
+
+        Groups of torch are always in rising order of rank, so it is the ranks that are reordered, not the mesh."""
+        return rank if self.rank_order is None else self.rank_order.index(rank)
+
+    @model_validator(mode="after")
+    def schedule_is_legal(self) -> Self:
+        if self.pipeline == 1:
+            return self
+        usual = STAGES_PER_RANK.get(self.schedule)
+        if usual and self.virtual_stages not in (0, usual):
+            raise ValueError(f"schedule {self.schedule} holds {usual} stages a rank; leave virtual_stages out")
+        if self.schedule == "interleaved" and self.virtual_stages == 1:
+            raise ValueError("one stage a rank is not interleaved: set virtual_stages to 2 or more, or schedule: 1f1b")
+        if self.schedule in ("zbv", "dualpipev") and self.recompute == "operators":
+            raise ValueError(
+                f"{self.schedule} splits the backward pass, which torch's operator-wise recomputation forbids; "
+                "set recompute: full"
+            )
+        if self.split_points is not None and (
+            len(self.split_points) != self.num_stages - 1 or list(self.split_points) != sorted(set(self.split_points))
+        ):
+            raise ValueError(
+                f"split_points must be {self.num_stages - 1} rising layer numbers, one for each stage but the first"
+            )
+        return self
+
+    @property
+    def shard(self) -> int:
+        return self.data // self.replicate
+
+    @property
+    def world_size(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def stages_per_rank(self) -> int:
+        if self.pipeline == 1:
+            return 1
+        return self.virtual_stages or STAGES_PER_RANK.get(self.schedule, 2)
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline * self.stages_per_rank

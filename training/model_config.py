@@ -1,0 +1,115 @@
+"""Configuration of the model: its size and its layers. Without torch."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.foundation.config import Config
+from gristmill.training.divisors import divisors
+from gristmill.training.limits import MAX_LAYERS, MAX_SEQUENCE, MAX_WIDTH
+
+Mixer = Literal["attention"]
+Mlp = Literal["swiglu", "gelu"]
+NormOrder = Literal["pre", "post"]
+
+
+class LayerConfig(Config):
+    """One entry of the model's list of layers. window: tokens a position looks back, itself included; None is all."""
+
+    mixer: Mixer = "attention"
+    mlp: Mlp = "swiglu"
+    window: int | None = None
+    experts: None = None
+    norm_order: NormOrder = "pre"
+
+
+class ModelConfig(Config):
+    """A transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`, `gelu`, biases and
+    tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for all layers, or
+    a pattern that is repeated over them: window [256, 256, null] looks far in every third layer."""
+
+    layers: int = Field(ge=1, le=MAX_LAYERS)
+    width: int = Field(ge=1, le=MAX_WIDTH)
+    heads: int = Field(ge=1, le=MAX_WIDTH)
+    kv_heads: int = Field(0, ge=0, le=MAX_WIDTH, description="key/value heads; 0 means as many as heads")
+    head_width: int = Field(0, ge=0, le=MAX_WIDTH, description="0 means width / heads")
+    hidden: int = Field(
+        0, ge=0, le=MAX_WIDTH, description="0 means 4 x width for gelu, 8/3 x width rounded up to 64 for swiglu"
+    )
+    sequence_length: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
+    mixer: Mixer | tuple[Mixer, ...] = "attention"
+    mlp: Mlp | tuple[Mlp, ...] = "swiglu"
+    window: int | tuple[int | None, ...] | None = None
+    norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: float = Field(1e-5, gt=0)
+    positions: Literal["rope", "learned", "alibi", "none"] = "rope"
+    rope_base: float = Field(10000.0, gt=1)
+    biases: bool = False
+    tied_embeddings: bool = False
+    embedding_norm: bool = Field(False, description="a norm right after the embedding, as BLOOM has (arXiv 2211.05100)")
+    qk_norm: bool = False
+    logit_softcap: float | None = Field(None, gt=0, description="logits become cap x tanh(logits / cap)")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    initialisation: Literal["scaled", "normal", "mup"] = Field(
+        "scaled", description="scaled: output layers by 1 / sqrt(2 layers), as Megatron; mup: arXiv 2203.03466, table 8"
+    )
+    init_std: float = Field(0.02, gt=0)
+    mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
+
+    @model_validator(mode="after")
+    def heads_fit(self) -> Self:
+        if not self.head_width and self.width % self.heads:
+            raise ValueError(
+                f"width={self.width} is not a multiple of heads={self.heads}; change one, or set head_width"
+            )
+        if self.heads % self.num_kv_heads:
+            raise ValueError(
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; try one of {divisors(self.heads)}"
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(f"rope turns pairs, so the head width {self.head_dim} must be even; set head_width")
+        return self
+
+    @model_validator(mode="after")
+    def patterns_fill_the_layers(self) -> Self:
+        for name in ("mixer", "mlp", "window", "norm_order"):
+            pattern = getattr(self, name)
+            if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
+                raise ValueError(
+                    f"{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
+                )
+        if any(layer.window is not None and layer.window < 1 for layer in self.layer_list):
+            raise ValueError("window counts the position itself: it must be at least 1, or null for no limit")
+        return self
+
+    @property
+    def layer_list(self) -> tuple[LayerConfig, ...]:
+        """One entry a layer: the source of pipeline stages, the planner's costs and the model."""
+        return tuple(
+            LayerConfig(
+                mixer=_entry(self.mixer, index),
+                mlp=_entry(self.mlp, index),
+                window=_entry(self.window, index),
+                norm_order=_entry(self.norm_order, index),
+            )
+            for index in range(self.layers)
+        )
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    def hidden_width(self, mlp: Mlp) -> int:
+        """Width inside the MLP: the recipe's, or the customary one. width 256, swiglu -> 704."""
+        if self.hidden:
+            return self.hidden
+        return 4 * self.width if mlp == "gelu" else -(-8 * self.width // (3 * 64)) * 64
+
+
+def _entry(value: Any, index: int) -> Any:
+    return value[index % len(value)] if isinstance(value, tuple) else value
