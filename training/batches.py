@@ -1,7 +1,7 @@
 """Batches: the samples of a step as tensors on this process's device.
 
-Consecutive sample numbers are distributed over the data ranks in contiguous runs; which samples a step takes depends
-only on how many were taken before."""
+Each data rank takes a contiguous range of the step's sample numbers. Which samples a step takes depends only on the
+number of samples before it."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -55,7 +55,7 @@ class SavedModelConfig(dict[str, Any]):
 
 
 class _Writer(FileSystemWriter):
-    """torch stamps a random identifier and the path into .metadata; without them equal states give equal bytes."""
+    """Leaves the random identifier and the path out of torch's .metadata, so that equal states give equal bytes."""
 
     def storage_meta(self) -> None:
         return None
@@ -178,7 +178,7 @@ def _remove(folder: Path) -> None:
 def load_model(
     checkpoint: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Transformer, ModelConfig]:
-    """Loads the full model into this process, whatever layout saved it, with weights in dtype and no gradients.
+    """Loads the full model into this process from a checkpoint of any layout, with weights in dtype and no gradients.
 
     checkpoint is a step's folder. Raises InputError if it is no checkpoint or a damaged one."""
     verified(checkpoint)

@@ -15,18 +15,18 @@ EXECUTION: dict[str, Any] = {"execution": True}
 
 
 class ValidationConfig(Config):
-    """The held-out loss by source, every so many steps and at the end; every: 0 leaves it out."""
+    """Validation loss by source, every `every` steps and after the last one; 0 turns it off."""
 
     every: int = Field(50, ge=0)
     samples: int = Field(32, ge=1)
 
 
 class TrainingEvaluationConfig(Config):
-    """Tasks that the model is asked while it trains, every so many steps and at the end; every: 0 leaves it out.
+    """Evaluation tasks during training, every `every` steps and after the last one; 0 turns it off.
 
-    The budget is stated in documents: `limit` of each task, the same on every machine, so that a resumed run finds what
-    an unbroken one does. budget_seconds leaves out the tasks not begun when it is spent: then the machine has a say in
-    the results. What it took stands in logs/timing.jsonl."""
+    limit: documents of each task. It does not depend on the machine, so a resumed run has the same scores as one that
+    was never stopped. budget_seconds: tasks that have not begun after this time are skipped; the scores then depend on
+    the machine. The time spent is in logs/timing.jsonl."""
 
     every: int = Field(0, ge=0)
     tasks: tuple[str, ...] = ("bits_per_byte",)
@@ -41,8 +41,9 @@ class TrainingEvaluationConfig(Config):
 
 
 class GuardConfig(Config):
-    """Which steps are skipped. A non-finite loss or gradient always is; an outlier when it stands `sigmas` standard
-    deviations above the mean of the last `window` steps (the rule of OLMo-core; off while null)."""
+    """Which updates are skipped: those with a non-finite loss or gradient norm, and outliers, which are more than
+    `sigmas` standard deviations above the mean of the last `window` steps (the rule of OLMo-core; null: none are
+    skipped)."""
 
     sigmas: float | None = Field(None, gt=0)
     window: int = Field(128, ge=2)
@@ -50,7 +51,8 @@ class GuardConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """every: steps between checkpoints; 0 saves at the end only. keep_every: steps whose checkpoint stays for ever."""
+    """every: steps between checkpoints; 0 saves at the end only. keep_every: checkpoints of its multiples are never
+    removed."""
 
     every: int = Field(100, ge=0)
     keep_last: int = Field(2, ge=1)
@@ -62,7 +64,8 @@ class CheckpointConfig(Config):
 
 
 class WatchConfig(Config):
-    """timeout_seconds: a step that takes longer is named by rank and place, and the run is stopped."""
+    """Watchdog, logs and profiler. timeout_seconds: a step that takes longer stops the run with an error that names the
+    rank and the phase."""
 
     timeout_seconds: float = Field(1800.0, gt=0)
     log_every: int = Field(1, ge=1, description="steps between lines of timing.jsonl; metrics.jsonl has every step")
@@ -75,7 +78,8 @@ class WatchConfig(Config):
 
 
 class TrainConfig(Config):
-    """tokens of training (rounded up to whole batches), batch_tokens a step over all processes."""
+    """The `train` section of a recipe. tokens: of the whole training, rounded up to whole batches. batch_tokens: of one
+    step, over all processes."""
 
     tokens: int = Field(ge=1, le=MAX_TOKENS)
     batch_tokens: int = Field(ge=1, le=MAX_BATCH_TOKENS)

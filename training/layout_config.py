@@ -14,7 +14,7 @@ Recompute = Literal["none", "full", "attention", "operators"]
 
 
 class LayoutConfig(Config):
-    """How many processes share each axis: their product is the number of processes.
+    """Degree of each parallelism. data x tensor x pipeline x context is the number of processes.
 
     data is all data-parallel processes; of these, groups of data / replicate shard the state (FSDP), and the
     `replicate` groups hold copies (HSDP). tensor ranks are neighbours, pipeline ranks the farthest apart."""
@@ -73,9 +73,9 @@ class LayoutConfig(Config):
         return self
 
     def position_of(self, rank: int) -> int:
-        """Where a rank of the launcher stands in the mesh: its rank in torch's process group.
+        """Position of the launcher's rank in the mesh, which is its rank in torch's process group.
 
-        Groups of torch are always in rising order of rank, so it is the ranks that are reordered, not the mesh."""
+        torch sorts the ranks of each group, so the ranks are reordered and not the mesh."""
         return rank if self.rank_order is None else self.rank_order.index(rank)
 
     @model_validator(mode="after")

@@ -25,8 +25,8 @@ HALF_UNIT = 1024.0  # see _chunk_loss
 
 @dataclass(frozen=True)
 class Scoring:
-    """How hidden states become a loss. scale multiplies the logits (muP), softcap bounds them, z_loss weighs
-    log(Z)^2."""
+    """Computes logits and loss of hidden states. scale: factor of the logits (muP). softcap: bound of the logits.
+    z_loss: weight of log(Z)^2."""
 
     tensor: TensorAxis
     vocab_size: int
@@ -39,14 +39,14 @@ class Scoring:
         return self.shaped(upcast(hidden_D @ head_VtD.T))
 
     def shaped(self, raw: Tensor) -> Tensor:
-        """Logits of what the matmul gave; rising, so that the highest stays the highest."""
+        """Logits of the matmul's result: scaled and soft-capped. Monotonic, so the maximum keeps its place."""
         scaled = raw if self.scale == 1 else raw * self.scale
         return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
 
 
 def losses(scoring: Scoring, hidden_BTD: Tensor, head_VtD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> Tensor:
     """[B, 2]: column 0 the loss of each sample summed over its tokens by weight, with the z-loss; column 1 the negative
-    log-likelihood alone, for show. Only column 0 has a gradient, and it is meant to be summed over the samples."""
+    log-likelihood without it, for the logs. Only column 0 has a gradient; callers sum it over the samples."""
     return _LinearCrossEntropy.apply(hidden_BTD, head_VtD, targets_BT, weights_BT, scoring)
 
 

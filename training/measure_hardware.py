@@ -60,7 +60,7 @@ class Measured(NamedTuple):
 
 
 def measure(device: torch.device, base: Hardware | None, reporter: Reporter, repeats: int = 10) -> Hardware:
-    """The profile of this machine. base supplies what one process cannot see: the network, the price, the peak.
+    """Hardware profile of this machine. base: profile with what one process cannot measure: network, price, peak.
 
     matmul_tflops is the base's where it is given (a datasheet's peak), else the best that was measured."""
     points = measure_matmuls(device, reporter, repeats)
@@ -92,7 +92,7 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
 
 
 def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> list[Measured]:
-    """In bf16 on CUDA, in fp32 on CPU."""
+    """Times the matmuls of a transformer's shapes, in bf16 on CUDA and in fp32 on CPU."""
     cuda = device.type == "cuda"
     points = []
     with reporter.meter("matmuls", len(CUDA_SHAPES if cuda else CPU_SHAPES), "shapes") as meter:
@@ -157,8 +157,7 @@ def _there_and_back(numbers: torch.Tensor) -> None:
 
 def fit_link(curve: Sequence[Sent], kind: Any, hops: float) -> Link:
     """Fit latency and bandwidth to the curve by least squares of seconds / measured - 1, so that small messages count
-    as
-    much as large ones. hops: number of latencies in one collective."""
+    as much as large ones. hops: number of latencies in one collective."""
     rows = torch.tensor([[1 / sent.seconds, sent.sent_bytes / sent.seconds] for sent in curve], dtype=torch.float64)
     fitted = torch.linalg.lstsq(rows, torch.ones(len(curve), 1, dtype=torch.float64)).solution[:, 0]
     latency, per_byte = max(0.0, float(fitted[0])), float(fitted[1])
@@ -205,7 +204,7 @@ def fit_device(points: Sequence[Measured], copy: float, device: torch.device, ba
 
 
 def write_profile(path: Path, base: str | None, reporter: Reporter, repeats: int = 10) -> Hardware:
-    """Measure this machine and write the profile. Under torchrun every process takes part and rank 0 writes."""
+    """Measures this machine and writes its hardware profile. Under torchrun all processes measure and rank 0 writes."""
     if path.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"{path}: a hardware profile is a .yaml file")
     if not path.parent.is_dir():

@@ -15,7 +15,7 @@ LARGEST_DEVICE_BYTES = 2**40  # no accelerator has a TiB of its own; where the d
 
 
 def min_process_bytes(model: ModelConfig, train: TrainConfig, vocab_size: int) -> int:
-    """Bytes that the state of one process takes at least, cut evenly over the layout. 1e9 parameters over 4 -> 3e9."""
+    """Minimum bytes of one process's parameters, gradients and optimizer state, sharded evenly. 1e9 over 4 -> 3e9."""
     layout = train.layout
     shares = layout.tensor * layout.pipeline * layout.shard
     return parameter_count(shape_of(model, vocab_size)) * MIN_BYTES_PER_PARAMETER // shares

@@ -28,8 +28,8 @@ TIMING_NAME = "timing.jsonl"
 
 
 class MetricsLog:
-    """One JSON line a step in each file. saved: the checkpoint of `step` that the run goes on from, or None; lines of
-    later steps are cut off first, and what is damaged is named and restored from the checkpoint's copy."""
+    """Writes one JSON line a step to each file. saved: the checkpoint of `step` that the run resumes from, or None:
+    lines of later steps are removed first; damaged lines are reported and restored from the checkpoint's copy."""
 
     def __init__(
         self, folder: Path, step: int, watch: WatchConfig, evaluates: bool, saved: Path | None, reporter: Reporter
@@ -126,8 +126,8 @@ class Observation:
 
 @contextmanager
 def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -> Iterator[Observation]:
-    """A step under torch's profiler: traced, it writes a Chrome trace, logs/trace-00000010-rank0.json; measured, it
-    finds the time in communication. The profiler changes nothing but the time."""
+    """Runs a step under torch's profiler. traced: write a Chrome trace, logs/trace-00000010-rank0.json; measured: find
+    the time in communication. The profiler does not change the results."""
     found = Observation()
     if not (traced or measured):
         yield found
@@ -151,7 +151,7 @@ def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:
-    """The length of their union. [(0, 3), (2, 5), (7, 8)] -> 6."""
+    """Total length of the union of intervals. [(0, 3), (2, 5), (7, 8)] -> 6."""
     length, reached = 0, 0
     for since, until in sorted(intervals):
         length += max(0, until - max(since, reached))

@@ -14,7 +14,7 @@ NormOrder = Literal["pre", "post"]
 
 
 class LayerConfig(Config):
-    """One entry of the model's list of layers. window: tokens a position looks back, itself included; None is all."""
+    """Configuration of one layer. window: number of tokens that each token attends to, itself included; None: all."""
 
     mixer: Mixer = "attention"
     mlp: Mlp = "swiglu"
@@ -24,9 +24,10 @@ class LayerConfig(Config):
 
 
 class ModelConfig(Config):
-    """A transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`, `gelu`, biases and
-    tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for all layers, or
-    a pattern that is repeated over them: window [256, 256, null] looks far in every third layer."""
+    """Architecture of a transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`,
+    `gelu`, biases and tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for
+    all layers, or a pattern that is repeated over them: window [256, 256, null] has full attention in every third
+    layer."""
 
     layers: int = Field(ge=1, le=MAX_LAYERS)
     width: int = Field(ge=1, le=MAX_WIDTH)

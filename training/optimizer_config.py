@@ -9,7 +9,8 @@ from gristmill.training.limits import MAX_BATCH_TOKENS, MAX_TOKENS
 
 
 class OptimizerConfig(Config):
-    """AdamW on every parameter, or Muon on the matrices of the layers and AdamW on the rest. Vectors do not decay."""
+    """AdamW on every parameter, or Muon on the matrices of the layers and AdamW on the rest. Weight decay is not
+    applied to vectors."""
 
     name: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
@@ -22,9 +23,10 @@ class OptimizerConfig(Config):
 
 
 class ScheduleConfig(Config):
-    """The learning rate over the run, in shares of its tokens: warm-up from 0, then a shape down to final_ratio.
+    """Learning rate schedule: linear warm-up from 0, then decay to final_ratio of the peak. Shares are of the run's
+    tokens.
 
-    over_tokens lays the shape out over so many tokens instead, as for a run that is planned to stop early."""
+    over_tokens: length of the schedule if it is not that of the run, such as for a run that stops early."""
 
     shape: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = "cosine"
     over_tokens: int | None = Field(None, ge=1)

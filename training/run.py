@@ -53,8 +53,8 @@ Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
 
 @dataclass(frozen=True)
 class Data:
-    """What a run reads. held_out may be None (no validation). bytes_per_token by source, of the held-out text and of
-    the training text, are for bits per byte."""
+    """Training and validation data. held_out: None without validation. bytes_per_token by source, of the held-out and
+    of the training text, convert nats per token to bits per byte."""
 
     samples: Samples
     held_out: Samples | None
@@ -74,7 +74,7 @@ class RunConfig:
 
 
 class Run:
-    """Everything of one run on this process. `train` trains until the tokens are spent.
+    """One training run on this process: model, optimizer, batches, logs and checkpoints.
 
     evaluate, where train.evaluation asks for it, is called with this process's model, on all processes at the same
     steps; it must not change the model, and returns the same scores on every process."""
@@ -328,5 +328,5 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value, or None where it is not finite: JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -23,7 +23,7 @@ from gristmill.training.sums import sum_over_world
 
 @dataclass(frozen=True)
 class Progress:
-    """Steps taken, tokens in them, and the number of the next sample."""
+    """Number of steps done, tokens trained on, and index of the next sample."""
 
     step: int = 0
     tokens: int = 0
@@ -33,7 +33,7 @@ class Progress:
 @dataclass(frozen=True)
 class StepReport:
     """progress: after the step. samples: those it took. loss: negative log-likelihood a valid token, in nats.
-    objective: what was minimised, the z-loss included.
+    objective: the minimised loss, with the z-loss.
 
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
     (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping)."""

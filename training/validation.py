@@ -15,7 +15,7 @@ from gristmill.training.sums import sum_over_world
 class Validation:
     """Evaluates samples 0 to count - 1 of the held-out split, distributed over the data ranks.
 
-    bytes_per_token by source turns nats a token into bits a byte; a source without it gets none."""
+    bytes_per_token by source converts nats per token to bits per byte; sources without it have no bits per byte."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ def end_process() -> None:
 class Watchdog:
     """A thread that ends the process after `timeout_seconds` without progress, and prints where it hangs.
 
-    The process group's own time-out should be longer, so that this speaks first."""
+    The process group's own time-out must be longer, so that this error comes first."""
 
     def __init__(self, mesh: Mesh, timeout_seconds: float, end: Callable[[], None] = end_process):
         self.place = (
@@ -45,7 +45,7 @@ class Watchdog:
         self._thread.join()
 
     def at(self, where: str) -> None:
-        """Records that the process makes progress and begins `where`."""
+        """Records progress: the process begins the phase `where`."""
         self._where, self._since = where, time.monotonic()
 
     def _watch(self) -> None:

@@ -37,7 +37,8 @@ def block_matmul_flops(block: Block) -> int:
 
 
 def block_macs_per_token(block: Block, sequence_length: int) -> int:
-    """Multiply-adds of one token's forward pass, where stages are split: weights, and the scores of one query."""
+    """Multiply-adds of one token's forward pass, the cost that stages are balanced by: weights, and one query's
+    scores."""
     return block_matmul_flops(block) // 2 + block.query_width * min(block.window or sequence_length, sequence_length)
 
 

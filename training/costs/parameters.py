@@ -90,12 +90,12 @@ def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) 
 
 
 def rank_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int) -> int:
-    """Numbers that one tensor rank holds before they are sharded over the data axis."""
+    """Number of parameters on one tensor rank before they are sharded over the data axis."""
     return sum(prod(w.local_shape(tensor, rank, kv_heads)) for w in weights)
 
 
 def sharded_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int, shard: int, index: int = 0) -> int:
-    """Numbers one rank keeps under FSDP: each parameter's first dim is split over the shard axis.
+    """Number of parameters on one rank under FSDP: each parameter's first dim is split over the shard axis.
 
     Index 0 holds the most. A norm of 64 over 5 ranks: 13, 13, 13, 13, 12."""
     total = 0

@@ -117,7 +117,7 @@ def _min_bottleneck(costs: Sequence[int], head_cost: int, num_stages: int) -> in
 
 
 def _layers_within(bound: int, costs: Sequence[int], num_stages: int) -> int:
-    """How many layers, from the first on, fit on so many stages of at most the bound each."""
+    """Number of layers, from the first on, that fit on so many stages with at most `bound` cost each."""
     layer = 0
     for _ in range(num_stages):
         total = 0
@@ -127,7 +127,7 @@ def _layers_within(bound: int, costs: Sequence[int], num_stages: int) -> int:
 
 
 def _fill(costs: Sequence[float], head_cost: float, speeds: Sequence[float], bound: float) -> tuple[int, ...] | None:
-    """Split points under which no stage takes longer than the bound and each has a layer; None where there are none."""
+    """Split points with at most `bound` cost and at least one layer in each stage; None if there are none."""
     split_points, layer, num_stages = [], 0, len(speeds)
     for stage, speed in enumerate(speeds):
         first, total = layer, head_cost if stage == num_stages - 1 else 0.0

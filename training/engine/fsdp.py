@@ -11,7 +11,7 @@ from gristmill.training.parallel.mesh import Mesh
 def shard_over_data(
     model: Transformer, layout: LayoutConfig, mesh: Mesh, compute: torch.dtype, reduce: torch.dtype
 ) -> None:
-    """Shards each layer by itself, and embedding, final norm and head together (so that a tied table is one parameter).
+    """Applies FSDP2 to each layer, and to embedding, final norm and head as one unit (a tied table is one parameter).
 
     Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. Their sum is forced on
     gloo, which lacks the scaled sum that a factor of 1 would need. With a pipeline nothing is gathered anew by

@@ -112,8 +112,9 @@ def _with_one_name_each(
 
 
 def _tie_group(mesh: Mesh) -> dist.ProcessGroup | None:
-    """The pair (first, last pipeline rank) this process is in, or None. Every process takes part in making every
-    group."""
+    """Process group of the first and last pipeline rank that hold the tied table, or None on other ranks.
+
+    Collective: torch requires every process to call new_group for every group."""
     own = None
     first, last = mesh.ranks[0].flatten(), mesh.ranks[-1].flatten()
     for pair in zip(first.tolist(), last.tolist(), strict=True):

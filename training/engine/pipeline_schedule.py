@@ -111,8 +111,8 @@ class PipelineSchedule:
         return multiple(stages, micro_batches, loss_fn=_scaled_sum, scale_grads=False)
 
     def _stage(self, number: int, tokens: int) -> PipelineStage:
-        """A stage of known shapes; torch would otherwise find them out with a real extra pass on uninitialised
-        memory."""
+        """A stage with given input and output shapes; torch would otherwise infer them with an extra forward pass on
+        uninitialised memory."""
         part = self.stages[number]
         hidden = self._boundary(self.micro_batch, tokens).requires_grad_()
         first = torch.empty(self.micro_batch, tokens, dtype=torch.int64, device=self.mesh.device)

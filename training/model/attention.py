@@ -23,8 +23,8 @@ SPARE_TOKENS = 64  # capacity grows by at least this many, so that few steps of 
 
 
 class CacheCapacity:
-    """Memory for more tokens than stand in it, shared by the states that grew in it. Only the one that ends where
-    `used` ends may grow in place: another would write over what the first one wrote."""
+    """Allocated memory of KV caches, with spare capacity. Only the cache that ends at `used` may append in place:
+    another one would overwrite its tokens."""
 
     def __init__(self, key_BGSK: Tensor, value_BGSK: Tensor, tokens: int):
         self.used = key_BGSK.shape[2]
@@ -37,7 +37,7 @@ class CacheCapacity:
 
 @dataclass(frozen=True)
 class KVCache:
-    """What attention remembers of the tokens before: a value, so a caller may keep, copy or drop it."""
+    """Keys and values of the previous tokens. Immutable: appending returns a new cache that may share memory."""
 
     key_BGSK: Tensor
     value_BGSK: Tensor
@@ -48,7 +48,7 @@ class KVCache:
         return self.key_BGSK.shape[2]
 
     def take(self, rows: Tensor) -> "KVCache":
-        """The state of the given batch rows, in that order: what beam search and batch compaction need."""
+        """The cache of the given batch rows, in that order; for beam search and for dropping finished rows."""
         return KVCache(self.key_BGSK[rows], self.value_BGSK[rows])
 
 
@@ -117,7 +117,7 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Only compiled is it one kernel."""
+    """flex_attention is one fused kernel only when compiled."""
     return torch.compile(flex_attention)
 
 

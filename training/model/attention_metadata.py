@@ -1,6 +1,6 @@
 """Attention metadata of one forward pass: positions, document boundaries, masks, rotary angles.
 
-Layers receive it and build no mask themselves."""
+Built once for all layers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

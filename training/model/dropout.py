@@ -1,7 +1,7 @@
 """Dropout with a mask that is a hash of the element's position, equal on every layout and on recomputation.
 
 keep = hash(seed, layer, site, sample, position, feature): a 64-bit hash for each token and one for each feature, then
-one int32 mixing round an element. No random state is kept, saved or restored."""
+one int32 mixing round for each element. No random state is kept, saved or restored."""
 
 from dataclasses import dataclass
 

@@ -27,7 +27,7 @@ def stored_like(piece: Tensor, parameter: Tensor) -> Tensor:
 
 
 def local_shard(whole: Tensor, parameter: Tensor) -> Tensor:
-    """This process's piece of a whole tensor, cut as the parameter is: over tensor ranks first, then over data
+    """This process's shard of a full tensor, sharded like the parameter: over tensor ranks first, then over data
     ranks."""
     if not isinstance(parameter, DTensor):
         return whole

@@ -1,5 +1,5 @@
-"""The learning rate as a function of the tokens seen: pure, so that any batch size and any resume draw the same
-curve."""
+"""The learning rate as a function of the tokens trained on, so that it does not depend on the batch size or on
+resumption."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The four collectives of tensor parallelism, each with its mirror image in the backward pass, on local tensors.
+"""The four collectives of tensor parallelism on local tensors, each with its conjugate in the backward pass.
 
 Megatron's f and g (arXiv 1909.08053, section 3) and their sequence-parallel forms (arXiv 2205.05198, section 4.2).
 All are synchronous and give contiguous tensors: torch.compile loses the gradient of an asynchronous tensor that crosses

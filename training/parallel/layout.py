@@ -1,6 +1,6 @@
 """Checks that a layout is valid for a model and a batch, before a process group is made.
 
-torch checks almost none of it. Every problem is reported with the nearest valid value."""
+torch checks almost none of this. Every problem is reported with the nearest valid value."""
 
 import math
 from collections.abc import Iterator

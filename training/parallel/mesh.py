@@ -83,8 +83,8 @@ def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device) ->
 
 
 def silence_redistribution() -> None:
-    """torch warns at every gather of a dimension that is cut twice, at views of flattened axes, and of new names for
-    collectives that its own FSDP uses by the old ones; all is meant."""
+    """Silences torch's warnings about gathers of a dimension that is sharded twice, views of flattened axes, and old
+    names of collectives that its own FSDP uses; all three are intended."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*flatten.*mesh", category=UserWarning)

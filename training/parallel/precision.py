@@ -1,5 +1,4 @@
-"""The dtypes of a run: parameters are stored in one, computed with in another, and their gradients summed in a
-third."""
+"""Mixed precision: the dtypes of stored parameters, of the computation and of gradient reduction."""
 
 from dataclasses import dataclass
 

@@ -140,7 +140,8 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """Rows of the table by token id; each rank holds a run of ids. Nothing is padded: the last rank may hold fewer."""
+    """Embedding sharded over the vocabulary: each rank holds consecutive ids. No padding: the last rank may hold
+    fewer."""
 
     def __init__(self, tensor: TensorAxis, vocab_size: int, width: int, dtype: torch.dtype):
         super().__init__()

@@ -37,7 +37,7 @@ def korthikanti_layer(
 def korthikanti_ends(tokens: int, width: int, vocab: int, tensor: int, sequence_parallel: bool) -> tuple[float, float]:
     """(embedding, head): the mask of the embedding's dropout; last norm, output layer and fp32 logits.
 
-    arXiv 2205.05198, section 4.3: sbh p/t and 4 sbh/t (1 + v/h); without sequence parallelism their uncut forms."""
+    arXiv 2205.05198, section 4.3: sbh p/t and 4 sbh/t (1 + v/h); without sequence parallelism their unsharded forms."""
     share = tensor if sequence_parallel else 1
     return tokens * width / share, 4 * tokens * (width / share + vocab / tensor)
 
@@ -147,7 +147,7 @@ def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes
 
 
 def _products(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
-    """What `recompute: operators` keeps: the results of the matrix products and of attention."""
+    """Bytes that `recompute: operators` keeps: results of matmuls and of attention."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
     count = w.tokens * (w.query + 2 * w.key_value + 2 * block.width + inner) * sizes.compute
@@ -157,9 +157,8 @@ def _products(block: Block, layout: Layout, sequence_length: int, sizes: Element
 
 
 def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> int:
-    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries
-    attends to
-    the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
+    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries attends
+    to the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
     rows = layout.micro_batch * widths(block, layout, sequence_length).heads
     if sizes.cuda or block.window is not None or rows * sequence_length**2 > 2**24:
         return 0

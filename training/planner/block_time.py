@@ -211,5 +211,5 @@ def _tensor_comm(
 
 
 def _context_comm(w: Widths, layout: Layout, link: GroupLink) -> float:
-    """All-gather of keys and values over the context ranks; its mirror, and the gather again, in the backward pass."""
+    """All-gather of keys and values over the context ranks. Backward: the gather again and a reduce-scatter."""
     return gather_seconds(2 * 2 * w.tokens * layout.context * w.key_value, layout.context, link)

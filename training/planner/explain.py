@@ -141,7 +141,7 @@ def _clusters(plan: SearchResult, best: Forecast) -> str:
 
 
 def _by(plan: SearchResult, choice: Callable[[Layout], object]) -> dict[object, Forecast]:
-    """The fastest forecast for each value of a choice."""
+    """Fastest forecast for each value of a choice."""
     found: dict[object, Forecast] = {}
     for one in plan.ranked:
         found.setdefault(choice(one.layout), one)

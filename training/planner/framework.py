@@ -1,7 +1,7 @@
-"""How a training program does the work: which kernels, which precision lives where, what is hidden behind what.
+"""Properties of training frameworks: kernels, precision of the stored state, overlap of communication and compute.
 
-Described are ours, compiled and eager; Megatron-LM of 2021, to whose table the constants are fitted, of 2022, and
-Megatron-Core of 2024 and later; and the programs of the newer tables.
+Ours, compiled and eager; Megatron-LM of 2021 (the constants are fitted to its table), of 2022, and Megatron-Core of
+2024 and later; and the frameworks of the newer published tables.
 """
 
 from typing import Literal

@@ -1,4 +1,5 @@
-"""What a machine can do, as a profile: one YAML file a kind of GPU, every number with its source.
+"""Hardware profiles: speed and memory of a GPU and of the links, one YAML file per kind of GPU, each number with
+source.
 
 Units: GB and TB are powers of ten, as vendors count bandwidth; GiB is 2**30 bytes, as allocators count memory. A
 field says which. Bandwidths are for one direction and one GPU (NVIDIA's NVLink figures count both: halve them).
@@ -109,7 +110,7 @@ class Hardware(Config):
 
     @property
     def gpus(self) -> int | None:
-        """How many there are; None where the profile sets no limit."""
+        """Number of GPUs of the machine; None where the profile sets no limit."""
         return sum(c.nodes for c in self.clusters) * self.node_gpus if self.clusters else None
 
 

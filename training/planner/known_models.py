@@ -1,4 +1,4 @@
-"""Models of the literature by name, and model files: what can be planned without a recipe."""
+"""Models of the literature by name, and model files, to plan a layout without a recipe."""
 
 from pathlib import Path
 from typing import Any

@@ -46,7 +46,7 @@ class Memory:
 
     @property
     def moving(self) -> float:
-        """What comes and goes within a step."""
+        """Bytes of activations, logits and buffers: allocated and freed within a step."""
         return self.activations + self.logits + self.buffers + self.cuda_context + self.fragmentation
 
     @property
@@ -55,7 +55,7 @@ class Memory:
 
 
 class MemoryModel:
-    """Weighs layouts of one model. Counts are remembered, so that a search is quick."""
+    """Memory of each rank for layouts of one model. Parameter counts are cached, so that a search is fast."""
 
     def __init__(
         self, shape: ModelShape, framework: Framework, sizes: ElementSizes = BF16_CUDA, offload: bool = False

@@ -55,7 +55,7 @@ def between_nodes(rates: Rates, members: int) -> GroupLink:
 
 @lru_cache(maxsize=65536)
 def min_members_per_node(size: int, stride: int, node_gpus: int, gpus: int | None = None) -> int:
-    """Over all groups b, b + stride, ... of `size` ranks, the fewest members that one has in a node it uses; `size`
+    """Over all groups b, b + stride, ... of `size` ranks, the minimum number of members in a node that it uses; `size`
     where every group lies within one node.
 
     (4, 1, 8) -> 4; (3, 1, 8) -> 1: ranks 6, 7 | 8; (16, 1, 8) -> 8; (2, 8, 8) -> 1."""

@@ -37,7 +37,7 @@ class Placement:
 def place(layout: Layout, rates: Rates) -> Placement:
     """The better of two orders over several clusters: pipeline ranks outermost, or copies of the model outermost.
 
-    That one is better whose innermost crossing axis is farther out: a pipeline crosses with the least traffic."""
+    The better order is the one whose innermost axis between clusters is farther out: pipelines send the least."""
     clusters = used_clusters(rates.hardware, layout.gpus)
     if len(clusters) < 2:
         speeds = (clusters[0].speed,) * layout.pipeline if clusters else ()
@@ -50,8 +50,7 @@ def place(layout: Layout, rates: Rates) -> Placement:
 
 def placed(layout: Layout, rates: Rates, clusters: Sequence[Cluster], order: np.ndarray) -> Placement:
     """Placement for a given order of the machines' GPUs. Where a request uses some of the machines, the launcher
-    numbers
-    those."""
+    numbers only those."""
     machines = _Machines(rates, clusters)
     groups = axis_groups(layout, order)
     links = AxisLinks(**{axis: machines.link(members) for axis, members in groups.items()})
@@ -164,8 +163,7 @@ def naive_links(layout: Layout, rates: Rates) -> AxisLinks:
 
 def launcher_ranks(clusters: Sequence[Cluster], node_gpus: int) -> np.ndarray:
     """Cluster after cluster, node after node; the cluster of the first node comes first, since rank 0 writes the
-    checkpoints.
-    Nodes 0, 2 in one cluster and 1, 3 in another, 2 GPUs each: 0 1 4 5 2 3 6 7."""
+    checkpoints. Nodes 0, 2 in one cluster and 1, 3 in another, 2 GPUs each: 0 1 4 5 2 3 6 7."""
     rising = sorted(sorted(numbers) for numbers in _node_numbers(clusters))
     nodes = np.concatenate([np.array(numbers) for numbers in rising])
     ranks: np.ndarray = (nodes[:, None] * node_gpus + np.arange(node_gpus)).reshape(-1)

@@ -84,8 +84,7 @@ def check(request: PlanRequest) -> None:
 
 def fixed_choice_errors(request: PlanRequest) -> Iterator[str]:
     """Why the fixed choices leave no legal layout, each with a fix. First the axes, which must divide the GPUs; then
-    what
-    must divide the batch or the layers."""
+    what must divide the batch or the layers."""
     fixed, shape = request.fixed, request.shape
     if fixed.tensor is not None:
         reason = tensor_illegal_reason(shape, fixed.tensor, bool(fixed.sequence_parallel))

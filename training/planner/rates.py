@@ -38,7 +38,7 @@ FITTED = Sustained(matmul=0.875, memory=0.763, network=1.0)
 
 
 class Rates:
-    """Seconds of matmuls, memory traffic and transfers on one kind of hardware. Remembers the matmuls it has timed."""
+    """Seconds of matmuls, memory traffic and transfers on one kind of hardware. Times of matmuls are cached."""
 
     def __init__(self, hardware: Hardware, sustained: Sustained, float8: bool = False) -> None:
         device = hardware.device

@@ -52,7 +52,8 @@ def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
 
 
 def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
-    """bytes: of the rank with the most memory; bytes_sent: by a rank in one step, for each axis."""
+    """One layout's forecast. bytes: of the rank with the most memory; bytes_sent: by a rank in one step, for each
+    axis."""
     request, layout, placement = planner.request, forecast.layout, forecast.placement
     held = planner.steps.rank_layers(layout, forecast.split_points)[0]
     sent = volumes(

@@ -1,4 +1,4 @@
-"""Costs of a pipeline schedule: its bubble, and how many micro-batches' activations are in memory at its peak.
+"""Bubble of a pipeline schedule, and the number of micro-batches whose activations are in memory at its peak.
 
 p ranks, m micro-batches, v stages a rank. Sources: GPipe (arXiv 1811.06965), 1F1B and interleaved (arXiv 2104.04473,
 section 2.2), zero bubble (arXiv 2401.10241, table 1 and section 5), DualPipe (arXiv 2412.19437, table 2).

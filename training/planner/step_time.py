@@ -1,4 +1,4 @@
-"""Time of one training step of a layout, by part."""
+"""Time of one training step of a layout: compute, communication, bubble, optimizer."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -106,7 +106,8 @@ def data_volumes(
 def volumes(
     shape: ModelShape, layout: Layout, samples: int, framework: Framework, parameters: int, layers: int
 ) -> Volumes:
-    """All of them, for a rank with `layers` layers and `parameters` parameters (before the data axis shards them)."""
+    """Bytes on every axis, for a rank with `layers` layers and `parameters` parameters (before the data axis shards
+    them)."""
     reduce, gather = data_volumes(parameters, layout, samples, framework)
     tensor = tensor_volume(shape, layout, samples, framework, layers)
     if layout.pipeline == 1:

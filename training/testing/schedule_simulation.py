@@ -37,8 +37,8 @@ class Work:
 
 
 def actions(schedule: Schedule, ranks: int, micro_batches: int, stages_per_rank: int = 2) -> dict[int, list[Work]]:
-    """What each rank does, in order. For schedules of several stages a rank this is the list that torch runs; GPipe and
-    1F1B are loops in torch, written out here."""
+    """Actions of each rank, in order. For schedules of several stages a rank this is the list that torch runs; GPipe
+    and 1F1B are loops in torch, written out here."""
     if schedule == "gpipe":
         return {rank: _in_flight(rank, micro_batches, micro_batches) for rank in range(ranks)}
     if schedule == "1f1b":
@@ -51,8 +51,8 @@ def actions(schedule: Schedule, ranks: int, micro_batches: int, stages_per_rank:
 
 
 def play(lists: Mapping[int, Sequence[Work]], ranks: int, stages: int, micro_batches: int) -> Played:
-    """Each rank does its work in order, as soon as what it needs is there. Raises ValueError on a deadlock, or on work
-    that is done twice."""
+    """Simulates the schedule: each rank does its work in order, as soon as its inputs have arrived. Raises ValueError
+    on a deadlock, or on work that is done twice."""
     done: dict[Work, float] = {}
     clock, next_index, held, peak = [0.0] * ranks, [0] * ranks, [0] * ranks, [0] * ranks
     left = sum(len(works) for works in lists.values())
@@ -106,7 +106,7 @@ def _needs(work: Work, stages: int) -> list[Work]:
 
 
 def _works(action: _Action) -> list[Work]:
-    """Without communication, and with what overlaps taken apart."""
+    """Compute actions only; an overlapped pair becomes two."""
     if action.sub_actions:
         return [work for inner in action.sub_actions for work in _works(inner)]
     kind = action.computation_type.value
@@ -116,7 +116,7 @@ def _works(action: _Action) -> list[Work]:
 
 
 def _stage(number: int, rank: int, layout: LayoutConfig) -> Any:
-    """As much of a stage as a schedule looks at when it lays out its order."""
+    """Stub of a pipeline stage with the attributes that torch's schedules read to build their order."""
     mapping = {stage: r for r in range(layout.pipeline) for stage in stages_of_rank(layout, r)}
     return SimpleNamespace(
         stage_index=number,
