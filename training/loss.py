@@ -1,7 +1,7 @@
 """Fused linear cross entropy: losses from hidden states over a vocabulary that may be sharded, without all logits.
 
-Tokens go through in chunks; each chunk's logits live only until its loss and its gradient are taken. On a cut
-vocabulary two small all-reduces a chunk (the maximum; the sum of exponentials with the target's logit) stand for the
+Tokens go through in chunks; each chunk's logits live only until its loss and its gradient are taken. On a sharded
+vocabulary two small all-reduces a chunk (the maximum; the sum of exponentials with the target's logit) replace the
 gather."""
 
 import math

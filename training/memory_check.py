@@ -28,7 +28,7 @@ def check_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, memory
         raise InputError(
             f"the model has {parameter_count(shape_of(model, vocab_size)):,} parameters: its weights, gradients and "
             f"optimizer take at least {needed / 2**30:,.1f} GiB on each process, which has {memory_bytes / 2**30:,.1f} "
-            "GiB; lower model.layers or model.width, or spread it over more processes (`gristmill layout` says how)"
+            "GiB; lower model.layers or model.width, or use more processes (`gristmill layout` proposes a layout)"
         )
 
 

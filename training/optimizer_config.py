@@ -17,7 +17,7 @@ class OptimizerConfig(Config):
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
-    clip_norm: float | None = Field(1.0, gt=0, description="the global gradient norm is cut to this; null leaves it")
+    clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
     muon_learning_rate: float = Field(0.02, gt=0)
     muon_momentum: float = Field(0.95, ge=0, lt=1)
 

@@ -23,8 +23,8 @@ class LocalModel:
     """stages: by stage number. parameters: what the optimizer updates and a checkpoint saves, by name.
 
     A tied table on both ends of a pipeline is two parameters with one name. On two ranks, `tie` is the group of both:
-    their gradients are summed and each is updated alike. On one rank (V-shaped schedules) `tied_copy` is added to the
-    first and takes its value after the update."""
+    their gradients are summed and both get the same update. On one rank (V-shaped schedules) `tied_copy` is added to
+    the first and takes its value after the update."""
 
     stages: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]

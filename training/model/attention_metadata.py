@@ -97,7 +97,7 @@ def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
 def block_masks(
     windows: Iterable[int | None], tokens: int, documents_BT: Tensor | None, device: torch.device
 ) -> dict[int | None, Mask]:
-    """The same masks for the flex kernels of GPUs, which skip the blocks that nobody sees; for whole samples only."""
+    """The same masks for the flex kernels of GPUs, which skip fully masked blocks; for whole samples only."""
     masks: dict[int | None, Mask] = {}
     for window in set(windows):
         if documents_BT is None and (window is None or window >= tokens):
@@ -136,5 +136,5 @@ def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _distances(tokens: int, device: torch.device) -> Tensor:
-    """How many tokens each key lies before each query: int64[T, T]."""
+    """Distance in tokens from each query back to each key: int64[T, T]."""
     return torch.arange(tokens, device=device).unsqueeze(1) - torch.arange(tokens, device=device)

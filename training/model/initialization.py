@@ -13,7 +13,7 @@ from gristmill.training.model_config import ModelConfig
 
 
 def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Fills every parameter. Drawn in float32 on the CPU, so that device and precision do not choose the model."""
+    """Fills every parameter. Drawn in float32 on the CPU, so that the values do not depend on device and precision."""
 
     def first_value(name: str, parameter: Tensor) -> Tensor:
         whole = draw(stored_name(name, model.config), parameter.shape, seed, model.config).to(device, dtype)

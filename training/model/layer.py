@@ -18,7 +18,7 @@ MIXERS = {"attention": Attention}
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)); with norm_order "post" the norm stands after the addition."""
+    """x + mixer(norm(x)), then x + mlp(norm(x)); with norm_order "post" the norm follows the addition."""
 
     def __init__(self, config: ModelConfig, index: int, tensor: TensorAxis, checkpointing: ActivationCheckpointing):
         super().__init__()

@@ -13,7 +13,7 @@ from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 
 class Norm(nn.Module):
-    """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dimension, which is never cut."""
+    """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dimension, which is never sharded."""
 
     def __init__(self, config: ModelConfig, tensor: TensorAxis, width: int, sharding: Sharding = Sharding.REPLICATED):
         super().__init__()

@@ -1,4 +1,4 @@
-"""AdamW (arXiv 1711.05101), fused, on the local pieces of the parameters."""
+"""AdamW (arXiv 1711.05101), fused, on the local shards of the parameters."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate_share: float) -> None:
-        """One update with the gradients as they stand; rate_share is the schedule's share of the learning rate."""
+        """One update with the current gradients; rate_share is the schedule's share of the learning rate."""
         for (decay, factor), names in self._groups.items():
             names = [name for name in names if self.first[name].numel()]
             if not names:

@@ -12,12 +12,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def stored_like(piece: Tensor, parameter: Tensor) -> Tensor:
+def stored_like(shard: Tensor, parameter: Tensor) -> Tensor:
     """A shard of optimizer state as a DTensor placed like its parameter, sharing memory with the shard."""
     if not isinstance(parameter, DTensor):
-        return piece
+        return shard
     return DTensor.from_local(
-        piece,
+        shard,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
@@ -26,20 +26,20 @@ def stored_like(piece: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def local_shard(whole: Tensor, parameter: Tensor) -> Tensor:
+def local_shard(full: Tensor, parameter: Tensor) -> Tensor:
     """This process's shard of a full tensor, sharded like the parameter: over tensor ranks first, then over data
     ranks."""
     if not isinstance(parameter, DTensor):
-        return whole
+        return full
     grid = parameter.device_mesh
     for axis, placement in reversed(list(enumerate(parameter.placements))):
-        if not placement.is_replicate():  # Shard, or the strided kind FSDP makes of a dimension cut twice
-            whole = _chunk(whole, grid.size(axis), grid.get_local_rank(axis), placement.dim)
-    return whole
+        if not placement.is_replicate():  # Shard, or the strided kind that FSDP makes of a dimension sharded twice
+            full = _chunk(full, grid.size(axis), grid.get_local_rank(axis), placement.dim)
+    return full
 
 
 def _chunk(tensor: Tensor, parts: int, index: int, dim: int) -> Tensor:
-    """The index-th of `parts` equal runs, rounded up, so that the last may be shorter or empty."""
+    """The index-th of `parts` chunks of equal size, rounded up: the last may be shorter or empty."""
     length = tensor.shape[dim]
     size = -(-length // parts)
     start = min(index * size, length)

@@ -1,5 +1,5 @@
-"""Muon (Keller Jordan, 2024): momentum whose matrix is made orthogonal before it is applied. For the matrices of
-layers; all else goes to AdamW."""
+"""Muon (Keller Jordan, 2024): momentum, orthogonalized before it is applied. For the matrices of layers;
+AdamW updates all other parameters."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ ROUNDS = 5
 
 
 class Muon:
-    """A matrix must be whole to be made orthogonal, so its processes gather it, and each keeps its own piece."""
+    """A matrix is gathered to be made orthogonal; each process then updates its own shard."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig):
         self.config = config
@@ -40,8 +40,8 @@ class Muon:
     def step(self, rate_share: float) -> None:
         rate, decay = self.config.muon_learning_rate * rate_share, self.config.weight_decay
         for name, parameter in self.matrices.items():
-            piece = local(parameter.detach())
-            piece.mul_(1 - rate * decay).sub_(self._direction(name, parameter), alpha=rate)
+            shard = local(parameter.detach())
+            shard.mul_(1 - rate * decay).sub_(self._direction(name, parameter), alpha=rate)
         self.adamw.step(rate_share)
 
     def state(self) -> dict[str, Tensor]:
@@ -49,8 +49,7 @@ class Muon:
         return own | self.adamw.state()
 
     def _direction(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """This process's piece of the orthogonal update; Nesterov's look ahead, scaled so that tall matrices move
-        alike."""
+        """This process's shard of the orthogonal update with Nesterov momentum, times sqrt(max(1, rows / columns))."""
         gradient, momentum = local(parameter.grad), self.momentum[name]
         momentum.mul_(self.config.muon_momentum).add_(gradient)
         ahead = stored_like(gradient.add(momentum, alpha=self.config.muon_momentum), parameter)

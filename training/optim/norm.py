@@ -14,8 +14,8 @@ from gristmill.training.parallel.mesh import Mesh
 
 @torch.no_grad()
 def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
-    """Square root of the sum of squares. Parameters may lie on different meshes: each process adds its pieces, divided
-    by the number of processes that hold the same piece, and one all-reduce over the world sums them."""
+    """Square root of the sum of squares. Parameters may lie on different meshes: each process adds its shards, divided
+    by the number of processes that hold the same shard, and one all-reduce over the world sums them."""
     total = torch.zeros((), device=mesh.device, dtype=torch.float64)
     for parameter in parameters:
         gradient = local(parameter.grad)
@@ -40,7 +40,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def copies(parameter: Tensor) -> int:
-    """How many processes hold this process's piece."""
+    """Number of processes that hold the same shard of the parameter."""
     if not isinstance(parameter, DTensor):
         return 1
     number = 1

@@ -29,7 +29,7 @@ def learning_rate_factor(schedule: ScheduleConfig, tokens: int, total_tokens: in
 def _fall(shape: str, progress: float, final: float) -> float:
     """From 1 at progress 0 to `final` at progress 1."""
     if shape == "exponential":
-        return max(final, 1e-3) ** progress  # a final rate of 0 is out of an exponential's reach; 1/1000 stands for it
+        return max(final, 1e-3) ** progress  # an exponential never reaches a final rate of 0: 1/1000 instead
     remaining = {
         "linear": 1 - progress,
         "cosine": (1 + math.cos(math.pi * progress)) / 2,

@@ -1,6 +1,6 @@
 """Linear layers whose three matmuls run on 8-bit numbers: e4m3 for activations and weights, e5m2 for gradients, each
 tensor scaled by its largest element (Micikevicius et al., arXiv 2209.05433). Sums, results and stored weights keep
-their precision. Each tensor rank scales its own piece, so unlike all else here the rounding depends on the layout."""
+their precision. Each tensor rank scales its own shard, so the rounding depends on the layout (nowhere else does it)."""
 
 from typing import Any
 

@@ -137,7 +137,7 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
 
 
 def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    """torch's 8-bit matmuls want sizes that are multiples of 16, of a rank's own pieces too."""
+    """torch's 8-bit matmuls need sizes that are multiples of 16, also of a rank's shards."""
     tensor = train.layout.tensor
     sizes = {
         "width": model.width,

@@ -28,9 +28,10 @@ ALONE = Axis()
 class Mesh:
     """data is replicate x shard (the axis over which batches differ and losses are summed).
 
-    tensor_grid, key_value_grid and data_grid are where parameters are stored: cut over the tensor ranks; over as many
-    of them as there are key/value heads, copied over the rest; and sharded over the data ranks. All three are None in
-    a single process without a process group, where parameters are plain tensors. ranks: int64[pipeline, the rest]."""
+    tensor_grid, key_value_grid and data_grid are the meshes of stored parameters: sharded over the tensor ranks; over
+    as many of them as there are key/value heads, replicated over the rest; and sharded over the data ranks. All three
+    are None in a single process without a process group, where parameters are plain tensors. ranks: int64[pipeline,
+    the rest]."""
 
     device: torch.device
     pipeline: Axis = ALONE

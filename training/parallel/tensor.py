@@ -80,7 +80,7 @@ class TensorAxis:
         return distribute_tensor(whole, grid, _STORED[sharding], src_data_rank=None)
 
     def local(self, parameter: Tensor, sharding: Sharding, dtype: torch.dtype) -> Tensor:
-        """This rank's piece, in the dtype of the computation. Its gradient is declared a partial sum where each rank
+        """This rank's shard, in the dtype of the computation. Its gradient is declared a partial sum where each rank
         sees a part of the tokens or of the heads; the sum is taken when the gradient is stored."""
         if isinstance(parameter, DTensor):
             placements = list(_STORED[sharding])
@@ -157,7 +157,7 @@ class VocabularyEmbedding(nn.Module):
 
 
 def local_ids(ids: Tensor, vocab_size: int, tensor: TensorAxis, rows: int) -> tuple[Tensor, Tensor]:
-    """(row in this rank's piece of the table, whether the id is there); ids of other ranks point at row 0."""
+    """(row in this rank's shard of the table, whether the id is there); ids of other ranks point at row 0."""
     index = ids - tensor.rank * math.ceil(vocab_size / tensor.size)
     mine = (index >= 0) & (index < rows)
     return index.where(mine, torch.zeros_like(index)), mine

@@ -96,7 +96,7 @@ def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes:
     tokens = layout.micro_batch * shape.sequence_length // layout.context
     count = tokens * -(-shape.vocab // layout.tensor)
     if framework.activations == "literature":
-        return 4 * count if framework.loss == "whole" else 2 * count
+        return 4 * count if framework.loss == "unfused" else 2 * count
     return min(count, 2**27 if sizes.cuda else 2**21) * (2 * sizes.statistics + 2 * sizes.compute)
 
 

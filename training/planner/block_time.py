@@ -88,10 +88,10 @@ def block_times(
     if framework.selective == "core":
         return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=ring))
     # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
-    cut = layout.sequence_parallel
-    full = forward._replace(tensor=comm_forward * (0.75 if cut else 0.5))
+    sharded = layout.sequence_parallel
+    full = forward._replace(tensor=comm_forward * (0.75 if sharded else 0.5))
     mixer = _mixer_linears(block, w, rates)
-    selective = TimeParts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if cut else 0.0), ring)
+    selective = TimeParts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if sharded else 0.0), ring)
     return BlockTimes(forward, backward, full, selective)
 
 
@@ -117,7 +117,7 @@ def head_times(
     forward = rates.matmul(tokens, shape.width, vocab)
     backward = rates.matmul(tokens, vocab, shape.width) + rates.matmul(vocab, tokens, shape.width)
     # whole: to fp32 2+4, maximum 4, subtract 8, exp 8, sum 4, divide 8; back: 8 twice, to 16 bits 6. fused: 2; back 4.
-    light, heavy = (38, 22) if framework.loss == "whole" else (4, 6)
+    light, heavy = (38, 22) if framework.loss == "unfused" else (4, 6)
     comm = all_reduce_seconds(2 * tokens * shape.width, layout.tensor, link)
     comm_forward, comm_backward = (comm / 2, comm / 2) if layout.sequence_parallel else (0.0, comm)
     sums = all_reduce_seconds(12 * tokens, layout.tensor, link)

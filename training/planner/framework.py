@@ -13,7 +13,7 @@ from gristmill.training.layout_config import Recompute, Schedule
 
 
 class Framework(Config):
-    """Bytes are for one parameter; `hidden` shares say how much of a transfer can stand behind compute."""
+    """Bytes are for one parameter; `hidden`: share of a transfer that can overlap with compute."""
 
     name: str
     activations: Literal["engine", "literature"] = Field(
@@ -27,8 +27,8 @@ class Framework(Config):
     kernels: Literal["fused", "eager"] = Field(
         "fused", description="fused: norms, activations, residuals in one pass each"
     )
-    loss: Literal["fused", "whole"] = Field(
-        "fused", description="whole: fp32 logits and their softmax are kept in memory"
+    loss: Literal["fused", "unfused"] = Field(
+        "fused", description="unfused: fp32 logits and their softmax are kept in memory"
     )
     data_parallel: Literal["replicate", "optimizer_shard", "fsdp"] = Field(
         "fsdp", description="replicate: all-reduce of gradients; optimizer_shard: ZeRO-1; fsdp: the layout's shard axis"
@@ -84,7 +84,7 @@ MEGATRON_2021 = Framework(
     selective="core",
     recomputes=("none", "full"),
     kernels="eager",
-    loss="whole",
+    loss="unfused",
     data_parallel="replicate",
     gradient_bytes=2,
     reduce_bytes=2,
@@ -109,7 +109,7 @@ MEGATRON_CORE = Framework(
     name="megatron-core",
     activations="literature",
     float8_cast_bytes=0,
-    loss="whole",
+    loss="unfused",
     data_parallel="optimizer_shard",
     selective="core",
     recomputes=("none", "attention", "full"),
@@ -123,12 +123,12 @@ MEGATRON_CORE = Framework(
 # torch's FSDP as Llama and GPT recipes of 2023 use it: eager kernels, FlashAttention-2 or its Triton forerunner, whole
 # fp32 logits, AdamW that updates in several passes (clip 4+4, moments 16+12, weight 4+4).
 TORCH_FSDP = Framework.model_validate(
-    GRISTMILL_EAGER.model_dump() | {"name": "torch-fsdp", "loss": "whole", "layers": "even", "optimizer_bytes": 44}
+    GRISTMILL_EAGER.model_dump() | {"name": "torch-fsdp", "loss": "unfused", "layers": "even", "optimizer_bytes": 44}
 )
 # FSDP2 with layers compiled; its recomputation by operator keeps every second product (torchtitan,
 # distributed/activation_checkpoint.py), which runs the others again.
 TORCHTITAN = Framework.model_validate(
-    GRISTMILL.model_dump() | {"name": "torchtitan", "loss": "whole", "layers": "even", "products_again": 0.5}
+    GRISTMILL.model_dump() | {"name": "torchtitan", "loss": "unfused", "layers": "even", "products_again": 0.5}
 )
 TORCHTITAN_EAGER = Framework.model_validate(
     TORCHTITAN.model_dump() | {"name": "torchtitan-eager", "kernels": "eager", "optimizer_bytes": 44}

@@ -72,7 +72,7 @@ def _pipeline_illegal_reason(layout: Layout, microbatches: int) -> str | None:
     if microbatches < minimum:
         return f"fewer micro-batches than {layout.schedule} needs to fill its pipeline (one for each rank)"
     if not microbatches_fit(layout.schedule, layout.pipeline, microbatches):
-        return "interleaved runs in rounds of as many micro-batches as ranks, and these do not fill whole rounds"
+        return "the interleaved schedule needs a number of micro-batches that is a multiple of the pipeline ranks"
     if layout.schedule in SPLIT_BACKWARD and layout.recompute == "operators":
         return f"{layout.schedule} cannot recompute by operator"
     return None

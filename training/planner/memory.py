@@ -77,7 +77,7 @@ class MemoryModel:
         return found + (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [])
 
     def count(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:
-        """Numbers on the first rank of a shard group, which holds the most of each parameter's rows."""
+        """Number of parameters on the first rank of a shard group, which holds the most rows of each."""
         key = (layout.tensor, rank_layers, shard)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
@@ -122,45 +122,47 @@ class MemoryModel:
         return max((self.rank(layout, one, place, microbatches) for one, place in seen.items()), key=lambda m: m.total)
 
     def _static(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
-        framework, whole = self.framework, self.count(layout, rank_layers, 1)
+        framework, unsharded = self.framework, self.count(layout, rank_layers, 1)
         if framework.data_parallel == "fsdp":
-            return self._fsdp(layout, rank_layers, microbatches, whole)
+            return self._fsdp(layout, rank_layers, microbatches, unsharded)
         share = layout.data * layout.context if framework.data_parallel == "optimizer_shard" else 1
         return {
-            "parameters": framework.weight_bytes * whole,
-            "gradients": framework.gradient_bytes * whole,
-            "optimizer": 0.0 if self.offload else (framework.master_bytes + framework.moments_bytes) * whole / share,
+            "parameters": framework.weight_bytes * unsharded,
+            "gradients": framework.gradient_bytes * unsharded,
+            "optimizer": 0.0
+            if self.offload
+            else (framework.master_bytes + framework.moments_bytes) * unsharded / share,
             "buffers": 0.0,
         }
 
-    def _fsdp(self, layout: Layout, rank_layers: RankLayers, microbatches: int, whole: int) -> dict[str, float]:
+    def _fsdp(self, layout: Layout, rank_layers: RankLayers, microbatches: int, unsharded: int) -> dict[str, float]:
         """FSDP2: fp32 weights, gradients and moments are sharded; the copies in computation precision are not.
 
         A rank keeps copies of all its weights from the first forward to the last backward pass; resharded, of the ends
         and two layers (the current and the prefetched one). Gradients of several micro-batches are summed unsharded."""
         compute, exact = self.sizes.compute, self.sizes.statistics
-        cut = self.count(layout, rank_layers, layout.shard * layout.context)
+        sharded = self.count(layout, rank_layers, layout.shard * layout.context)
         layers = sum(rank_layers.kinds)
         one_layer = max(
             (self.count(layout, _only(rank_layers, kind), 1) for kind, count in enumerate(rank_layers.kinds) if count),
             default=0,
         )
-        ends = whole - sum(
+        ends = unsharded - sum(
             count * self.count(layout, _only(rank_layers, kind), 1)
             for kind, count in enumerate(rank_layers.kinds)
             if count
         )
-        copies = min(whole, ends + 2 * one_layer) if layout.reshard and layers else whole
-        sums = whole if microbatches > 1 else max(one_layer, ends)
+        copies = min(unsharded, ends + 2 * one_layer) if layout.reshard and layers else unsharded
+        sums = unsharded if microbatches > 1 else max(one_layer, ends)
         moments = 0.0 if self.offload else self.framework.moments_bytes * exact / 4
-        twin, twin_cut = (
+        second_table, sharded_table = (
             self._second_table(layout, rank_layers, shard) for shard in (1, layout.shard * layout.context)
         )
         return {
-            "parameters": exact * (cut + twin_cut),
-            "gradients": exact * (cut + twin_cut),
-            "optimizer": moments * cut,
-            "buffers": compute * (copies + twin + one_layer) + exact * (sums + twin + one_layer),
+            "parameters": exact * (sharded + sharded_table),
+            "gradients": exact * (sharded + sharded_table),
+            "optimizer": moments * sharded,
+            "buffers": compute * (copies + second_table + one_layer) + exact * (sums + second_table + one_layer),
         }
 
     def _second_table(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:

@@ -51,8 +51,8 @@ def _tokens(shape: ModelShape, layout: Layout, samples: int) -> int:
 
 
 def _sent_again(layout: Layout, framework: Framework) -> float:
-    """All-reduces of a layer; a gather or a scatter is half of one. Megatron runs a layer's forward pass again whole,
-    or its core, which sends nothing; torch leaves out the last sum or scatter, since nothing behind it is needed."""
+    """All-reduces of a layer; a gather or a scatter is half of one. Megatron repeats a layer's whole forward pass,
+    or only its core, which sends nothing; torch omits the last sum or scatter, whose result is not needed."""
     if layout.recompute == "none":
         return 0.0
     if framework.selective == "core":
