@@ -5,6 +5,7 @@ existing file can be reused: thresholds are applied later, on its columns, and d
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize
+from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
@@ -32,7 +33,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.lock import LockedSource, RawFile
 
-ANNOTATE_VERSION = 10  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 11  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
@@ -120,8 +121,14 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
     """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
-        _edited(["The kernels are compiled here once and loaded from the cache by the workers."], missing[0].config)
+        _compile_kernels(missing[0].config)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
+
+
+def _compile_kernels(config: AnnotateConfig) -> None:
+    """Compile the kernels once, so that the workers load them from the cache."""
+    texts, _ = normalize_texts(TextBuffer.of(["A text with an accent: é.\r\n"]), config.normalize)
+    _edited(texts, config)
 
 
 def annotate(task: AnnotateTask) -> None:
@@ -150,9 +157,11 @@ def _batch(
 def _annotated(
     batch: Sequence[tuple[RawFile, Record | Unreadable]], source: SourceConfig, config: AnnotateConfig
 ) -> pa.RecordBatch:
-    normalized = [normalize(r.text if isinstance(r, Record) else "", config.normalize) for _, r in batch]
-    languages = detect([n.text for n in normalized], config.language_id)
-    texts, measured = _edited([n.text for n in normalized], config)
+    raw = TextBuffer.of([r.text if isinstance(r, Record) else "" for _, r in batch])
+    normalized, repairs = normalize_texts(raw, config.normalize)
+    languages = detect(normalized.texts(), config.language_id)
+    final, measured = _edited(normalized, config)
+    texts = final.texts()
     rows = [
         {
             "doc_id": doc_id(source.name, file, record.number),
@@ -160,10 +169,10 @@ def _annotated(
             "raw_digest": file.sha256,
             "record": record.number,
             "text_hash": xxhash.xxh3_64_intdigest(text.encode()),
-            "changes": [*(record.repairs if isinstance(record, Record) else ()), *done.changes],
+            "changes": [*(record.repairs if isinstance(record, Record) else ()), *_repair_names(int(bits))],
             **_description(record),
         }
-        for (file, record), done, text in zip(batch, normalized, texts, strict=True)
+        for (file, record), bits, text in zip(batch, repairs, texts, strict=True)
     ]
     described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
     urls = [record.url if isinstance(record, Record) else "" for _, record in batch]
@@ -172,9 +181,13 @@ def _annotated(
     return pa.record_batch([*described.columns, *languages.columns, *measured, *optional], schema=schema)
 
 
-def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[pa.Array]]:
+@lru_cache(maxsize=64)
+def _repair_names(bits: int) -> tuple[str, ...]:
+    return tuple(name for place, name in enumerate(REPAIRS) if bits >> place & 1)
+
+
+def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, list[pa.Array]]:
     """Return (the texts after all edits, columns of the final texts' signals, then the columns each edit adds)."""
-    buffer = TextBuffer.of(texts)
     measured = measure_buffer(buffer, config.words)
     added: list[pa.Array] = []
     for edit in config.edits:
@@ -187,7 +200,7 @@ def _edited(texts: list[str], config: AnnotateConfig) -> tuple[list[str], list[p
         # not 1 - after / before: that is above 0.05 for one word of twenty
         added.append(pa.array((words_before - words_after) / np.maximum(words_before, 1)))
         measured = after
-    return buffer.texts() if config.edits else texts, [*measured.columns, *added]
+    return buffer, [*measured.columns, *added]
 
 
 def _description(record: Record | Unreadable) -> dict:

@@ -1,14 +1,23 @@
-"""Unicode normalization and repair of every text before its signals are measured."""
+"""Unicode normalization and repair of every text before its signals are measured.
 
-import re
+A compiled scan finds which texts a step may change; only those become Python strings. Line ends and white space are
+compiled too."""
+
 import unicodedata
-from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
-import ftfy
-from ftfy.badness import is_bad
+import numpy as np
 
+from gristmill.data_pipeline.annotate.scan_tables import BAD, CONTROL, CONTROLS, LINE_END, UNCOMPOSED
+from gristmill.data_pipeline.annotate.text_scan import scan_texts, tidied, with_newlines
+from gristmill.data_pipeline.signals.buffer import TextBuffer, joined
 from gristmill.foundation.config import Config
+
+# The repairs, in their order; repair k is bit k of the changes of a text.
+REPAIRS = ("line_ends", "ftfy", "control_characters", "nfc", "whitespace")
+LINE_ENDS, FTFY, CONTROL_CHARACTERS, NFC, WHITESPACE = (1 << place for place in range(len(REPAIRS)))
+EVERYTHING = BAD | CONTROL | UNCOMPOSED
 
 
 class NormalizeConfig(Config):
@@ -26,79 +35,90 @@ class NormalizeConfig(Config):
     whitespace: Literal["tidy", "keep"] = "tidy"
 
 
-@dataclass(frozen=True)
-class Normalized:
-    """changes: the names of the repairs that changed this text."""
+def normalize_texts(texts: TextBuffer, config: NormalizeConfig) -> tuple[TextBuffer, np.ndarray]:
+    """Return (repaired texts, uint8[N]: the bits of the REPAIRS that changed each text). The function is idempotent.
 
-    text: str
-    changes: tuple[str, ...]
-
-
-_ENCODING_ONLY = ftfy.TextFixerConfig(
-    unescape_html=False,
-    remove_terminal_escapes=False,
-    fix_latin_ligatures=False,
-    fix_character_width=False,
-    uncurl_quotes=False,
-    fix_line_breaks=False,
-    fix_surrogates=True,
-    remove_control_chars=False,
-    normalization=None,
-    explain=False,
-)
-_FULL = ftfy.TextFixerConfig(normalization=None, explain=False)
-_LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe]")
-_C1 = re.compile("[\x80-\x9f]")
-# Matches only from the start of a run of blanks: otherwise a run of n blanks before a letter takes n * n / 2 steps.
-_LINE_TAILS = re.compile(r"(?<![^\S\n])[^\S\n]++$", re.MULTILINE)
-_BLANK_RUN = re.compile(r"\n{4,}")
-
-
-def normalize(text: str, config: NormalizeConfig) -> Normalized:
-    """Repair a text. The function is idempotent.
-
-    "I\\x80\\x99m  \\r\\n" with mojibake becomes "I’m"; `changes` names each repair that changed the text."""
-    steps = []
-    if config.line_ends:
-        steps.append(("line_ends", lambda t: _LINE_ENDS.sub("\n", t)))
-    if config.ftfy != "off":
-        steps.append(("ftfy", _fix_full if config.ftfy == "full" else _fix_encoding))
-    if config.control_characters:
-        steps.append(("control_characters", lambda t: _CONTROLS.sub("", t)))
-    if config.nfc:
-        steps.append(("nfc", _compose))
+    "I\\x80\\x99m  \\r\\n" with mojibake becomes "I’m"; its repairs are line_ends, ftfy and whitespace."""
+    changes = np.zeros(len(texts), np.uint8)
+    found = scan_texts(texts)
+    if config.line_ends and np.any(found & LINE_END):
+        changes[found & LINE_END > 0] = LINE_ENDS
+        texts = with_newlines(texts)
+        found = scan_texts(texts)
+    if config.ftfy == "full":
+        found[:] = EVERYTHING
+    steps = _flag_of_steps(config)
+    repaired: dict[int, bytes] = {}
+    for k in np.flatnonzero(found & steps).tolist():
+        text = texts.raw(k).decode()
+        better, bits = _repaired(text, config, int(found[k]))
+        if bits:
+            changes[k] |= bits
+            repaired[k] = better.encode()
+    if repaired:
+        texts = TextBuffer(*joined([repaired[k] if k in repaired else texts.raw(k) for k in range(len(texts))]))
     if config.whitespace == "tidy":
-        steps.append(("whitespace", _tidy))
-    changes = []
-    for name, step in steps:
-        repaired = step(text)
-        if repaired != text:
-            changes.append(name)
-            text = repaired
-    return Normalized(text, tuple(changes))
+        tidy = tidied(texts)
+        changes[np.diff(tidy.offsets) != np.diff(texts.offsets)] |= WHITESPACE
+        texts = tidy
+    return texts, changes
 
 
-def _fix_encoding(text: str) -> str:
-    """Apply ftfy.fix_text to the lines that may hold mojibake. It works line by line and takes 40 microseconds even for
-    an empty line; nearly all texts have no such line."""
-    if not _may_be_mojibake(text):
-        return text
+def _flag_of_steps(config: NormalizeConfig) -> int:
+    """What a scan must find so that a step beside line ends and white space may change a text."""
+    return (
+        (BAD if config.ftfy != "off" else 0)
+        | (CONTROL if config.control_characters else 0)
+        | (UNCOMPOSED if config.nfc else 0)
+    )
+
+
+def _repaired(text: str, config: NormalizeConfig, found: int) -> tuple[str, int]:
+    """The text after ftfy, control characters and NFC, and the bits of those that changed it. found: what the scan
+    found in it; a step that could change nothing is skipped."""
+    bits = 0
+    if found & BAD and config.ftfy != "off":
+        better = _fixed_lines(text) if config.ftfy == "encoding" else _ftfy(text, config.ftfy)
+        bits, text = bits | (FTFY if better != text else 0), better
+    if config.control_characters and (found & CONTROL or bits):
+        better = CONTROLS.sub("", text)
+        bits, text = bits | (CONTROL_CHARACTERS if better != text else 0), better
+    # what is removed or replaced may have stood between two characters that compose
+    if config.nfc and (found & UNCOMPOSED or bits) and not unicodedata.is_normalized("NFC", text):
+        bits, text = bits | NFC, unicodedata.normalize("NFC", text)
+    return text, bits
+
+
+def _fixed_lines(text: str) -> str:
+    """Apply ftfy.fix_text to the lines that may hold mojibake: it takes 40 microseconds even for an empty line."""
     lines = text.split("\n")
-    return "\n".join(ftfy.fix_text(line, _ENCODING_ONLY) if _may_be_mojibake(line) else line for line in lines)
+    bad = scan_texts(TextBuffer(*joined([line.encode() for line in lines]))) & BAD
+    for k in np.flatnonzero(bad).tolist():
+        lines[k] = _ftfy(lines[k], "encoding")
+    return "\n".join(lines)
 
 
-def _may_be_mojibake(text: str) -> bool:
-    return not text.isascii() and bool(is_bad(text) or _C1.search(text))
+def _ftfy(text: str, extent: str) -> str:
+    import ftfy  # loaded here: few texts need it, and its import takes a tenth of a second
+
+    return ftfy.fix_text(text, _ftfy_config(extent))
 
 
-def _fix_full(text: str) -> str:
-    return ftfy.fix_text(text, _FULL)
+@lru_cache(maxsize=2)
+def _ftfy_config(extent: str) -> Any:
+    import ftfy  # as above
 
-
-def _compose(text: str) -> str:
-    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
-
-
-def _tidy(text: str) -> str:
-    return _BLANK_RUN.sub("\n\n\n", _LINE_TAILS.sub("", text)).strip("\n")
+    if extent == "full":
+        return ftfy.TextFixerConfig(normalization=None, explain=False)
+    return ftfy.TextFixerConfig(
+        unescape_html=False,
+        remove_terminal_escapes=False,
+        fix_latin_ligatures=False,
+        fix_character_width=False,
+        uncurl_quotes=False,
+        fix_line_breaks=False,
+        fix_surrogates=True,
+        remove_control_chars=False,
+        normalization=None,
+        explain=False,
+    )

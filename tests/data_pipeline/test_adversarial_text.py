@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from gristmill.data_pipeline.annotate.bad_words import BadWords
-from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize
+from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, replace_pii
 from gristmill.data_pipeline.readers.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.readers.python_docs import prose
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
 from gristmill.data_pipeline.signals.paragraph_languages import split_paragraphs
 
@@ -96,6 +97,7 @@ def calls_of_re(path: Path) -> list[ast.Call]:
 # Calls of re outside of constants, where the text is short or the expression is built of a user's words.
 BUILT_LATER = {
     "data_pipeline/filters/pii.py": 1,  # separators of one phone number
+    "data_pipeline/annotate/scan_tables.py": 1,  # all characters of a category
     "data_pipeline/annotate/bad_words.py": 2,  # a phrase of the list; one character
 }
 
@@ -133,7 +135,7 @@ C4, REFINEDWEB = (FilterChoice(preset=name).line_options() for name in ("c4", "r
 PII = PiiConfig(phone="replace")
 WORDS = BadWords(["red", "red mill", "a a a b", "(", "é 1"])
 FUNCTIONS: dict[str, Callable[[str], object]] = {
-    "normalize": lambda text: normalize(text, NormalizeConfig()),
+    "normalize": lambda text: normalize_texts(TextBuffer.of([text]), NormalizeConfig()),
     "edit_c4": lambda text: edit_c4(text, C4),
     "edit_refinedweb": lambda text: edit_refinedweb(text, REFINEDWEB),
     "replace_pii": lambda text: replace_pii(text, PII),
@@ -156,7 +158,7 @@ def test_a_function_of_texts_is_linear(name):
 
 def fully_normalized(size: int) -> None:
     for text in texts(size):
-        normalize(text, NormalizeConfig(ftfy="full"))
+        normalize_texts(TextBuffer.of([text]), NormalizeConfig(ftfy="full"))
 
 
 @pytest.mark.slow  # ftfy takes 40 microseconds for an empty line: a megabyte of them is linear, and 40 seconds

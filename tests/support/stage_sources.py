@@ -42,7 +42,8 @@ def _module(stage: str) -> str:
 def _digest(module: str) -> str:
     path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     files = source_files(f"gristmill.{module}", path, NOT_IN_OUTPUT)
-    tables = sorted({table for file in files.values() for table in file.parent.glob("*.txt")})
+    folders = {file.parent for file in files.values()}
+    tables = sorted(table for folder in folders for suffix in ("txt", "npz") for table in folder.glob(f"*.{suffix}"))
     digests = [hashlib.sha256(table.read_bytes()).hexdigest() for table in tables]
     return hashlib.sha256("\n".join([code_digest(files), *digests]).encode()).hexdigest()
 
