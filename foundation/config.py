@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 class Config(BaseModel):
     """Frozen; unknown keys are errors. Numbers must be finite, and booleans are not accepted as numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before", check_fields=False)
     @classmethod

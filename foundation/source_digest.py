@@ -1,7 +1,8 @@
 """Digest of a module's source and of every module of the same package that it imports, directly or not.
 
-Imports are found in the text, so nothing is imported: `from package.folder.file import name` and `import
-package.folder.file`, at the top of a file or inside a function. Relative imports are not followed; there are none."""
+Imports are found in the text, so nothing is imported: `from package.folder.file import name`, `import
+package.folder.file` and `DeferredModule("package.folder.file")`, at the top of a file or inside a function. Relative
+imports are not followed; there are none."""
 
 import ast
 import hashlib
@@ -13,6 +14,7 @@ from pathlib import Path
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]*(\([^)]*\)|[^\n]*)|import[ \t]+([\w., \t]+))", re.M
 )
+_DEFERRED = re.compile(r"\bDeferredModule\(\s*\"([\w.]+)\"")
 _NAME, _WORD = re.compile(r"[\w.]+"), re.compile(r"\w+")
 
 
@@ -47,7 +49,9 @@ def code_digest(files: Mapping[str, Path]) -> str:
 @cache
 def _imported(path: Path, package: str, root: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for origin, names, plain in _IMPORT.findall(path.read_text("utf-8")):
+    text = path.read_text("utf-8")
+    statements = [*_IMPORT.findall(text), *(("", "", name) for name in _DEFERRED.findall(text))]
+    for origin, names, plain in statements:
         members = [f"{origin}.{member}" for member in _WORD.findall(names)]
         for name in _NAME.findall(plain) or [origin, *members]:
             first, *rest = name.split(".")

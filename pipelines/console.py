@@ -1,7 +1,10 @@
 """Printing for the command line: plain text, wrapped on a terminal only."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+from rich.table import Table
 
 from gristmill.foundation.progress import plain_console
 
@@ -9,6 +12,14 @@ from gristmill.foundation.progress import plain_console
 def print_block(block: Any) -> None:
     """Prints a rich table or other renderable to standard output."""
     plain_console(sys.stdout).print(block)
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table whose first row is its header."""
+    table = Table(*rows[0])
+    for row in rows[1:]:
+        table.add_row(*row)
+    print_block(table)
 
 
 def print_error(error: object) -> None:

@@ -4,8 +4,9 @@ import os
 import traceback
 from pathlib import Path
 
-import numba
+from gristmill.foundation.deferred_module import DeferredModule
 
+numba = DeferredModule("numba")
 CACHING_CODE = os.path.join("numba", "core", "caching.py")
 UNREADABLE = ("UnpicklingError", "EOFError", "UnicodeDecodeError", "ValueError", "IndexError", "KeyError")
 

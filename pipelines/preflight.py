@@ -13,16 +13,19 @@ from gristmill.data_pipeline.readers.files import is_address
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
-from gristmill.tokenizers.pretrained import require_pretrained
 from gristmill.training.memory_check import LARGEST_DEVICE_BYTES, check_memory, host_bytes
 from gristmill.training.parallel.layout import objections
-from gristmill.training.planner.command import resolve_layout
-from gristmill.training.planner.hardware import load_hardware
+
+# For recipes that get as far as these stages.
+planner = DeferredModule("gristmill.training.planner.command")
+hardware = DeferredModule("gristmill.training.planner.hardware")
+pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 
 HELD_OUT_TASKS = ("bits_per_byte", "cloze")
 # A cloze question has a context of at most 500 bytes and choices of 20 to 160, wrong ones up to 1.5 times as long
@@ -115,7 +118,7 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 def _tokenizer(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     if recipe.tokenizer.pretrained is not None:
         try:
-            require_pretrained(recipe.tokenizer.pretrained)
+            pretrained.require_pretrained(recipe.tokenizer.pretrained)
         except InputError as error:
             yield Finding(str(error), InputError)
 
@@ -124,9 +127,9 @@ def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     model, train = recipe.training()
     vocabulary = UNKNOWN_VOCABULARY if recipe.tokenizer.pretrained else recipe.tokenizer.vocab_size
     try:
-        load_hardware(train.layout.hardware)
+        hardware.load_hardware(train.layout.hardware)
         if train.layout.auto:
-            resolve_layout(model, vocabulary, train, world_size)
+            planner.resolve_layout(model, vocabulary, train, world_size)
             return
     except RecipeError as error:
         yield Finding(f"train.layout: {error}")

@@ -69,7 +69,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path, inside_functions: bool = False) -> set[str]:
-    """Names that `import` and `from` statements import when the file is imported.
+    """Names that `import` and `from` statements import when the file is imported, and its deferred modules.
 
     `inside_functions` adds those inside functions. Does not count the code under `if __name__ == "__main__"`."""
     found = set()
@@ -81,6 +81,8 @@ def imports(path: Path, inside_functions: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "DeferredModule":
+            found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
         elif isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             continue
         elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

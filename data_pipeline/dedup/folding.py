@@ -7,12 +7,12 @@ The rules, by Unicode code point (the tables are those of the running Python's `
 - in scripts written without spaces (`STANDS_ALONE`) every letter and mark is a word of its own, so that a word
   5-gram is five characters there."""
 
-import unicodedata
 from functools import cache
 from typing import Literal
 
 import numpy as np
 
+from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, code_points
 from gristmill.foundation.cached_njit import cached_njit
 
 Fold = Literal["word", "character", "space"]
@@ -35,9 +35,9 @@ SEPARATOR = np.uint32(0)
 VANISHES = np.uint32(1 << 30)
 ALONE = np.uint32(1 << 31)
 CODE_POINT = np.uint32((1 << 21) - 1)
+LAST_CASED = 0x20000  # no code point from here on has a lower case
 SPACE = np.uint8(32)
 LETTER = np.uint8(255)
-NUM_CODE_POINTS = 0x110000
 
 # A folded character is at most half as long again as the raw one (U+023A, two bytes, folds to U+2C65, three;
 # a three-byte character that stands alone gets a space); every text may need one more space at its end.
@@ -50,25 +50,22 @@ def folding_table(fold: Fold) -> np.ndarray:
 
     word, character: the rules above; only `word` cuts the scripts without spaces into characters. space: every
     character stays as it is, but white space (str.isspace) and NUL separate."""
+    table = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
     if fold == "space":
-        table = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
-        table[[c for c in range(NUM_CODE_POINTS) if chr(c).isspace()]] = SEPARATOR
+        table[np.strings.isspace(code_points())] = SEPARATOR
         return table
-    table = np.array([_folded(chr(c)) for c in range(NUM_CODE_POINTS)], dtype=np.uint32)
+    table[:LAST_CASED] = np.strings.lower(code_points()[:LAST_CASED]).view(np.uint32)
+    first_C, second_C = category_letters().T
+    separates = (first_C != ord("L")) & (first_C != ord("M")) & (first_C != ord("N"))
+    separates[ord("_")] = False
+    table[separates] = SEPARATOR
+    table[(first_C == ord("C")) & (second_C == ord("f"))] = VANISHES
+    table[0x200B] = SEPARATOR
     if fold == "word":
         for first, last in STANDS_ALONE:
             block = table[first : last + 1]
             block[(block & CODE_POINT) > 0] |= ALONE
     return table
-
-
-def _folded(character: str) -> int:
-    category = unicodedata.category(character)
-    if category == "Cf":
-        return int(SEPARATOR) if character == "\u200b" else int(VANISHES)
-    if category[0] not in "LMN" and character != "_":
-        return int(SEPARATOR)
-    return ord(character.lower()[0])
 
 
 @cached_njit(nogil=True)

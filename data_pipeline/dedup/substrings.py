@@ -16,15 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
-from pydivsufsort import divsufsort
 
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
 from gristmill.foundation.cached_njit import cached_njit
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.config import Config
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
+
+pydivsufsort = DeferredModule("pydivsufsort")
 
 # start, stop: bytes of the document's UTF-8, on character bounds. kept_in: the document of the first place.
 REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
@@ -81,7 +83,7 @@ def repeats_of(group: Group, min_bytes: int) -> list[tuple[int, int, int, int]]:
     """(document, start, stop, document of the first place) of the group's repeats, bytes within the document."""
     if len(group.data) < min_bytes:
         return []
-    suffixes = divsufsort(group.data.copy())
+    suffixes = pydivsufsort.divsufsort(group.data.copy())
     covered = np.full(len(group.data), -1, np.int32)
     _mark(group.data, suffixes.astype(np.int32, copy=False), min_bytes, covered)
     return _spans(covered, group, min_bytes)

@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-import fsspec
-
 from gristmill.data_pipeline.readers.local_files import local_files, local_path
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
+
+fsspec = DeferredModule("fsspec")  # 0.1 s, for addresses alone
 
 
 def shown_path(location: str) -> str:

@@ -2,11 +2,13 @@
 
 from typing import Any, Literal
 
-import trafilatura
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
 from gristmill.data_pipeline.readers.html_encoding import REPLACED_BYTES, decode_html
+from gristmill.foundation.deferred_module import DeferredModule
+
+trafilatura = DeferredModule("trafilatura")  # 0.25 s, for HTML alone
 
 Extractor = Literal["trafilatura", "trafilatura_precision", "resiliparse"]
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gristmill.foundation.engine.pandas_check import do_without_pandas
 from gristmill.foundation.engine.worker_pool import WorkerDied, WorkerPool
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
@@ -61,6 +62,7 @@ class LocalEngine:
         self, function: Callable[[Task], Result], tasks: Sequence[Task], description: str
     ) -> Generator[tuple[int, Result], None, None]:
         if self.workers <= 1 or len(tasks) <= 1:
+            do_without_pandas()
             yield from ((index, function(task)) for index, task in enumerate(tasks))
             return
         try:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from gristmill.foundation.engine.pandas_check import do_without_pandas
+
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
 SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL
 
@@ -154,6 +156,7 @@ def _answer(order: bytes) -> tuple[bool, Any]:
     """(True, the result) or (False, (exception, its traceback))."""
     try:
         function, value = multiprocessing.reduction.ForkingPickler.loads(order)
+        do_without_pandas()
         return True, function(value)
     except Exception as error:
         return False, (_portable(error), traceback.format_exc())

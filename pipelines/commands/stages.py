@@ -1,17 +1,16 @@
 """The commands that run, plan and check the stages of a recipe."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
-from typer.core import TyperGroup
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.commands.checkpoint import CheckpointEvaluation, data_folder, evaluate_checkpoint
-from gristmill.pipelines.commands.data import tokenizer_compare
 from gristmill.pipelines.commands.stage_options import (
     RecipeArgument,
     SetOption,
@@ -29,19 +28,6 @@ from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.runner import Runner
 from gristmill.training.limits import MAX_PROCESSES
-
-STAGE_COMMAND = "stage"
-
-
-class StageGroup(TyperGroup):
-    """A stage's command with subcommands: `tokenizer compare ...`, and `tokenizer RECIPE` for everything else."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = args[:1] == ["--help"] or (args and args[0] in self.commands)
-        return super().parse_args(ctx, args if known else [STAGE_COMMAND, *args])
-
-
-tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, or compare tokenizers.")
 
 
 def run(
@@ -67,8 +53,8 @@ def run(
         print(f"report: {runner.workdir / 'report' / 'report.html'}")
 
 
-def add_stage_command(name: str, app: typer.Typer, command_name: str) -> None:
-    """Registers the command that runs only this stage."""
+def stage_command(name: str) -> Callable[..., None]:
+    """The command that runs only this stage."""
 
     def command(
         recipe: RecipeArgument,
@@ -80,11 +66,10 @@ def add_stage_command(name: str, app: typer.Typer, command_name: str) -> None:
         run_stage(name, recipe, workdir, set_, workers, update_lock)
 
     command.__doc__ = f"Run only the stage {name}; its input stages must be complete."
-    app.command(command_name)(command)
+    return command
 
 
-add_stage_command("tokenizer", tokenizer_app, STAGE_COMMAND)
-tokenizer_app.command("compare")(tokenizer_compare)
+curate, index, report = stage_command("curate"), stage_command("index"), stage_command("report")
 
 
 def train(

@@ -5,9 +5,12 @@ from typing import Any
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage, StageContext
-from gristmill.tokenizers.index_corpus import IndexRequest, index_corpus
+
+# The command imports every stage; this part is imported by a run of this one.
+indexing = DeferredModule("gristmill.tokenizers.index_corpus")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -17,14 +20,14 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def run(context: StageContext) -> dict[str, Any]:
     recipe = context.recipe
-    request = IndexRequest(
+    request = indexing.IndexRequest(
         corpus=context.inputs["curate"],
         tokenizer=context.inputs["tokenizer"],
         weights={source.name: source.weight for source in recipe.sources},
         seed=recipe.seed,
         folder=context.folder,
     )
-    dataset, tokenizer = index_corpus(request, context.workers, context.reporter)
+    dataset, tokenizer = indexing.index_corpus(request, context.workers, context.reporter)
     for line in recipe_repeat_warnings(recipe, dataset):
         context.reporter.say(f"index: {line}")
     return {

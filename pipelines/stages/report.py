@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.report.blocks import Figure
-from gristmill.pipelines.report.content import Folders, report_blocks
-from gristmill.pipelines.report.html import to_html
-from gristmill.pipelines.report.markdown import to_markdown
 from gristmill.pipelines.stage import Stage, StageContext
+
+# The command imports every stage; these parts are imported by a run of this one.
+content = DeferredModule("gristmill.pipelines.report.content")
+html = DeferredModule("gristmill.pipelines.report.html")
+markdown = DeferredModule("gristmill.pipelines.report.markdown")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -17,13 +19,13 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def run(context: StageContext) -> dict[str, Any]:
     """Writes report.md, report.html and figures/*.svg."""
-    folders = Folders(**{name: folder for name, folder in context.inputs.items()})
-    blocks = report_blocks(context.recipe, folders)
-    figures = [block for block in blocks if isinstance(block, Figure)]
+    folders = content.Folders(**{name: folder for name, folder in context.inputs.items()})
+    blocks = content.report_blocks(context.recipe, folders)
+    figures = [block for block in blocks if isinstance(block, content.Figure)]
     for figure in figures:
         write_atomic(context.folder / "figures" / f"{figure.name}.svg", figure.svg)
-    write_atomic(context.folder / "report.md", to_markdown(blocks).encode())
-    write_atomic(context.folder / "report.html", to_html(f"gristmill: {context.recipe.name}", blocks).encode())
+    write_atomic(context.folder / "report.md", markdown.to_markdown(blocks).encode())
+    write_atomic(context.folder / "report.html", html.to_html(f"gristmill: {context.recipe.name}", blocks).encode())
     return {"figures": len(figures)}
 
 

@@ -2,23 +2,26 @@
 
 from typing import Any
 
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.export import differences, write_huggingface
-from gristmill.tokenizers.pretrained import copy_pretrained, pretrained_digest
-from gristmill.tokenizers.sample import training_texts
-from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, Tokenizer, load_tokenizer
-from gristmill.tokenizers.train import train
+
+# The command imports every stage; these parts are imported by a run of this one.
+export = DeferredModule("gristmill.tokenizers.export")
+pretrained = DeferredModule("gristmill.tokenizers.pretrained")
+sample = DeferredModule("gristmill.tokenizers.sample")
+loading = DeferredModule("gristmill.tokenizers.tokenizer")
+training = DeferredModule("gristmill.tokenizers.train")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
     """A pretrained tokenizer is identified by its content, not its path."""
     described = identity(recipe.tokenizer)
     if recipe.tokenizer.pretrained is not None:
-        described |= {"pretrained": pretrained_digest(recipe.tokenizer.pretrained)}
+        described |= {"pretrained": pretrained.pretrained_digest(recipe.tokenizer.pretrained)}
         return {"tokenizer": described}
     return {
         "tokenizer": described,
@@ -31,11 +34,11 @@ def run(context: StageContext) -> dict[str, Any]:
     settings = context.recipe.tokenizer
     sampled: dict[str, int] = {}
     if settings.pretrained is not None:
-        copy_pretrained(settings, context.folder)
+        pretrained.copy_pretrained(settings, context.folder)
     else:
         sampled = _train(context)
-    tokenizer = load_tokenizer(context.folder)
-    exported = _export(context, tokenizer) if (context.folder / MODEL_NAME).is_file() else True
+    tokenizer = loading.load_tokenizer(context.folder)
+    exported = _export(context, tokenizer) if (context.folder / loading.MODEL_NAME).is_file() else True
     context.reporter.say(f"tokenizer: {tokenizer.vocab_size} pieces, encoder {tokenizer.encoder}")
     return {
         "vocab_size": tokenizer.vocab_size,
@@ -51,26 +54,28 @@ def _train(context: StageContext) -> dict[str, int]:
     recipe = context.recipe
     weights = {source.name: source.weight for source in recipe.sources}
     with context.reporter.meter("tokenizer: reading", 1, "samples") as meter:
-        texts, sampled = training_texts(context.inputs["curate"], weights, recipe.tokenizer, recipe.seed)
+        texts, sampled = sample.training_texts(context.inputs["curate"], weights, recipe.tokenizer, recipe.seed)
         meter.advance(1, f"{sum(sampled.values()) / 1e6:.1f} MB")
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
-        model = train(texts, recipe.tokenizer)
+        model = training.train(texts, recipe.tokenizer)
         meter.advance(1, f"{recipe.tokenizer.vocab_size} pieces")
-    write_atomic(context.folder / MODEL_NAME, model)
+    write_atomic(context.folder / loading.MODEL_NAME, model)
     return sampled
 
 
-def _export(context: StageContext, tokenizer: Tokenizer) -> bool:
+def _export(context: StageContext, tokenizer: Any) -> bool:
     """Writes tokenizer.json next to the model if both give the same ids; True if they do.
 
     A pretrained model may have a normaliser that tokenizer.json cannot express; a model trained here never has."""
-    write_huggingface(context.folder, context.recipe.tokenizer.case_marks)
+    export.write_huggingface(context.folder, context.recipe.tokenizer.case_marks)
     strings = adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
-    different = differences(context.folder, strings)
+    different = export.differences(context.folder, strings)
     if different and context.recipe.tokenizer.pretrained is None:
-        raise InputError(f"tokenizer.json gives other ids than {MODEL_NAME} on {different[0]!r}; set another strategy")
+        raise InputError(
+            f"tokenizer.json gives other ids than {loading.MODEL_NAME} on {different[0]!r}; set another strategy"
+        )
     if different:
-        (context.folder / JSON_NAME).unlink()
+        (context.folder / loading.JSON_NAME).unlink()
         context.reporter.say(
             f"tokenizer: tokenizer.json not written, because its ids would differ from the model on {len(different)} "
             f"of {len(strings)} strings, such as {different[0]!r}"

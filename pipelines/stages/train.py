@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
-from gristmill.data_pipeline.indexed.samples import TooFewTokens, open_samples
 from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.planner.command import resolve_layout
+
+# The command imports every stage; these parts are imported by a run of this one.
+indexed = DeferredModule("gristmill.data_pipeline.indexed.samples")
+planner = DeferredModule("gristmill.training.planner.command")
 
 EVALUATION_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that evaluation during training uses too
 
@@ -64,7 +67,7 @@ def run(context: StageContext) -> dict[str, Any]:
     data = open_data(context)
     place = RankInfo.from_environment()
     if train.layout.auto:
-        train = resolve_layout(model, data.samples.vocab_size, train, place.world_size)
+        train = planner.resolve_layout(model, data.samples.vocab_size, train, place.world_size)
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     check_memory(model, train, data.samples.vocab_size, device_bytes(place))
@@ -115,15 +118,15 @@ def open_data(context: StageContext) -> Any:
     model, train = recipe.training()
     dataset = read_dataset(folder)
     say = context.reporter.say
-    samples = open_samples(folder, "train", model.sequence_length, recipe.seed, recipe.index, say)
+    samples = indexed.open_samples(folder, "train", model.sequence_length, recipe.seed, recipe.index, say)
     num_samples = -(-train.tokens // model.sequence_length)
     samples.check_budget(num_samples)
     context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
     for line in samples.repeat_warnings(num_samples):
         say(f"train: {line}")
     try:
-        held_out = open_samples(folder, "validation", model.sequence_length, recipe.seed, recipe.index, say)
-    except TooFewTokens as error:
+        held_out = indexed.open_samples(folder, "validation", model.sequence_length, recipe.seed, recipe.index, say)
+    except indexed.TooFewTokens as error:
         context.reporter.say(f"train: no validation loss: {error}")
         held_out = None
     return Data(

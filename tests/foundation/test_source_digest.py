@@ -17,9 +17,10 @@ from gristmill.foundation.source_digest import (
 FILES = {
     "top": '"""A docstring."""\nimport os\nfrom package.folder import (\n    left,\n    right,\n)\n',
     "folder/left": "from package.folder.leaf import VALUE  # a comment\n",
-    "folder/right": "def late():\n    import package.late\n",
+    "folder/right": 'def late():\n    import package.late\n\nlast = DeferredModule("package.deferred")\n',
     "folder/leaf": "VALUE = 1\n",
     "late": "",
+    "deferred": "",
     "unrelated": "VALUE = 2\n",
 }
 
@@ -42,6 +43,7 @@ def digests(package):
 
 def test_the_files_that_a_module_reaches(package):
     assert list(source_files("package.top", package / "top.py")) == [
+        "package.deferred",
         "package.folder.leaf",
         "package.folder.left",
         "package.folder.right",

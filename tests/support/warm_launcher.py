@@ -54,6 +54,10 @@ LOADED = (  # before the first fork: what the stages load when they run
     "sklearn.linear_model",
     "torch.distributed.checkpoint",
     "gristmill.evaluation.run",
+    "gristmill.pipelines.commands.checkpoint",
+    "gristmill.pipelines.commands.stages",
+    "gristmill.pipelines.commands.tokenizer",
+    "gristmill.pipelines.commands.verification",
     "gristmill.training.run",
 )
 

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.commands.data import data_app, tokenizer_compare
+from gristmill.pipelines.commands.data import data_app
+from gristmill.pipelines.commands.tokenizer import tokenizer_compare
 from tests.support.indexed_files import write_documents
 
 

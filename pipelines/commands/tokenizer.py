@@ -1,0 +1,68 @@
+"""The commands for tokenizers: `gristmill tokenizer RECIPE` and `gristmill tokenizer compare`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.stages import stage_command
+from gristmill.pipelines.console import print_rows
+from gristmill.pipelines.proxy_model_config import ProxyConfig
+from gristmill.pipelines.tokenizer_comparison import (
+    GROUP_METRICS,
+    TokenizerComparison,
+    compare_tokenizers,
+    group_rows,
+    read_texts,
+    rows,
+)
+from gristmill.tokenizers.config import STRATEGIES
+
+STAGE_COMMAND = "stage"
+
+
+class StageGroup(TyperGroup):
+    """A stage's command with subcommands: `tokenizer compare ...`, and `tokenizer RECIPE` for everything else."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        return super().parse_args(ctx, args if known else [STAGE_COMMAND, *args])
+
+
+tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, or compare tokenizers.")
+tokenizer_app.command(STAGE_COMMAND)(stage_command("tokenizer"))
+
+
+@tokenizer_app.command("compare")
+def tokenizer_compare(
+    texts: Annotated[Path, typer.Argument(metavar="TEXTS", help="A curate folder, or a .jsonl(.gz|.zst) file.")],
+    strategies: Annotated[str, typer.Option(help="Strategies to train, comma-separated; empty for none.")] = ",".join(
+        STRATEGIES
+    ),
+    tokenizer: Annotated[list[Path] | None, typer.Option(help="A further tokenizer folder to compare.")] = None,
+    vocab_size: Annotated[int, typer.Option(min=300)] = 16_000,
+    reference: Annotated[str, typer.Option(help="The reference language of parity.")] = "en",
+    leave_out: Annotated[str, typer.Option(help="Languages or sources to exclude, comma-separated.")] = "",
+    train_proxy: Annotated[
+        bool, typer.Option("--train-proxy", help="Also train a small proxy model on each tokenizer.")
+    ] = False,
+    proxy_bytes: Annotated[
+        int, typer.Option(min=10_000, help="Training text of the proxy model.")
+    ] = ProxyConfig().text_bytes,
+    output: Annotated[Path, typer.Option(help="Folder for the trained tokenizers.")] = Path("work/compare"),
+) -> None:
+    """Compare tokenizers: bytes per token, fertility, parity, unused pieces, round trips, bits per byte."""
+    left_out = leave_out.split(",")
+    chosen = [text for text in read_texts(texts) if text.group not in left_out]
+    names = [name for name in strategies.split(",") if name]
+    if not names and not tokenizer:
+        raise RecipeError("nothing to compare; name strategies, or folders with --tokenizer")
+    proxy = ProxyConfig(text_bytes=proxy_bytes) if train_proxy else None
+    comparison = TokenizerComparison(output, names, tokenizer or [], vocab_size, reference, proxy)
+    reports = compare_tokenizers(chosen, comparison, Reporter.to_terminal())
+    print_rows(rows(reports))
+    for metric in GROUP_METRICS:
+        print_rows(group_rows(reports, metric))

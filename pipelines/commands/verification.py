@@ -1,0 +1,43 @@
+"""The commands that compare a work folder with its manifests: `verify` and `reproduce`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.stage_options import WorkersOption
+from gristmill.pipelines.reproduce import reproduce as reproduce_stage
+from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.verify import verify as verify_folder
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A stage's folder or a work folder.")],
+) -> None:
+    """Compare files, fingerprints and links with the manifests. Exit code 1 if any differ."""
+    found = verify_folder(folder)
+    for line in found.lines:
+        print(line)
+    if found.wrong:
+        raise InputError("\n".join(found.wrong))
+
+
+def reproduce(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="A stage's manifest.json or its folder.")],
+    workdir: Annotated[
+        Path | None, typer.Option(help="Where to rebuild it (default: work/reproduce-FINGERPRINT).")
+    ] = None,
+    workers: WorkersOption = 2,
+) -> None:
+    """Rebuild a stage from its manifest and report whether every byte is identical."""
+    folder = manifest.parent if manifest.name == MANIFEST_NAME else manifest
+    target = workdir or Path("work") / f"reproduce-{read_manifest(folder).fingerprint[:12]}"
+    result = reproduce_stage(manifest, target, STAGES, workers, Reporter.to_terminal())
+    for line in result.libraries:
+        print(f"library {line}")
+    if result.differences:
+        raise InputError("differs:\n" + "\n".join(result.differences))
+    print(f"identical: {result.files} files")

@@ -1,0 +1,79 @@
+"""Commands and worker processes import only what they run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Libraries that curation of plain text does without. scipy itself comes with numba, scipy.linalg does not.
+UNUSED = (
+    "datasets",
+    "duckdb",
+    "fsspec",
+    "lm_eval",
+    "lxml",
+    "matplotlib",
+    "pandas",
+    "pydivsufsort",
+    "scipy.linalg",
+    "sentencepiece",
+    "sklearn",
+    "tiktoken",
+    "tokenizers",
+    "torch",
+    "trafilatura",
+    "transformers",
+    "gristmill.tokenizers.tokenizer",
+    "gristmill.training.planner.command",
+)
+PROGRAM = """
+import sys
+from gristmill.pipelines.cli import main
+
+main(["run", "recipe.yaml", "--to", "curate", "--workers", "1", "--workdir", "work"])
+print(*sorted(sys.modules))
+"""
+RECIPE = """
+name: small
+sources: [{name: lines, paths: [lines.jsonl], format: jsonl}]
+curate: {filters: [gopher_repetition], near_dedup: {}}
+"""
+WORKER = """
+import importlib, sys
+importlib.import_module("gristmill.data_pipeline.annotate.annotate")
+importlib.import_module("gristmill.data_pipeline.dedup.near")
+print(*sorted(sys.modules))
+"""
+
+
+@pytest.fixture
+def small_recipe(tmp_path):
+    sentence = "The quick brown fox number {0} jumps over lazy dog {1} while it rains in valley {2}."
+    texts = ["\n".join(sentence.format(i, 7 * i + j, j) for j in range(8)) for i in range(4)]
+    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def modules_after(program, folder):
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_curation_of_plain_text_imports_what_it_runs(small_recipe):
+    loaded = modules_after(PROGRAM, small_recipe)
+    assert "gristmill.data_pipeline.run_curation" in loaded
+    assert sorted(loaded & set(UNUSED)) == []
+
+
+def test_a_worker_imports_what_its_tasks_run(tmp_path):
+    assert sorted(modules_after(WORKER, tmp_path) & {*UNUSED, "typer", "gristmill.pipelines.cli"}) == []
+
+
+def test_the_command_line_imports_no_command_before_it_is_called(tmp_path):
+    loaded = modules_after("import sys, gristmill.pipelines.cli; print(*sys.modules)", tmp_path)
+    assert sorted(name for name in loaded if name.startswith("gristmill.pipelines.commands")) == []
+    assert sorted(loaded & {"numba", "numpy", "pyarrow", "pydantic"}) == []
