@@ -54,7 +54,7 @@ def test_the_files_that_a_module_reaches(package):
 
 def test_a_module_left_out_is_not_followed(package):
     found = source_files("package.top", package / "top.py", without=["package.folder.left"])
-    assert list(found) == ["package.folder.right", "package.late", "package.top"]
+    assert list(found) == ["package.deferred", "package.folder.right", "package.late", "package.top"]
 
 
 def test_an_edited_import_changes_the_digests(package):
