@@ -1,4 +1,4 @@
-"""What the command line calls: a checkpoint alone, without a recipe. Each function is one command."""
+"""Commands on a checkpoint without a recipe: evaluate one or a series of checkpoints, generate text."""
 
 import json
 from collections.abc import Sequence
@@ -171,10 +171,12 @@ def generate_text(
     if "" in settings.stops:
         raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
     loaded = load_for_evaluation(source, config or EvaluateConfig(), local_device(ONLY_PROCESS))
-    room = loaded.causal_lm.sequence_length - 1
+    max_tokens = loaded.causal_lm.sequence_length - 1
     end = loaded.codec.end_of_document
     encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):
-        if len(ids) > room:
-            raise InputError(f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {room}; shorten it")
+        if len(ids) > max_tokens:
+            raise InputError(
+                f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {max_tokens}; shorten it"
+            )
     return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=stream)

@@ -1,4 +1,4 @@
-"""What a recipe says of evaluation. Every field but `data` decides the bytes of the results."""
+"""Configuration of the evaluation. Every field but `data` can change the results."""
 
 from typing import Literal, Self
 
@@ -8,7 +8,7 @@ from gristmill.foundation.config import Config
 
 
 class SamplingConfig(Config):
-    """How the next token is chosen. temperature 0 is greedy, and then the other fields but the penalty are idle.
+    """Sampling parameters of generation. temperature 0 is greedy decoding: only the repetition penalty applies to it.
 
     The order is that of transformers: repetition penalty (Keskar et al. 2019, CTRL, section 4.1), temperature, top-k,
     top-p (Holtzman et al. 2020, nucleus sampling)."""
@@ -29,13 +29,13 @@ class EvaluateConfig(Config):
 
     tasks: `bits_per_byte` and `cloze` are made from the held-out documents; any other name is a task of
         evaluation/tasks/ over pinned local files.
-    limit: at most so many documents of each task; None takes all.
-    shots: worked examples before each question; None takes what the task says.
-    batch_tokens: rows times padded length of one forward pass; None takes what suits the device.
+    limit: maximum number of documents of each task; None takes all.
+    shots: few-shot examples before each question; None takes the task's own number.
+    batch_tokens: rows times padded length of one forward pass; None takes a default for the device.
     cloze_items: 400 questions of four choices have a standard error of at most 2.5 points (sqrt(0.25 / 400)).
-    text_bytes: bits per byte is measured on the first documents of a source up to so many bytes, cut at a document.
-    data: the folder below which the named tasks' files stand; pinned by digest, so its place decides nothing.
-    samples: so many texts are continued for the report, by sample_tokens tokens each, greedy and sampled."""
+    text_bytes: bits per byte is measured on the first documents of each source, up to so many bytes.
+    data: folder of the named tasks' files. The files are pinned by digest, so its path does not change the results.
+    samples: number of held-out texts that are continued for the report, by sample_tokens tokens, greedy and sampled."""
 
     tasks: tuple[str, ...] = ("bits_per_byte", "cloze")
     data: str | None = Field(None, json_schema_extra={"execution": True})
@@ -52,7 +52,7 @@ class EvaluateConfig(Config):
     sampling: SamplingConfig = SamplingConfig(temperature=0.8, top_p=0.95)
 
     def pass_tokens(self, device: str) -> int:
-        """batch_tokens, or what suits a device of this type ("cpu", "cuda")."""
+        """batch_tokens, or the default for a device of this type ("cpu", "cuda")."""
         return self.batch_tokens or (CPU_BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS)
 
     @field_validator("tasks")

@@ -1,4 +1,4 @@
-"""A checkpoint, tasks, and a folder of results: what `gristmill evaluate` and the stage `evaluate` do."""
+"""Evaluate a model on tasks and write a results folder: `gristmill evaluate` and the stage `evaluate`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ from gristmill.training.parallel.mesh import ALONE, Axis
 
 @dataclass(frozen=True)
 class HeldOutTasks:
-    """The held-out tasks in lm-eval's terms, and by task name the bits of each document under the unigram of the
+    """lm-eval configs of the held-out tasks. unigram: by task, bits of each document under a unigram model of the
     training tokens."""
 
     tasks: list[dict[str, Any]]
@@ -54,9 +54,9 @@ class HeldOutTasks:
 
 @dataclass(frozen=True)
 class EvaluationPaths:
-    """What an evaluation may use. data: the folder that holds the files of named tasks. corpus: for the held-out tasks.
-    cache: a folder for answers given before. download: lm-eval's own tasks may read from the hub. include_path: a
-    folder of task files."""
+    """Input and output folders of an evaluation. data: files of the named tasks. corpus: for the held-out tasks. cache:
+    cached results of earlier requests. download: lm-eval's own tasks may download data. include_path: a folder of task
+    files."""
 
     output: Path
     data: Path | None = None
@@ -77,8 +77,8 @@ def evaluate_folder(
     reporter: Reporter,
     device: str | torch.device = "cpu",
 ) -> list[ScoreRow]:
-    """`evaluate` on a checkpoint (or a folder of transformers) and its tokenizer from disk; with a corpus,
-    generations.json too."""
+    """Loads a checkpoint (or a Hugging Face folder) and its tokenizer and evaluates it; with a corpus also writes
+    generations.json."""
     loaded = load_for_evaluation(source, config, device)
     rows = evaluate(loaded, paths, config, reporter)
     if paths.corpus is not None and config.samples:
@@ -96,9 +96,10 @@ def evaluate(
     data: Axis = ALONE,
     writes: bool = True,
 ) -> list[ScoreRow]:
-    """Asks every task, writes results.json, samples/, table.md and table.html, and gives the rows of the table.
+    """Runs every task, writes results.json, samples/, table.md and table.html; returns the rows of the table.
 
-    data: the copies of the model that share the documents. Only the process that `writes` has rows to give."""
+    data: the data-parallel replicas, each of which runs a part of the documents. Only the process that `writes` returns
+    rows."""
     answers = None if paths.cache is None else paths.cache / f"answers-{loaded.digest}.sqlite"
     cache = None if answers is None else RequestCache(answers, reporter.say)
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
@@ -118,7 +119,8 @@ def evaluate(
 
 
 def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: HeldOutCorpus | None) -> HeldOutTasks:
-    """Raises RecipeError if a held-out task is asked for and there is no corpus, InputError if it holds too little."""
+    """The held-out tasks of config.tasks. Raises RecipeError if there is no corpus for them, InputError if it is too
+    small."""
     wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
     if not wanted:
         return HeldOutTasks([], {})
@@ -155,7 +157,7 @@ def _add_bits_per_byte(
 
 
 def add_all_sources_group(results: Results, unigram: Mapping[str, Sequence[float]]) -> None:
-    """One bits per byte over the texts of all sources, as a group in lm-eval's sense: bits and bytes are summed."""
+    """Adds an lm-eval group with the bits per byte over all sources: summed bits over summed bytes."""
     names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in unigram]
     if len(names) < 2:
         return
@@ -177,16 +179,18 @@ def add_all_sources_group(results: Results, unigram: Mapping[str, Sequence[float
 
 
 def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
-    """What a reader must know to trust the table."""
+    """Notes below the table: definitions of the metrics, and settings that change the scores."""
     said = []
     if unigram:
+        said.append("chance of bits_per_byte: a unigram model of the training tokens on the same text; lower is better")
         said.append(
-            "chance of bits_per_byte: the same text under the frequencies of the training tokens; lower is better"
+            "acc_mutual_info chooses the line with the greatest ratio of probabilities with and without the context"
         )
-        said.append("acc_mutual_info takes the line that its context makes likelier by the greatest factor")
-        said.append("bits_per_byte counts the UTF-8 bytes of the text; a text has no context but its own beginning")
+        said.append(
+            "bits_per_byte counts the UTF-8 bytes of the text; each text is scored without any context before it"
+        )
     if config.limit is not None:
-        said.append(f"only the first {config.limit} documents of each task were asked (limit)")
+        said.append(f"only the first {config.limit} documents of each task were evaluated (limit)")
     if config.weights != "as_trained":
-        said.append(f"weights were quantised to {config.weights} for this evaluation")
+        said.append(f"weights were quantized to {config.weights} for this evaluation")
     return said

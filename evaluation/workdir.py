@@ -1,4 +1,4 @@
-"""Where the files of a run lie: the folders of its stages, its checkpoints and its tokenizer."""
+"""Paths in a work folder: the folders of its stages, its checkpoints and its tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class Workdir:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "Workdir | None":
-        """ROOT/train/checkpoints/step-00000100 -> ROOT. None for a checkpoint that lies elsewhere."""
+        """ROOT/train/checkpoints/step-00000100 -> ROOT. None for a checkpoint outside of a work folder."""
         checkpoints = checkpoint.resolve().parent
         if (checkpoints.parent.name, checkpoints.name) != ("train", "checkpoints"):
             return None
@@ -58,7 +58,7 @@ class Workdir:
         return (self.stage(stage) / MANIFEST_NAME).is_file()
 
     def manifests(self) -> dict[str, Manifest]:
-        """Manifests of the complete stages that a model is made by, in order."""
+        """Manifests of the complete stages that the model depends on, in order."""
         return {name: read_manifest(self.stage(name)) for name in MODEL_STAGES if self.is_complete(name)}
 
     def held_out_corpus(self) -> HeldOutCorpus | None:

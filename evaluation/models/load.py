@@ -37,7 +37,8 @@ class LoadedModel:
 def load_for_evaluation(
     paths: CheckpointPaths, config: EvaluateConfig, device: str | torch.device = "cpu"
 ) -> LoadedModel:
-    """Raises InputError on an incomplete or damaged checkpoint, and if the tokenizer is not the checkpoint's."""
+    """Loads model and tokenizer. Raises InputError on an incomplete or damaged checkpoint, and if the tokenizer is not
+    its."""
     checkpoint, folder = paths.resolve()
     codec = load_tokenizer(folder)
     dtype = DTYPES[config.precision]

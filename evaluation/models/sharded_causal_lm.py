@@ -73,7 +73,7 @@ class ShardedCausalLM(LocalCausalLM):
         return logits_NV
 
     def _gathered(self, logits_NVt: Tensor) -> Tensor:
-        """Each rank holds ceil(V / size) columns, the last one the remainder."""
+        """Gathers logits over the vocabulary. Each rank holds ceil(V / size) columns, the last one the remainder."""
         axis = self.mesh.tensor
         if axis.size == 1:
             return logits_NVt

@@ -1,4 +1,4 @@
-"""Two models on the same questions: is one better, or is it luck? A paired bootstrap over the questions."""
+"""Compare the results of two models on the same questions, with a paired bootstrap over the questions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from gristmill.evaluation.results.standard_errors import LN2
 from gristmill.foundation.checked_outputs import check_outputs, reading
 from gristmill.foundation.errors import InputError
 
-DRAWS = 2000  # the ends of a 95 % interval then stand on 50 draws each
+DRAWS = 2000  # 50 draws lie outside each end of a 95 % interval
 HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "verdict")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """second - first, and the interval that holds 95 % of the differences over resampled questions."""
+    """Difference second - first, and its 95 % bootstrap interval (low, high)."""
 
     task: str
     metric: str
@@ -36,15 +36,15 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Better only if the interval leaves no room for zero."""
+        """One model is better only if the interval excludes zero."""
         if self.low <= 0 <= self.high:
             return "no difference shown"
         return "second is better" if (self.difference > 0) == self.higher_is_better else "first is better"
 
 
 def compare_folders(first: Path, second: Path, seed: int = 0) -> list[Comparison]:
-    """Every metric of the tasks that both results folders have, over the questions that both were asked whole. Raises
-    InputError if they were not asked the same."""
+    """Comparison of every metric of the tasks in both results folders, over the questions that both evaluated. Raises
+    InputError if documents, prompts or settings differ."""
     for folder in (first, second):
         check_outputs(folder, lambda path: path == "results.json" or path.startswith("samples/"))
     with reading(first), reading(second):
@@ -60,7 +60,7 @@ def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
     for task in shared:
         if left["task_hashes"][task] != right["task_hashes"][task]:
             raise InputError(
-                f"{task}: {first} and {second} were not asked the same questions (other documents, prompts, shots or "
+                f"{task}: {first} and {second} have different questions (other documents, prompts, shots or "
                 "limit); evaluate both with the same settings"
             )
         asked = _read_samples(first, task), _read_samples(second, task)
@@ -71,8 +71,8 @@ def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
         pairs = [pair for pair in zip(*asked, strict=True) if not any(MARK in sample for sample in pair)]
         if not pairs:
             raise InputError(
-                f"{task}: {first} and {second} have no question that both were asked whole; evaluate models whose "
-                "context is long enough"
+                f"{task}: {first} and {second} have no question that both evaluated; evaluate models with a longer "
+                "sequence length"
             )
         found += _compare_task(task, pairs, left["higher_is_better"].get(task, {}), seed)
     return found
@@ -123,7 +123,7 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray, seed: int, draws
 
 
 def comparison_markdown(found: Sequence[Comparison]) -> str:
-    """A table; its last column is the verdict."""
+    """The comparisons as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for each in found:
         cells = (
@@ -150,7 +150,7 @@ def _read_results(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
     if not all(isinstance(part, dict) for part in (hashes, better, *better.values())):
-        raise InputError(f"{path}: damaged (task_hashes and higher_is_better are no objects); evaluate again")
+        raise InputError(f"{path}: damaged (task_hashes and higher_is_better are not objects); evaluate again")
     return found
 
 
@@ -158,9 +158,9 @@ def _read_samples(folder: Path, task: str) -> list[dict[str, Any]]:
     path = folder / "samples" / f"{task.replace(':', '_')}.jsonl"
     try:
         samples = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
-        whole = all(MARK in sample or set(sample["metrics"]) <= sample.keys() for sample in samples)
+        complete = all(MARK in sample or set(sample["metrics"]) <= sample.keys() for sample in samples)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
-    if not samples or not whole:
+    if not samples or not complete:
         raise InputError(f"{path}: damaged (a sample lacks its metrics); evaluate again")
     return samples

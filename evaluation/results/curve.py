@@ -1,4 +1,4 @@
-"""Scores over the course of a training run, as a picture."""
+"""Plot of scores over a training run."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ COLUMNS = 3
 def curve_svg(points: Sequence[Mapping[str, Any]]) -> str:
     """One panel a task and metric: the score with its standard error by tokens seen (by step where they are not known),
     and chance as a dashed line. The same points give the same bytes."""
-    import matplotlib  # loaded here: the command line would wait for it
+    import matplotlib  # imported here: it would slow down the command line
     from matplotlib.figure import Figure
 
     panels: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Questions that a model could not be asked whole: they are left out of every score and counted."""
+"""Questions that do not fit the model's sequence length: they are excluded from the scores, and counted."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from lm_eval.api.task import Task
 from gristmill.evaluation.scoring.language_model import LanguageModel
 
 SkipReasons = dict[tuple[str, int], str]  # (task, doc_id) -> why it was not evaluated
-MARK = "not_evaluated"  # the key of a sample that says why
+MARK = "not_evaluated"  # key of the reason in a skipped sample
 
 
 def gather_skip_reasons(model: Any) -> SkipReasons:
-    """What the copies of the model found too long, together on the first; lm-eval's own models do not tell."""
+    """Reasons of all data-parallel replicas, gathered on the first one; empty for lm-eval's own models."""
     if not isinstance(model, LanguageModel):
         return {}
     if model.world_size == 1:
@@ -34,9 +34,9 @@ def exclude_skipped(
     groups: Mapping[str, Group],
     reasons: SkipReasons,
 ) -> None:
-    """Marks the samples, takes their metrics away, and computes the scores of their tasks and groups again.
+    """Removes the metrics of skipped samples and recomputes the scores of their tasks and groups.
 
-    A task without any evaluated question keeps no score. `n-samples` tells how many of each task are left out."""
+    A task without any evaluated question has no score. `n-samples` has the number of skipped questions of each task."""
     touched = {name for name, _ in reasons}
     for name in touched & samples.keys():
         for sample in samples[name]:
@@ -59,7 +59,7 @@ def exclude_skipped(
 
 
 def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """{"metric,filter": score} of these samples, aggregated as the task says."""
+    """{"metric,filter": score} of these samples, aggregated by the task's own functions."""
     values: dict[tuple[str, str], list[Any]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
@@ -69,14 +69,14 @@ def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]
 
 
 def skipped_notes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """One sentence a task; the first reason stands for all."""
+    """One note per task with skipped questions: their number, and the first one with its reason."""
     said = []
     for name, found in samples.items():
         reasons = {sample["doc_id"]: sample[MARK] for sample in found if MARK in sample}
         if reasons:
             total = len({sample["doc_id"] for sample in found})
             said.append(
-                f"{name}: {len(reasons)} of {total} questions were not evaluated and count in no score; "
+                f"{name}: {len(reasons)} of {total} questions were not evaluated and are in no score; "
                 f"question {min(reasons)}: {reasons[min(reasons)]}"
             )
     return said

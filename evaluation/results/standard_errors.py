@@ -1,6 +1,6 @@
-"""The standard error beside every score, from the samples and in closed form: no random numbers, no processes.
+"""Standard errors of scores, in closed form from the samples.
 
-lm-eval's own errors of perplexities need a bootstrap, and bits per byte has none there."""
+lm-eval bootstraps the errors of perplexities, and has none for bits per byte."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ LN2 = math.log(2)
 
 
 def add_standard_errors(summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Fills `metric_stderr,filter` of each task, and of each group from all samples below it."""
+    """Adds `metric_stderr,filter` to the results of each task, and of each group from the samples of all its tasks."""
     children = summary.get("group_subtasks", {})
     for name, result in summary["results"].items():
         tasks = [name] if name in samples else subtasks_of(name, children)
@@ -30,7 +30,7 @@ def add_standard_errors(summary: dict[str, Any], samples: Mapping[str, Sequence[
 
 
 def subtasks_of(name: str, children: Mapping[str, Sequence[str]]) -> list[str]:
-    """The tasks below a group, groups of groups resolved."""
+    """Tasks of a group, nested groups included."""
     below: list[str] = []
     for child in children.get(name, ()):
         below += subtasks_of(child, children) if child in children else [child]
@@ -38,9 +38,10 @@ def subtasks_of(name: str, children: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def standard_error(metric: str, values: Sequence[Any], score: float) -> float | None:
-    """None for a metric whose samples are neither numbers nor known pairs.
+    """Standard error of a score; None for a metric whose samples are neither numbers nor known pairs.
 
-    A perplexity is the exponential of a mean or a ratio, so its error is that one's times itself (delta method)."""
+    A perplexity is the exponential of a mean or a ratio: its error is the perplexity times the error of that mean or
+    ratio (delta method)."""
     if metric == "bits_per_byte":
         return ratio_error([-pair[0] for pair in values], [pair[1] for pair in values]) / LN2
     if metric in ("byte_perplexity", "word_perplexity"):

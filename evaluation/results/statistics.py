@@ -1,4 +1,4 @@
-"""How sure a number is: standard errors, and what a model that knows nothing would score."""
+"""Standard errors, and the bits per byte of a unigram model."""
 
 import math
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def ratio_error(tops: Sequence[float], bottoms: Sequence[float]) -> float:
 
 
 def unigram_bits_per_byte(counts: np.ndarray, token_ids: Sequence[int], num_bytes: int) -> float:
-    """Bits per byte of a text whose tokens are drawn one by one, each with its frequency in the training tokens.
+    """Bits per byte of a text under a unigram model of the training tokens.
 
-    counts: int64[V], how often each token stands in the training data. Every token counts once more (Laplace), so
-    that one never seen has a probability. counts [3, 1], tokens [0, 1], 2 bytes -> (log2(6/4) + log2(6/2)) / 2."""
+    counts: int64[V], frequency of each token in the training data, plus one (Laplace smoothing). counts [3, 1], tokens
+    [0, 1], 2 bytes -> (log2(6/4) + log2(6/2)) / 2."""
     logprobs_V = np.log2(counts + 1.0) - math.log2(float(counts.sum() + len(counts)))
     return float(-logprobs_V[np.asarray(token_ids, dtype=np.int64)].sum() / num_bytes)

@@ -1,4 +1,4 @@
-"""Scores as people read them: each beside its standard error and what chance would give."""
+"""Score tables in Markdown and HTML: score, standard error, chance level and verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,11 @@ Samples = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score. count: the questions it is of; not_evaluated: those it leaves out. score: None if it has none.
+    """One row of the table. count: number of evaluated questions; not_evaluated: of skipped ones. score: None without
+    any evaluated question.
 
-    chance: what a model scores that knows nothing of the question (see the task); None if unknown. verdict: of the
-    exact test against chance; None where there is no such test."""
+    chance: expected score of random guessing (see the task); None if unknown. verdict: of the exact test against
+    chance; None where there is no such test."""
 
     task: str
     shots: int
@@ -34,8 +35,8 @@ class ScoreRow:
 
 
 def score_rows(summary: Mapping[str, Any], samples: Samples, unigram: Mapping[str, Sequence[float]]) -> list[ScoreRow]:
-    """A row for each metric of each task and group. unigram: the bits of each document under the frequencies of the
-    training tokens, by task: the chance of bits per byte."""
+    """A row for each metric of each task and group. unigram: by task, bits of each document under a unigram model of
+    the training tokens, which is the chance level of bits per byte."""
     return [
         row
         for name, result in summary["results"].items()
@@ -51,7 +52,7 @@ def rows_of(
     samples: Samples,
     unigram: Mapping[str, Sequence[float]],
 ) -> list[ScoreRow]:
-    """The rows of one task or group. result: its scores by "metric,filter"; samples: those the scores are of."""
+    """The rows of one task or group. result: scores by "metric,filter"; samples: of its tasks."""
     asked = {(task, sample["doc_id"]) for task, found in samples.items() for sample in found}
     kept = {task: evaluated(found) for task, found in samples.items()}
     left_out = len(asked) - len({(task, sample["doc_id"]) for task, found in kept.items() for sample in found})
@@ -87,7 +88,7 @@ def rows_of(
 
 
 def tasks_of(name: str, summary: Mapping[str, Any], samples: Samples) -> list[str]:
-    """The task itself, or those below a group."""
+    """The task itself, or the tasks of a group."""
     found = [name] if name in samples else subtasks_of(name, summary["group_subtasks"])
     return [task for task in found if task in samples]
 
@@ -98,10 +99,10 @@ def against_chance(
     configs: Mapping[str, Any],
     unigram: Mapping[str, Sequence[float]],
 ) -> tuple[float | None, Verdict | None]:
-    """(what chance scores, how the score stands to it) of (task, sample) pairs; None where neither is known.
+    """(chance level, verdict of the test against it) of (task, sample) pairs; None where unknown.
 
-    Bits per byte: an exact sign test over the documents, of which the model needs fewer bits for one half by chance.
-    Right or wrong answers: the exact test of the number right. Perplexities have neither."""
+    Bits per byte: an exact sign test over the documents: does the model need fewer bits than the unigram model in more
+    than half of them? Accuracies: an exact test of the number of right answers. Perplexities have neither."""
     if metric == "bits_per_byte":
         pairs = [(task, sample) for task, sample in found if task in unigram]
         if not pairs:
@@ -120,12 +121,12 @@ def against_chance(
 
 
 def has_chance_level(metric: str) -> bool:
-    """Guessing says nothing on perplexities."""
+    """Whether random guessing has a known score: accuracies and exact matches, not perplexities."""
     return metric.startswith(("acc", "exact_match"))
 
 
 def _chance_of(config: Mapping[str, Any], sample: Mapping[str, Any]) -> float | None:
-    """Of multiple choice: right choices over all choices of this question. Of other tasks: what their metadata says."""
+    """Chance level of one question: right choices over all choices; without choices, the task metadata's `chance`."""
     if config.get("output_type") == "multiple_choice":
         target = sample["target"]
         return (len(set(target)) if isinstance(target, list) else 1) / _num_choices(config, sample)
@@ -134,7 +135,7 @@ def _chance_of(config: Mapping[str, Any], sample: Mapping[str, Any]) -> float | 
 
 
 def _num_choices(config: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
-    """Mutual information asks for each choice twice, with and without the context."""
+    """Number of choices. acc_mutual_info scores each choice twice, with and without the context."""
     twice = any(metric["metric"] == "acc_mutual_info" for metric in config.get("metric_list", ()))
     return len(sample["arguments"]) // (2 if twice else 1)
 
@@ -150,7 +151,7 @@ def markdown(rows: Sequence[ScoreRow], notes: Sequence[str] = ()) -> str:
 
 
 def html(rows: Sequence[ScoreRow], notes: Sequence[str], title: str) -> str:
-    """A page that stands alone: no script, no outside file, every text escaped."""
+    """A self-contained HTML page: no script, no external file, all text escaped."""
     head = "".join(
         f'<th class="{"n" if column in NUMBERS else "t"}">{escape(heading)}</th>'
         for column, heading in enumerate(HEADINGS)

@@ -1,4 +1,4 @@
-"""How a score stands to chance: exact tests on counts of right answers, without a normal approximation."""
+"""Tests of a score against chance: exact tests on the number of right answers, without a normal approximation."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,14 +7,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-FREE_ANSWER = (
-    1e-4  # a chance stated as 0.0 (answers without choices) is tested as this: rounded to four digits, it is below
-)
-LEVEL = 0.01  # two-sided: of 100 tasks on which a model guesses, one is expected to be called better or worse
+FREE_ANSWER = 1e-4  # a chance level of 0.0 (answers without choices) is tested as this, the smallest with four digits
+LEVEL = 0.01  # two-sided significance level: 1 of 100 tasks on which a model guesses is called better or worse
 
 
 class Verdict(NamedTuple):
-    """side: where the score lies. p: two-sided p-value of the exact test, under the hypothesis that it is chance."""
+    """Outcome of a test. side: of chance on which the score is. p: two-sided p-value under the hypothesis of chance."""
 
     side: Literal["better", "worse"]
     p: float
@@ -30,7 +28,7 @@ def p_text(p: float) -> str:
 
 
 def accuracy_verdict(right: int, chances: Sequence[float]) -> Verdict:
-    """Of `right` answers to len(chances) questions, each guessed with its own chance.
+    """Exact test of `right` answers to len(chances) questions, each with its own chance level.
 
     With one chance for all, the number right is binomial; with several (questions of three and of four choices) it is
     Poisson binomial, the distribution of a sum of independent binomials. Two-sided: twice the smaller tail, at most 1.
@@ -40,7 +38,7 @@ def accuracy_verdict(right: int, chances: Sequence[float]) -> Verdict:
 
 
 def tails(right: int, chances: Sequence[float]) -> tuple[float, float]:
-    """(P(X <= right), P(X >= right)) of the number of questions that guessing answers right."""
+    """(P(X <= right), P(X >= right)), X the number of questions that random guessing answers right."""
     counted = Counter(max(chance, FREE_ANSWER) for chance in chances)
     if len(counted) == 1:
         ((chance, count),) = counted.items()
@@ -54,7 +52,7 @@ def tails(right: int, chances: Sequence[float]) -> tuple[float, float]:
 def sign_verdict(differences: Sequence[float]) -> Verdict | None:
     """The exact sign test: is a negative difference (fewer bits than chance) as likely as a positive one?
 
-    One difference a document; those of 0 say nothing. None if nothing is left."""
+    One difference per document; those of 0 are dropped. None if none remains."""
     better = sum(difference < 0 for difference in differences)
     total = sum(difference != 0 for difference in differences)
     return accuracy_verdict(better, [0.5] * total) if total else None

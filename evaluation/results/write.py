@@ -1,4 +1,4 @@
-"""Results on disk: results.json in lm-eval's layout, samples/*.jsonl, table.md, table.html. Same scores, same bytes."""
+"""Write a results folder: results.json in lm-eval's layout, samples/*.jsonl, table.md, table.html."""
 
 import hashlib
 import importlib.metadata
@@ -19,7 +19,7 @@ def write_results(
     rows: Sequence[ScoreRow],
     notes: Sequence[str],
 ) -> None:
-    """Times, paths and the machine stand in none of the files."""
+    """Writes all files of a results folder. They hold no time, path or machine: same scores, same bytes."""
     for name, found in samples.items():
         lines = "".join(json.dumps(_plain(sample), ensure_ascii=False) + "\n" for sample in found)
         write_atomic(folder / "samples" / f"{_file_name(name)}.jsonl", lines.encode())
@@ -36,7 +36,8 @@ def write_results(
 
 
 def verdicts(rows: Sequence[ScoreRow]) -> dict[str, dict[str, Any]]:
-    """By task and metric, as the table names them: questions of the score and left out, p-value, verdict."""
+    """{task: {metric: {...}}} as in the table: number of questions, skipped questions, chance level, p-value,
+    verdict."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         found.setdefault(row.task, {})[row.metric] = {
@@ -50,13 +51,13 @@ def verdicts(rows: Sequence[ScoreRow]) -> dict[str, dict[str, Any]]:
 
 
 def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
-    """SHA-256 over the hashes of documents, prompts and targets: equal if two models were asked the same."""
+    """SHA-256 over the hashes of documents, prompts and targets: equal if two models had the same questions."""
     parts = [sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's; NaN and infinities as words, for they have no JSON form."""
+    """JSON values: numpy numbers as Python's; NaN and infinities as strings, since JSON has none."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -114,7 +114,7 @@ def _positions_and_mask(
 
 
 class _Row:
-    """One sequence of a batch: samples tokens, detects its end, streams text that no later token can change."""
+    """One sequence of a batch: samples tokens, detects its end, streams text that later tokens cannot change."""
 
     def __init__(
         self,
@@ -155,7 +155,8 @@ class _Row:
         self._flush()
 
     def _flush(self) -> None:
-        """Streams what no later token can change: not the last characters while a stop string may be beginning."""
+        """Streams the text that later tokens cannot change: without its last characters if a stop string may begin
+        there."""
         if self.stream is None:
             return
         held = 0 if self.done else max([len(stop) for stop in self.stops] + [4])
@@ -189,7 +190,7 @@ def sample_token(logits_V: np.ndarray, sampling: SamplingConfig, seen: set[int],
 
 
 def candidates(logits_V: np.ndarray, sampling: SamplingConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids, their probabilities) that top-k and top-p leave, likeliest first; one is always left.
+    """(token ids, their probabilities) after top-k and top-p, most likely first; at least one.
 
     top-p takes the likeliest tokens until their probabilities reach it: 0.5, 0.3, 0.2 and top_p 0.6 -> 0.625, 0.375."""
     order = np.argsort(-logits_V, kind="stable")

@@ -40,8 +40,8 @@ class LanguageModel(TemplateLM):
     """Runs lm-eval's three request types. Requests longer than the sequence length are skipped: too_long has the reason
     by task and document.
 
-    cache: results of earlier requests. share: pack common prefixes (see `packing`); False is for benchmarks. data: the
-    data-parallel replicas, each of which runs a part of the documents."""
+    cache: results of earlier requests. data: the data-parallel replicas, each of which runs a part of the
+    documents."""
 
     def __init__(
         self,
@@ -50,13 +50,12 @@ class LanguageModel(TemplateLM):
         batch_tokens: int,
         reporter: Reporter,
         cache: RequestCache | None = None,
-        share: bool = True,
         data: Axis = ALONE,
     ):
         super().__init__()
         self._rank, self._world_size, self._group = data.rank, data.size, data.group
         self.causal_lm, self.codec, self.batch_tokens, self.reporter = causal_lm, codec, batch_tokens, reporter
-        self.cache, self.share = cache, share
+        self.cache = cache
         self.read_tokens = self.unpacked_tokens = 0
         self.too_long: dict[tuple[str, int], str] = {}
         self._device = causal_lm.device
@@ -85,12 +84,12 @@ class LanguageModel(TemplateLM):
         dist.barrier(group=self._group)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
-        """Never adds a special token."""
+        """Token ids of a text, without special tokens."""
         known = self._encoded.get(string)
         return list(self.codec.encode(string)) if known is None else known
 
     def _remember(self, texts: Sequence[str]) -> None:
-        """Encodes each different text once, all in one call: the choices of a question share its text."""
+        """Encodes each distinct text once, in one batch: the choices of a question share its text."""
         unique = list(dict.fromkeys(texts))
         self._encoded = dict(zip(unique, self.codec.encode_batch(unique), strict=True))
 
@@ -105,7 +104,7 @@ class LanguageModel(TemplateLM):
         return answers
 
     def _fits(self, request: Instance, context: list[int], continuation: list[int]) -> bool:
-        """The last token is scored but not an input, so both together may have one token more than that."""
+        """Whether the request fits the sequence length. The last token is not an input and does not count."""
         tokens = len(context) + len(continuation) - 1
         if tokens > self.max_length:
             self._too_long(
@@ -117,7 +116,8 @@ class LanguageModel(TemplateLM):
         self.too_long.setdefault((request.task_name or "", request.doc_id or 0), reason)
 
     def _encode_request(self, context: str, continuation: str) -> tuple[tuple[str, str], list[int], list[int]]:
-        """Raises InputError if the continuation has no token of its own: its score would be 0, and it would win."""
+        """Encodes a request. Raises InputError if the continuation has no token of its own: a score of 0 would be the
+        best."""
         if context:
             context_ids, continuation_ids = self._encode_pair(context, continuation)
         else:
@@ -135,7 +135,7 @@ class LanguageModel(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[tuple[float, bool]]:
         found = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
-        return [(found.logprob, found.greedy) for found in self._score(found, "scoring answers", self.share)]
+        return [(found.logprob, found.greedy) for found in self._score(found, "scoring answers", share_prefixes=True)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Full texts after an end-of-document token, in disjoint windows of the model's sequence length."""
@@ -148,12 +148,12 @@ class LanguageModel(TemplateLM):
                 windows.append(Request(tuple(context), tuple(continuation)))
                 owners.append(index)
         totals = [0.0] * len(requests)
-        for owner, found in zip(owners, self._score(windows, "scoring texts", share=False), strict=True):
+        for owner, found in zip(owners, self._score(windows, "scoring texts", share_prefixes=False), strict=True):
             totals[owner] += found.logprob
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Skips prompts that leave no room for a token, and answers that the sequence length truncated before a stop
+        """Generated answers. Skips prompts that fill the sequence length, and answers that it truncated before a stop
         string, the end of the document or max_gen_toks."""
         answers = [""] * len(requests)
         with self.reporter.meter("generating answers", len(requests), "answers") as meter:
@@ -203,16 +203,16 @@ class LanguageModel(TemplateLM):
 
     @property
     def _generation_tokens(self) -> int:
-        """Larger than in scoring: after the prompt each forward pass has one token per row."""
+        """batch_tokens of generation; larger than in scoring, since most forward passes have one token per row."""
         return 8 * self.batch_tokens
 
-    def _score(self, requests: list[Request], description: str, share: bool) -> list[Score]:
-        """Runs each different request once, and none that is cached."""
+    def _score(self, requests: list[Request], description: str, share_prefixes: bool) -> list[Score]:
+        """Scores of the requests in order; duplicates run once, cached ones not at all."""
         digests = {request: request_digest("score", request.context, request.continuation) for request in requests}
         known = {} if self.cache is None else self.cache.find([*digests.values()])
         new = [request for request, digest in digests.items() if digest not in known]
         with self.reporter.meter(description, len(new), "requests") as meter:
-            found = score(self.causal_lm, new, self.batch_tokens, share, meter.advance)
+            found = score(self.causal_lm, new, self.batch_tokens, share_prefixes, meter.advance)
         self.read_tokens += found.read_tokens
         self.unpacked_tokens += found.unpacked_tokens
         answers = {

@@ -135,5 +135,5 @@ def _is_argmax(
 
 
 def float32_or_wider(logits: torch.Tensor) -> torch.Tensor:
-    """A sum over a vocabulary needs float32; float64 stays, for tests."""
+    """Upcasts to float32, which sums over a vocabulary need; float64 is kept for tests."""
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -61,7 +61,8 @@ class Inputs:
 
 
 def model_inputs(request: Request, sequence_length: int) -> Inputs:
-    """Context (1, 2, 3), continuation (4, 5), room for 3 tokens -> reads (2, 3, 4), scores the last 2.
+    """Model inputs of a request. Context (1, 2, 3), continuation (4, 5), at most 3 tokens -> (2, 3, 4), the last 2
+    scored.
 
     Raises InputError if the continuation alone is longer than the model's context."""
     if len(request.continuation) > sequence_length:

@@ -1,4 +1,4 @@
-"""The forms in which benchmark files come, each read as records with the fields that a task's prompt names."""
+"""File formats of benchmarks, each read as records with the fields that the task's prompt uses."""
 
 import json
 from ast import literal_eval
@@ -60,7 +60,7 @@ def _race(text: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _anli(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Either form: that of the release (context, and e, n or c), or that of the hub (premise, and 0, 1 or 2)."""
+    """Either format: that of the release (context, and e, n or c), or that of the hub (premise, and 0, 1 or 2)."""
     for record in _json_lines(text, path):
         if "context" in record:
             record = {"premise": record.pop("context"), **record, "label": "enc".index(record["label"])}

@@ -1,4 +1,4 @@
-"""The texts of benchmarks, for decontamination: what is handed down to `data_pipeline`, which may not look up here."""
+"""Texts of benchmarks for decontamination; passed to `data_pipeline`, which does not import this folder."""
 
 import hashlib
 import io
@@ -22,9 +22,9 @@ OURS = "gristmill_"
 
 
 class BenchmarkText(NamedTuple):
-    """One text of one record. record: its number in the task, from 0. field: which of its fields; `a.b` goes into an
-    object, and a list (choices) gives one text an entry. text: empty if the record lacks a field that was asked for.
-    is_answer: of a list behind the record's first field."""
+    """One text of one record. record: its number in the task, from 0. field: name, `a.b` for a field of an object; a
+    list (choices) gives one text per entry. text: empty if the record lacks the field. is_answer: an entry of a list
+    after the record's first field."""
 
     task: str
     record: int
@@ -49,7 +49,7 @@ def benchmark_texts(
 
 
 def benchmark_digest(texts: Sequence[BenchmarkText]) -> str:
-    """Of all that decides what is searched for."""
+    """SHA-256 of all texts."""
     hasher = hashlib.sha256()
     for text in texts:
         hasher.update(json.dumps(text).encode() + b"\n")
@@ -69,7 +69,7 @@ def _known(name: str, manager: TaskManager) -> str:
 
 def _texts_of_task(name: str, fields: Sequence[str], manager: TaskManager, download: bool) -> Iterator[BenchmarkText]:
     try:
-        printed = io.StringIO()  # lm-eval tells of options that it was not given
+        printed = io.StringIO()  # lm-eval warns about options that are not set
         with offline(not download), redirect_stderr(printed), redirect_stdout(printed):
             loaded = manager.load([name])["tasks"]
             records = [(member, _records(task)) for member, task in sorted(loaded.items())]

@@ -1,4 +1,4 @@
-"""Scores of the questions that the corpus held, and of those it did not, apart: what decontamination found is read."""
+"""Scores on contaminated and on clean questions, by what the decontamination of the corpus found."""
 
 import json
 import math
@@ -14,15 +14,16 @@ from gristmill.evaluation.tasks.benchmark_texts import OURS
 from gristmill.evaluation.tasks.harness import Results
 from gristmill.foundation.errors import InputError
 
-LEFT_IN = "annotated"  # the fate of a document whose match stays in the corpus
+LEFT_IN = "annotated"  # fate of a document that stays in the corpus with its match
 
-Found = dict[str, dict[int, bool]]  # benchmark -> question that was found -> does some document still hold it?
+Found = dict[str, dict[int, bool]]  # benchmark -> question found in the corpus -> is it still in some document?
 
 
 def found_in_corpus(curate: Path) -> Found:
-    """Of every benchmark that the stage `curate` searched for, by number in the task; {} if it searched for none.
+    """Questions that the stage `curate` found in the corpus, by benchmark and number in the task; {} without
+    decontamination.
 
-    Raises InputError on a file that is damaged."""
+    Raises InputError on a damaged file."""
     folder = curate / DECONTAMINATION_FOLDER
     report, questions = folder / REPORT_JSON, folder / QUESTIONS_NAME
     if not questions.is_file():
@@ -42,10 +43,10 @@ def found_in_corpus(curate: Path) -> Found:
 
 
 def contamination_rows(results: Results, found: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
-    """Rows "TASK, clean" and "TASK, contaminated" of every task of which questions were found.
+    """Rows "TASK, clean" and "TASK, contaminated" for every task with contaminated questions.
 
-    The same numbers go into results.summary["contamination"], and a sentence a task that was searched for into its
-    notes."""
+    Also adds the scores to results.summary["contamination"], and to results.notes a note for each task that was
+    searched for."""
     rows: list[ScoreRow] = []
     for name, samples in results.samples.items():
         known = found.get(name.removeprefix(OURS))
@@ -55,8 +56,8 @@ def contamination_rows(results: Results, found: Mapping[str, Mapping[int, bool]]
         held = asked & known.keys()
         left_in = sum(known[doc_id] for doc_id in held)
         results.notes.append(
-            f"{name}: {len(held)} of the {len(asked)} questions asked were found in the corpus (contaminated): "
-            f"{len(held) - left_in} were taken out of it before training, {left_in} were left in it"
+            f"{name}: {len(held)} of {len(asked)} questions were found in the corpus (contaminated): "
+            f"{len(held) - left_in} were removed from it before training, {left_in} are still in it"
         )
         if not held:
             continue

@@ -1,4 +1,4 @@
-"""The two held-out tasks in lm-eval's terms. Each config carries its documents: nothing is read or downloaded."""
+"""lm-eval configs of the two held-out tasks. Each config contains its documents: nothing is read or downloaded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -32,7 +32,7 @@ def bits_per_byte_task(source: str, texts: Sequence[HeldOutDocument]) -> dict[st
 
 
 def cloze_task(questions: Sequence[ClozeQuestion]) -> dict[str, Any]:
-    """Which line comes next? The line break before it belongs to the answer.
+    """Multiple choice of the next line. The line break before it is part of the answer.
 
     acc_mutual_info takes the line that the context makes likelier by the greatest factor, so that a line does not win
     by being common (Brown et al. 2020, arXiv 2005.14165, section 2.4); acc takes the likeliest."""

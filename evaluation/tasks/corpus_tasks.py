@@ -1,4 +1,4 @@
-"""Tasks made from the held-out documents of a corpus: bits per byte by source, and the true next line among four."""
+"""Tasks from the held-out documents of a corpus: bits per byte by source, and cloze, the choice of the next line."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from gristmill.foundation.errors import InputError
 
-DOCUMENT_BYTES = 16_384  # of one document at most, so that a few long ones do not stand for a whole source
-CONTEXT_BYTES = 500  # what a cloze question shows before the line, at most
-CONTEXT_LINES = 3  # and at least
-LINE_BYTES = (20, 160)  # lines that can be asked for: longer than a brace, shorter than a paragraph
-LENGTH_RATIO = 1.5  # a wrong line is at most so much longer or shorter than the right one: length must not tell
+DOCUMENT_BYTES = 16_384  # maximum of one document, so that a few long ones do not dominate a source
+CONTEXT_BYTES = 500  # maximum context of a cloze question
+CONTEXT_LINES = 3  # minimum context of a cloze question
+LINE_BYTES = (20, 160)  # of a line that can be an answer: longer than a brace, shorter than a paragraph
+LENGTH_RATIO = 1.5  # maximum ratio of the lengths of wrong and right line, so that length is no clue
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class HeldOutDocument:
 
 @dataclass(frozen=True)
 class ClozeQuestion:
-    """Which of `choices` (whole lines, with their indentation) stood after `context`? choices[gold] did."""
+    """Which of `choices` (whole lines with their indentation) follows `context`? choices[gold] does."""
 
     doc_id: str
     source: str
@@ -38,7 +38,7 @@ class ClozeQuestion:
 
 
 def read_held_out(curate: Path) -> dict[str, list[HeldOutDocument]]:
-    """Source -> its `test` documents in canonical order; read from the folder of the stage `curate`."""
+    """{source: its `test` documents in canonical order}, from the folder of the stage `curate`."""
     found: dict[str, list[HeldOutDocument]] = {}
     for path in sorted((curate / "documents" / "test").glob("*.parquet")):
         table = pq.read_table(path, columns=["doc_id", "source", "text"])
@@ -48,7 +48,7 @@ def read_held_out(curate: Path) -> dict[str, list[HeldOutDocument]]:
 
 
 def bits_per_byte_texts(documents: Sequence[HeldOutDocument], text_bytes: int) -> list[HeldOutDocument]:
-    """The beginnings of documents, whole lines up to DOCUMENT_BYTES each, until text_bytes are together."""
+    """The first DOCUMENT_BYTES of each document, in whole lines, until they have text_bytes together."""
     taken: list[HeldOutDocument] = []
     total = 0
     for document in documents:
@@ -62,7 +62,7 @@ def bits_per_byte_texts(documents: Sequence[HeldOutDocument], text_bytes: int) -
 
 
 def _beginning(text: str, max_bytes: int) -> str:
-    """Whole lines of at most max_bytes; if the first line alone is longer, its beginning."""
+    """The first whole lines of at most max_bytes; if the first line is longer, its first max_bytes."""
     raw = text.encode()
     if len(raw) <= max_bytes:
         return text
@@ -73,10 +73,10 @@ def _beginning(text: str, max_bytes: int) -> str:
 def cloze_questions(
     documents: Mapping[str, Sequence[HeldOutDocument]], items: int, choices: int, seed: int
 ) -> list[ClozeQuestion]:
-    """At most `items` questions, as many from each source as can be, the same for the same documents and seed.
+    """At most `items` questions, evenly over the sources; deterministic in documents and seed.
 
-    Wrong lines come from other documents of the same source, of about the same length. Questions are spread over the
-    documents: a document gives its second one only when each has given its first."""
+    Wrong lines are lines of other documents of the same source, of about the same length. Questions are spread over the
+    documents: the second question of a document comes after the first of every other."""
     rng = np.random.default_rng([seed, _PURPOSE])
     per_source = [list(islice(_questions(documents[source], choices, rng), items)) for source in sorted(documents)]
     taken: list[ClozeQuestion] = []
@@ -87,21 +87,19 @@ def cloze_questions(
     return (taken + spare)[:items]
 
 
-_PURPOSE = 0x636C6F7A  # "cloz": keeps this stream of random numbers apart from every other use of the seed
+_PURPOSE = 0x636C6F7A  # "cloz": a random stream of its own for the same seed
 
 
 def _questions(documents: Sequence[HeldOutDocument], choices: int, rng: np.random.Generator) -> Iterator[ClozeQuestion]:
-    lines = [_lines_to_ask(document.text) for document in documents]
-    pool = [(owner, line) for owner, found in enumerate(lines) for _, line in found]
-    pool_bytes = np.array([len(line.encode()) for _, line in pool])
-    pool_owner = np.array([owner for owner, _ in pool])
+    lines = [_candidate_lines(document.text) for document in documents]
+    pool = _LinePool.of(lines)
     shuffled = [rng.permutation(len(found)) for found in lines]
     for turn in range(max((len(found) for found in lines), default=0)):
         for owner in rng.permutation(len(documents)):
             if turn >= len(lines[owner]):
                 continue
             context, line = lines[owner][shuffled[owner][turn]]
-            wrong = _wrong_lines(line, int(owner), pool, pool_owner, pool_bytes, choices - 1, rng)
+            wrong = pool.wrong_lines(line, int(owner), choices - 1, rng)
             if wrong:
                 gold = int(rng.integers(choices))
                 listed = (*wrong[:gold], line, *wrong[gold:])
@@ -109,14 +107,14 @@ def _questions(documents: Sequence[HeldOutDocument], choices: int, rng: np.rando
                 yield ClozeQuestion(document.doc_id, document.source, context, listed, gold)
 
 
-def _lines_to_ask(text: str) -> list[tuple[str, str]]:
-    """(what stands before it, line) for each line that can be asked for; the line break between belongs to neither."""
+def _candidate_lines(text: str) -> list[tuple[str, str]]:
+    """(context, line) for each line that can be an answer; the line break between them is in neither."""
     found = []
     lines = text.split("\n")
     for index in range(CONTEXT_LINES, len(lines)):
         line = lines[index].rstrip()
-        asked = LINE_BYTES[0] <= len(line.strip().encode()) <= LINE_BYTES[1] and any(map(str.isalpha, line))
-        if asked and lines[index - 1].strip():
+        suitable = LINE_BYTES[0] <= len(line.strip().encode()) <= LINE_BYTES[1] and any(map(str.isalpha, line))
+        if suitable and lines[index - 1].strip():
             context = _end("\n".join(lines[max(0, index - 60) : index]))
             if len(context.strip().split("\n")) >= CONTEXT_LINES:
                 found.append((context, line))
@@ -124,7 +122,7 @@ def _lines_to_ask(text: str) -> list[tuple[str, str]]:
 
 
 def _end(text: str) -> str:
-    """Whole last lines of at most CONTEXT_BYTES, trailing white space removed, so that a line break alone follows."""
+    """The last whole lines of at most CONTEXT_BYTES, without trailing white space."""
     text = text.rstrip()
     raw = text.encode()
     if len(raw) <= CONTEXT_BYTES:
@@ -133,33 +131,43 @@ def _end(text: str) -> str:
     return cut[cut.find("\n") + 1 :]
 
 
-def _wrong_lines(
-    line: str,
-    owner: int,
-    pool: Sequence[tuple[int, str]],
-    pool_owner: np.ndarray,
-    pool_bytes: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-) -> list[str]:
-    """`count` different lines of other documents, about as long as `line`; empty if there are not so many."""
-    length = len(line.encode())
-    near = (pool_bytes <= length * LENGTH_RATIO) & (pool_bytes >= length / LENGTH_RATIO) & (pool_owner != owner)
-    candidates = np.flatnonzero(near)
-    wrong: list[str] = []
-    for index in candidates[rng.permutation(len(candidates))[: 8 * count]]:
-        other = pool[index][1]
-        if other.strip() != line.strip() and other not in wrong:
-            wrong.append(other)
-        if len(wrong) == count:
-            return wrong
-    return []
+@dataclass(frozen=True)
+class _LinePool:
+    """Candidate lines of one source. documents, num_bytes: int64[lines], of each line."""
+
+    lines: list[str]
+    documents: np.ndarray
+    num_bytes: np.ndarray
+
+    @classmethod
+    def of(cls, lines: Sequence[Sequence[tuple[str, str]]]) -> "_LinePool":
+        """lines: by document, as `_candidate_lines` returns them."""
+        pool = [(document, line) for document, found in enumerate(lines) for _, line in found]
+        return cls(
+            [line for _, line in pool],
+            np.array([document for document, _ in pool]),
+            np.array([len(line.encode()) for _, line in pool]),
+        )
+
+    def wrong_lines(self, line: str, document: int, count: int, rng: np.random.Generator) -> list[str]:
+        """`count` different lines of other documents, of about the same length; [] if there are too few."""
+        length = len(line.encode())
+        similar = (self.num_bytes <= length * LENGTH_RATIO) & (self.num_bytes >= length / LENGTH_RATIO)
+        candidates = np.flatnonzero(similar & (self.documents != document))
+        wrong: list[str] = []
+        for index in candidates[rng.permutation(len(candidates))[: 8 * count]]:
+            other = self.lines[index]
+            if other.strip() != line.strip() and other not in wrong:
+                wrong.append(other)
+            if len(wrong) == count:
+                return wrong
+        return []
 
 
 def require_questions(questions: Sequence[ClozeQuestion], curate: Path) -> None:
     if not questions:
         raise InputError(
-            f"{curate}: the held-out documents give no cloze question, which takes lines of {LINE_BYTES[0]} to "
-            f"{LINE_BYTES[1]} bytes after {CONTEXT_LINES} others in two documents of one source; take more data, or "
-            "leave cloze out of evaluate.tasks"
+            f"{curate}: the held-out documents have no cloze question, which needs lines of {LINE_BYTES[0]} to "
+            f"{LINE_BYTES[1]} bytes after {CONTEXT_LINES} others in two documents of one source; use more data, or "
+            "remove cloze from evaluate.tasks"
         )

@@ -1,4 +1,4 @@
-"""Where the worked examples before a question come from: never from what is asked, wherever another split exists."""
+"""Few-shot examples: their number, the split they come from (not the evaluated one if another exists), their seed."""
 
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import Task
@@ -9,28 +9,29 @@ FEWSHOT_SEED = 1234  # lm-eval's default: the same examples before the same ques
 
 
 def set_shots(task: Task, shots: int | None) -> str | None:
-    """Sets the number of examples where the task leaves it open, whence they come, and the seed they are drawn with.
+    """Sets the number of few-shot examples where the task leaves it open, their split and their seed.
 
-    Gives a sentence if they come from the questions themselves. Raises RecipeError if there are too few to show."""
+    Returns a note if they come from the evaluated questions. Raises RecipeError if there are too few examples."""
     if task.get_config("num_fewshot") is None or (shots is not None and task.get_config("num_fewshot") != 0):
         task.set_config("num_fewshot", shots or 0)
     wanted = task.get_config("num_fewshot")
     name = task.get_config("task")
     said = None
     if wanted and task.OUTPUT_TYPE == "loglikelihood_rolling":
-        raise RecipeError(f"task {name} scores whole texts, which have no examples before them; leave --shots out")
+        raise RecipeError(f"task {name} scores whole texts, which have no few-shot examples; leave --shots out")
     if wanted:
         said = _draw_from_another_split(task, name)
         found = len(task.sampler.df) - (said is not None)
         if wanted > found:
-            raise RecipeError(f"task {name} has {found} examples to show and {wanted} are asked for; lower the shots")
+            raise RecipeError(f"task {name} has {found} few-shot examples, {wanted} are requested; lower the shots")
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return said
 
 
 def _draw_from_another_split(task: Task, name: str) -> str | None:
-    """The task's own choice stands if it is another split than the one asked. `fewshot_cfg.split` equal to `test_split`
-    (both None too) is how lm-eval knows that a question must be taken out of its own examples."""
+    """Keeps the task's own split if it is not the evaluated one, else takes the train or validation split; a note if
+    there is none. lm-eval removes a question from its own examples if `fewshot_cfg.split` equals `test_split` (also
+    None)."""
     config, fewshot = task.config, task.fewshot_cfg
     asked = config.test_split or config.validation_split
     chosen = fewshot.split or (
@@ -50,8 +51,8 @@ def _draw_from_another_split(task: Task, name: str) -> str | None:
             return None
     task.sampler, fewshot.split = _sampler(task, list(task.eval_docs)), config.test_split
     return (
-        f"{name}: its few-shot examples are other questions of the split that is asked, for no train or validation "
-        "split is here; no question is its own example"
+        f"{name}: few-shot examples are other questions of the evaluated split, since there is no train or validation "
+        "split; no question is its own example"
     )
 
 

@@ -1,4 +1,4 @@
-"""lm-eval, called offline on tasks of our own; its results are given a form that is the same on every machine."""
+"""Run tasks with lm-eval, offline; the results do not depend on the machine."""
 
 import io
 import os
@@ -29,9 +29,8 @@ NO_SOURCES = TaskSources()
 
 @dataclass(frozen=True)
 class Results:
-    """lm-eval's result dictionary without the samples; the samples by task; the tasks; what a reader must know of them
-    (tasks of a suite that were left out, questions that were not evaluated, whence examples come); what lm-eval
-    printed on the way."""
+    """summary: lm-eval's result dictionary without the samples; samples and tasks by name. notes: for the reader, such
+    as skipped tasks of a suite and skipped questions. log: lm-eval's output."""
 
     summary: dict[str, Any]
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -49,19 +48,21 @@ def run_tasks(
     """Results of the tasks: names of ours, of suites, paths of task files, or lm-eval task configs. None on every rank
     but the first.
 
-    Only `evaluate` is called, not lm-eval's command line: that one asks the machine for a description of itself and
-    indexes 14,683 tasks."""
+    Calls lm-eval's `evaluate` and not its command line, which collects a description of the machine and indexes
+    14,683 tasks."""
     printed = io.StringIO()
     with offline(not sources.download), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
         loaded, said = _load(tasks, sources)
         examples = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
-        with _heard_by(model.rank):
+        with _local_rank(model.rank):
             try:
                 raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
             except (TemplateError, LookupError, SyntaxError, TypeError, ValueError) as error:
                 if not sources.include_path and not any(isinstance(name, str) and is_task_file(name) for name in tasks):
                     raise
-                raise InputError(f"a task file asks what its records do not hold ({_said(error)}); check it") from error
+                raise InputError(
+                    f"a task file uses fields that its records do not have ({_error_text(error)}); check it"
+                ) from error
         too_long = gather_skip_reasons(model)
         if raw is None:
             return None
@@ -74,9 +75,9 @@ def run_tasks(
 
 
 @contextmanager
-def _heard_by(rank: int) -> Iterator[None]:
-    """lm-eval gives results only where LOCAL_RANK is 0 too, which under a placement of the planner's need not be where
-    the first copy of the model stands; while this holds, its rank alone decides."""
+def _local_rank(rank: int) -> Iterator[None]:
+    """Sets LOCAL_RANK to the rank of the model replica: lm-eval returns results only where it is 0, which with a rank
+    order from the planner need not be the first replica."""
     before = os.environ.get("LOCAL_RANK")
     os.environ["LOCAL_RANK"] = str(rank)
     try:
@@ -86,7 +87,7 @@ def _heard_by(rank: int) -> Iterator[None]:
 
 
 def _load(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[Any, list[str]]:
-    """(lm-eval's tasks and groups, what a reader must know of them)."""
+    """(lm-eval's tasks and groups, notes for the reader)."""
     known = known_tasks([task for task in tasks if isinstance(task, str)], sources)
     known.require(sources.download)
     named, left_out = expand(known.asked, known.manager.task_index, sources.data)
@@ -101,17 +102,19 @@ def _load(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[
         raise InputError(
             f"{', '.join(named)}: the data could not be fetched ({error}); use a task over local files"
         ) from error
-    except Exception as error:  # of a task file anything can be wrong, and lm-eval does not check it
-        raise InputError(f"{', '.join(named)}: lm-eval makes no task of it ({_said(error)}); check its file") from error
+    except Exception as error:  # lm-eval does not check task files
+        raise InputError(
+            f"{', '.join(named)}: lm-eval cannot load it as a task ({_error_text(error)}); check its file"
+        ) from error
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
-    """Loads the named tasks and forgets them: raises RecipeError on an unknown name, InputError where a task's file is
-    absent, empty or another than the pinned one."""
+    """Checks that the named tasks load. Raises RecipeError on an unknown name, InputError where a task's file is
+    absent, empty or not the pinned one."""
     named = [name for name in tasks if name not in HELD_OUT_TASKS]
     if named:
         printed = io.StringIO()
@@ -123,7 +126,7 @@ LEFT_OUT_OF_CONFIGS = ("custom_dataset", "process_docs", "fewshot_config")  # co
 
 
 def _portable(raw: dict[str, Any]) -> dict[str, Any]:
-    """The summary without code, paths and `N/A`: what it says is the same wherever it was made."""
+    """The summary without code, paths and `N/A`: equal on every machine."""
     summary = dict(raw)
     summary["configs"] = {name: _portable_config(config) for name, config in raw["configs"].items()}
     summary["results"] = {name: _measured(result) for name, result in raw["results"].items()}

@@ -1,4 +1,4 @@
-"""No network while this holds: what would fetch something fails at once, and says so."""
+"""Disable network access of datasets and huggingface_hub: a download fails at once with a clear error."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ SWITCHES: tuple[tuple[Any, str], ...] = (
 
 @contextmanager
 def offline(wanted: bool = True) -> Iterator[None]:
-    """The two libraries read the variables once, when they are imported, so their switches are turned as well."""
+    """Disables network access. The two libraries read the environment only at import, so their flags are set too."""
     if not wanted:
         yield
         return

@@ -1,4 +1,4 @@
-"""A few continuations of held-out texts, for people to look at."""
+"""Example continuations of held-out texts for the report."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ PROMPT_TOKENS = 48
 
 
 class Continuation(Config):
-    """prompt: the beginning of a held-out document; reference: how it goes on; greedy, sampled: how the model does."""
+    """prompt: beginning of a held-out document; reference: its real continuation; greedy, sampled: the model's."""
 
     source: str
     doc_id: str
@@ -29,11 +29,11 @@ def continuations(
     documents: Mapping[str, Sequence[HeldOutDocument]],
     config: EvaluateConfig,
 ) -> list[Continuation]:
-    """config.samples documents, the sources in turn; each begun at its beginning."""
+    """Continuations of config.samples documents, taken from the sources in turn; prompts are their first tokens."""
     chosen = _in_turn(documents, config.samples, codec)
-    room = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
-    whole = [list(codec.encode(document.text[:4000])) for document in chosen]
-    prompts = [[codec.end_of_document, *ids[:room]][:room] for ids in whole]
+    prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
+    encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
+    prompts = [[codec.end_of_document, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
     greedy = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens))
     sampled = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens, config.sampling))
     return [
@@ -45,14 +45,14 @@ def continuations(
             greedy=plain.text,
             sampled=drawn.text,
         )
-        for document, ids, prompt, plain, drawn in zip(chosen, whole, prompts, greedy, sampled, strict=True)
+        for document, ids, prompt, plain, drawn in zip(chosen, encoded, prompts, greedy, sampled, strict=True)
     ]
 
 
 def _in_turn(
     documents: Mapping[str, Sequence[HeldOutDocument]], count: int, codec: TextTokenizer
 ) -> list[HeldOutDocument]:
-    """The first long enough document of each source, then the second, until there are `count`."""
+    """`count` documents with more than PROMPT_TOKENS tokens: the first of each source, then the second, and so on."""
     long_enough = {
         source: [document for document in found if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][:count]
         for source, found in ((source, found[: 20 * count]) for source, found in sorted(documents.items()))

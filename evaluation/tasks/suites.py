@@ -1,4 +1,4 @@
-"""Tasks that are usually run together."""
+"""Suites: names for lists of tasks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,8 +38,8 @@ SUITES = {
 
 
 def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) -> tuple[list[str], list[str]]:
-    """(tasks, what is said of those left out). Of a suite, tasks whose file is absent are left out; a task that is
-    named itself never is. index: lm-eval's, task name to entry."""
+    """(tasks, notes on skipped ones). Tasks of a suite whose file is absent are skipped; tasks named by themselves
+    never are. index: lm-eval's, task name to entry."""
     tasks: list[str] = []
     said: list[str] = []
     for name in names:
@@ -51,12 +51,12 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
             if absent is None:
                 tasks.append(member)
             else:
-                said.append(f"{member} of the suite {name} was left out: {absent}")
+                said.append(f"{member} of the suite {name} was skipped: {absent}")
     return list(dict.fromkeys(tasks)), said
 
 
 def absent_file(task: str, index: Mapping[str, Any], data: Path | None) -> str | None:
-    """The name of the task's file if it is not there. Paths are not told: they differ from machine to machine."""
+    """ "FILE is absent" if the task's file is, else None. Without its path, which differs between machines."""
     config = index[task].cfg
     first = index[config["task"][0]].cfg if isinstance(config["task"], list) else config
     file = first["dataset_kwargs"]["file"]

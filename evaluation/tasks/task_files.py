@@ -1,7 +1,7 @@
-"""Task files of users, in lm-eval's own words. No code of theirs is run: a file may come from anybody.
+"""Read users' task files in lm-eval's YAML format. They are untrusted: none of their code is run.
 
-lm-eval runs whatever `!function` and `class` name, and loads metrics and data sets that are Python files. All these are
-refused here; templates run in jinja2's sandbox (see `sandboxed`)."""
+lm-eval runs what `!function` and `class` name, and loads metrics and data sets that are Python files. All these are
+rejected here; templates run in jinja2's sandbox (see `sandboxed`)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def is_task_file(name: str) -> bool:
 
 
 def read_task_file(path: Path, download: bool = False) -> dict[str, Any]:
-    """The config of a task or group, what it includes filled in.
+    """The config of a task or group, with its includes resolved.
 
     A task whose dataset_kwargs name a `file` reads it as ours do, below the data folder. Raises InputError if there is
     no such file, RecipeError on what is not a task or would run code."""
@@ -48,9 +48,9 @@ def read_task_file(path: Path, download: bool = False) -> dict[str, Any]:
 
 
 def task_file_digest(path: Path, data: Path | None) -> str:
-    """Digest of what a task file decides: its config with the includes filled in, and the bytes of its data files.
+    """Digest of a task file: its config with resolved includes, and the bytes of its data files.
 
-    Comments and the paths of the files decide nothing. Raises as `read_task_file` does."""
+    Comments and the paths of the files do not change it. Raises as `read_task_file` does."""
     config = _read(path, ())
     members = [config, *(member for member in _list(config.get("task")) if isinstance(member, dict))]
     files = [file for member in members for file in _data_files(member, data)]
@@ -58,7 +58,7 @@ def task_file_digest(path: Path, data: Path | None) -> str:
 
 
 def _data_files(config: Mapping[str, Any], data: Path | None) -> list[Path]:
-    """The local files that a task reads: ours below the data folder, or those of `datasets` by path or pattern."""
+    """Local data files of a task: ours below the data folder, or those that `datasets` reads by path or pattern."""
     options = config.get("dataset_kwargs") or {}
     folder = None if data is None else str(data)
     named = [find_packed(options[key], folder) for key in ("file", "fewshot_file") if options.get(key)]
@@ -111,7 +111,7 @@ def _theirs(path: Path) -> dict[str, Any]:
 
 
 class _OurLoader(yaml.SafeLoader):
-    """Reads the files of this repository, in which `!function` names our one loader."""
+    """YAML loader of this repository's own task files, whose `!function` is always `loaders.load`."""
 
 
 _OurLoader.add_constructor("!function", lambda loader, node: {LOADER: load}[loader.construct_scalar(node)])
@@ -153,9 +153,9 @@ def _check(path: Path, config: Mapping[str, Any], download: bool) -> None:
 
 
 def task_files_below(folder: Path, download: bool = False) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """(config by name of every task file below a folder, what is wrong with those that are not to be used).
+    """(config of every task file in a folder by task name, errors of invalid files).
 
-    Files that name no task are for others to include, and passed over."""
+    Files without a task name are includes of others and are skipped."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; name one that holds task files (*.yaml)")
     found: dict[str, dict[str, Any]] = {}
@@ -177,7 +177,7 @@ def _list(value: Any) -> list[Any]:
 
 @contextmanager
 def sandboxed() -> Iterator[None]:
-    """While this holds, templates of tasks reach nothing but their document."""
+    """Renders task templates in jinja's sandbox, without access to anything but their document."""
     before = lm_eval.utils.env
     inside = ImmutableSandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
     inside.filters.update(before.filters)

@@ -1,4 +1,4 @@
-"""Which tasks there are, by name: ours, those of the user's files, and lm-eval's own where downloading is allowed."""
+"""Index of tasks by name: ours, those of the user's files, and with --download lm-eval's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ from gristmill.foundation.nearest_name import nearest_name
 
 @dataclass(frozen=True)
 class TaskSources:
-    """Where tasks come from. data: the folder below which their files stand. download: lm-eval's own tasks too, which
-    read from the data hub. include_path: a folder of task files, whose names go before ours."""
+    """Sources of tasks. data: folder of our tasks' data files. download: also lm-eval's own tasks, which download data.
+    include_path: a folder of task files, which take precedence over ours."""
 
     data: Path | None = None
     download: bool = False
@@ -27,8 +27,8 @@ class TaskSources:
 
 @dataclass
 class KnownTasks:
-    """manager: lm-eval's, with all of them in its index. asked: the names asked for. notes: what a reader must know.
-    wrong: what is wrong with files of the included folder."""
+    """manager: lm-eval's TaskManager with all tasks. asked: the requested names. notes: for the reader. wrong: errors
+    of files in the included folder."""
 
     manager: TaskManager
     asked: list[str]
@@ -36,17 +36,18 @@ class KnownTasks:
     wrong: list[str] = field(default_factory=list)
 
     def require(self, download: bool) -> None:
-        """Raises RecipeError that names the nearest task, and every file that could not be used."""
+        """Raises RecipeError on an unknown task, with the nearest name and the errors of task files."""
         known = [*self.manager.task_index, *SUITES, *HELD_OUT_TASKS]
         for name in self.asked:
             if name not in known:
                 near = nearest_name(name, known, cutoff=0.0)
-                hint = "" if download else "; lm-eval's own tasks are known where downloading is allowed (--download)"
+                hint = "" if download else "; use --download for lm-eval's own tasks"
                 raise RecipeError("; ".join([f"no task {name!r}; the nearest is {near!r}{hint}", *self.wrong]))
 
 
 def task_manager(data: Path | None, download: bool) -> TaskManager:
-    """lm-eval's, with our tasks. With `download` a task that both have is ours where its file is there."""
+    """lm-eval's TaskManager with our tasks. With `download`, of a task that both have ours is taken if its file
+    exists."""
     stated = {"data": None if data is None else str(data)}
     if not download:
         return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=stated)
@@ -80,7 +81,7 @@ def _add(known: KnownTasks, name: str, config: Mapping[str, Any]) -> None:
     entry = TaskIndex.entry_from_config(dict(config))
     assert entry is not None
     if name in index:
-        known.notes.append(f"{name} is the user's task of that name, not the one that comes with gristmill or lm-eval")
+        known.notes.append(f"{name} is the user's task of that name, not that of gristmill or lm-eval")
     index[name] = entry
     tags = config.get("tag") or []
     for tag in [tags] if isinstance(tags, str) else tags:

@@ -1,4 +1,4 @@
-"""What a model would score that knows how often each token occurs, and nothing else. A real one must do better."""
+"""Unigram baseline: bits of a text under the token frequencies of the training data."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gristmill.foundation.errors import InputError
 
 
 def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
-    """int64[V]: how often each token stands in the training split of an `index` folder, all sources together."""
+    """int64[V]: frequency of each token in the training split of an `index` folder, over all sources."""
     prefixes = [path.with_suffix("") for path in sorted((index / "train").glob("*.idx"))]
     if not prefixes:
         raise InputError(f"{index / 'train'}: no .idx file; run the stage `index`")
@@ -27,5 +27,5 @@ def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
 
 
 def unigram_bits(counts: np.ndarray, text: HeldOutDocument, codec: TextTokenizer) -> float:
-    """Bits of the text under the counts, encoded as the model reads it."""
+    """Bits of the text under the unigram model, in the model's own tokens."""
     return unigram_bits_per_byte(counts, codec.encode(text.text), num_bytes=1)

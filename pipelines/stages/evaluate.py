@@ -42,7 +42,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="evaluate",
-    code_version=5,
+    code_version=6,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,

@@ -81,31 +81,27 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     """The callback that evaluates the model on train.evaluation's tasks during training.
 
     Raises InputError or RecipeError before the first step if the tasks cannot be evaluated."""
-    from gristmill.evaluation.during_training import check_live, evaluate_live  # as above
+    from gristmill.evaluation.config import EvaluateConfig
+    from gristmill.evaluation.during_training import LiveModel, LiveSources, check_live, evaluate_live  # as above
     from gristmill.evaluation.workdir import HeldOutCorpus
 
     recipe = context.recipe
     evaluation = recipe.training().train.evaluation
     tasks_folder = None if recipe.evaluate.data is None else Path(recipe.evaluate.data)
     corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
-    tokenizer = context.inputs["tokenizer"]
-    check_live(tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
+    sources = LiveSources(context.inputs["tokenizer"], tasks_folder, corpus)
+    config = EvaluateConfig(
+        tasks=evaluation.tasks,
+        limit=evaluation.limit,
+        shots=recipe.evaluate.shots,
+        batch_tokens=recipe.evaluate.batch_tokens,
+        samples=0,
+    )
+    check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
 
-    def evaluate(parts: Any) -> Any:
-        return evaluate_live(
-            parts.stages,
-            tokenizer,
-            evaluation.tasks,
-            evaluation.limit,
-            layout=layout,
-            mesh=mesh,
-            data=tasks_folder,
-            corpus=corpus,
-            shots=recipe.evaluate.shots,
-            batch_tokens=recipe.evaluate.batch_tokens,
-            budget_seconds=evaluation.budget_seconds,
-            reporter=context.reporter,
-        )
+    def evaluate(local: Any) -> Any:
+        model = LiveModel(local.stages, layout, mesh)
+        return evaluate_live(model, sources, config, evaluation.budget_seconds, context.reporter)
 
     return evaluate
 

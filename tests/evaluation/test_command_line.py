@@ -86,7 +86,7 @@ def test_a_question_longer_than_the_model_is_not_evaluated_and_counted(
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     common = ("evaluate", *TASK, "--data", hans)
     code, said = call(*common, "--checkpoint", random_checkpoint(sequence_length=100), "--output", tmp_path / "some")
-    assert code == 0 and "gristmill_hans: 4 of 9 questions were not evaluated and count in no score" in said
+    assert code == 0 and "gristmill_hans: 4 of 9 questions were not evaluated and are in no score" in said
     results = json.loads((tmp_path / "some" / "results.json").read_text())
     assert results["verdicts"]["gristmill_hans"]["acc"]["n"] == results["results"]["gristmill_hans"]["sample_len"] == 5
     assert results["n-samples"]["gristmill_hans"]["not_evaluated"] == 4
@@ -99,7 +99,7 @@ def test_a_question_longer_than_the_model_is_not_evaluated_and_counted(
     )
     assert code == 0 and "9 of 9 questions were not evaluated" in said and "| not evaluated |" in said
     code, said = call("compare", tmp_path / "some", tmp_path / "none")
-    assert code == 1 and "gristmill_hans" in said and "no question that both were asked" in said
+    assert code == 1 and "gristmill_hans" in said and "no question that both evaluated" in said
 
 
 def test_an_unknown_task_names_the_nearest(call, hans, random_checkpoint, tokenizer_folder):
@@ -122,7 +122,7 @@ def test_an_empty_and_an_absent_benchmark_file(call, hans, random_checkpoint, to
     checkpoint, path = random_checkpoint(), hans / "benchmarks" / "hans_evaluation.jsonl"
     path.write_text("")
     code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans)
-    assert code == 1 and "holds no record; fetch the file again" in said
+    assert code == 1 and "has no record; download the file again" in said
     path.unlink()
     code, said = call("evaluate", "--checkpoint", checkpoint, *TASK, "--data", hans)
     assert code == 1 and "absent; this task reads benchmarks/hans_evaluation.jsonl" in said

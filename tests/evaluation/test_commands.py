@@ -97,7 +97,7 @@ def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_c
     written = json.loads((tmp_path / "out" / "results.json").read_text())["contamination"]["gristmill_hans"]
     assert written["contaminated"]["acc,none"] == held.score and written["left_in_corpus"] == 1
     table = (tmp_path / "out" / "table.md").read_text()
-    assert "2 of the 6 questions asked were found in the corpus (contaminated): 1 were taken out" in table
+    assert "2 of 6 questions were found in the corpus (contaminated): 1 were removed" in table
     (folder / "questions.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"questions\.jsonl: damaged .*; run the stage `curate` again"):
         evaluate_folder(CheckpointPaths(random_checkpoint()), paths, config, Reporter.silent())

@@ -5,7 +5,7 @@ import torch
 
 from gristmill.evaluation.commands import evaluate_checkpoint
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.during_training import check_live, evaluate_live
+from gristmill.evaluation.during_training import LiveModel, LiveSources, check_live, evaluate_live
 from gristmill.evaluation.run import EvaluationPaths
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
@@ -18,6 +18,8 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.run import build_forward_backward
 
+HANS = EvaluateConfig(tasks=("gristmill_hans",))
+HANS_5 = EvaluateConfig(tasks=("gristmill_hans",), limit=5)
 SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "sequence_length": 128}
 
 
@@ -26,7 +28,7 @@ def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans,
     model, _ = load_model(checkpoint)
     model.train().requires_grad_(True)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    scores = evaluate_live(model, tokenizer_folder, ["gristmill_hans"], 5, data=hans)
+    scores = evaluate_live(LiveModel({0: model}), LiveSources(tokenizer_folder, hans), HANS_5)
     config = EvaluateConfig(tasks=("gristmill_hans",), data=str(hans), limit=5)
     rows = evaluate_checkpoint(
         CheckpointPaths(checkpoint), EvaluationPaths(tmp_path / "out", hans), config, Reporter.silent()
@@ -52,7 +54,7 @@ def test_every_layout_scores_as_one_process(fields, tmp_path, hans, tokenizer_fo
     scores = pool.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, hans, tmp_path)
     assert all(each == scores[0] for each in scores)
     alone, _ = load_model(step_folder(tmp_path / "run", 1))
-    expected = evaluate_live(alone, tokenizer_folder, ["gristmill_hans"], data=hans)
+    expected = evaluate_live(LiveModel({0: alone}), LiveSources(tokenizer_folder, hans), HANS)
     assert scores[0]["gristmill_hans"] == pytest.approx(expected["gristmill_hans"], abs=1e-6)
 
 
@@ -69,7 +71,7 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     for _ in range(2):
         losses.append(passes.train(batch, 1.0))
         parts.clear_gradients()
-        scores = evaluate_live(parts.stages, tokenizer_folder, ["gristmill_hans"], layout=layout, mesh=mesh, data=hans)
+        scores = evaluate_live(LiveModel(parts.stages, layout, mesh), LiveSources(tokenizer_folder, hans), HANS)
     assert losses[0] is None or torch.equal(*losses)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
     save(folder / "run", 1, CheckpointContent(tensors, SavedModelConfig.of(config, 257, 256)), mesh)
@@ -82,11 +84,12 @@ def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_chec
     )
     model, _ = load_model(random_checkpoint())
     heard = Heard()
-    tasks = ["gristmill_hans", "anli_r1"]
-    scores = evaluate_live(model, tokenizer_folder, tasks, data=hans, budget_seconds=0.0, reporter=heard)
+    config = EvaluateConfig(tasks=("gristmill_hans", "anli_r1"))
+    live, sources = LiveModel({0: model}), LiveSources(tokenizer_folder, hans)
+    scores = evaluate_live(live, sources, config, budget_seconds=0.0, reporter=heard)
     assert list(scores) == ["gristmill_hans"]
-    assert heard.said == ["evaluation: its 0 s are spent; left out: anli_r1"]
-    assert list(evaluate_live(model, tokenizer_folder, tasks, data=hans)) == tasks
+    assert heard.said == ["evaluation: its budget of 0 s is spent; skipped: anli_r1"]
+    assert list(evaluate_live(live, sources, config)) == ["gristmill_hans", "anli_r1"]
 
 
 class Heard(Reporter):

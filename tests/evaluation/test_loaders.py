@@ -31,14 +31,14 @@ def test_what_is_expected_where_is_said(tmp_path):
 
 def test_another_version_of_a_pinned_file_is_refused(tmp_path):
     write(tmp_path / "set.jsonl", {"query": "?"})
-    with pytest.raises(InputError, match="not the file this task is pinned to"):
+    with pytest.raises(InputError, match="not the file that the task pins"):
         load("set.jsonl", ["query"], sha256="0" * 64, data=str(tmp_path))
 
 
-def test_bad_files_name_the_record_and_the_mend(tmp_path):
+def test_bad_files_name_the_record_and_the_fix(tmp_path):
     path = tmp_path / "set.jsonl"
     path.write_text("\n\n")
-    with pytest.raises(InputError, match="holds no record"):
+    with pytest.raises(InputError, match="has no record"):
         load("set.jsonl", ["query"], data=str(tmp_path))
     path.write_text('{"query": 1}\n{"query"\n')
     with pytest.raises(InputError, match=r"set\.jsonl:2: not JSON"):
@@ -62,7 +62,7 @@ def test_the_two_other_forms(tmp_path):
     (tmp_path / "h.txt").write_text("A man\n2\nsits.\n")
     with pytest.raises(InputError, match="no whole number of records of 6 lines"):
         load("h.txt", ["context"], form="hellaswag", data=str(tmp_path))
-    with pytest.raises(InputError, match="a task asks for the form 'hella'; there are jsonl, hellaswag"):
+    with pytest.raises(InputError, match="the task's form 'hella' is unknown; known are jsonl, hellaswag"):
         load("h.txt", ["context"], form="hella", data=str(tmp_path))
 
 
@@ -99,7 +99,7 @@ def test_a_record_of_another_form_is_named(tmp_path):
         "arc": {"query": "Question: ?", "choices": ["a"], "gold": 7},
     }.items():
         write(tmp_path / "set.jsonl", record)
-        with pytest.raises(InputError, match=f"a record is not of the form '{form}'"):
+        with pytest.raises(InputError, match=f"a record is not in the format '{form}'"):
             load("set.jsonl", [], form=form, data=str(tmp_path))
 
 

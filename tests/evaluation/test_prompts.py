@@ -1,4 +1,4 @@
-"""A task with lm-eval's name asks what lm-eval asks: both are built on the same records, and all requests compared."""
+"""A task with lm-eval's name makes the same requests as lm-eval's own task on the same records."""
 
 import json
 from pathlib import Path
@@ -257,5 +257,5 @@ def test_where_there_is_no_other_split_no_question_is_its_own_example(settings):
 
 def test_more_examples_than_there_are_are_refused():
     for settings, count in (({"test_split": "only"}, 3), ({"test_split": "only", "training_split": "train"}, 2)):
-        with pytest.raises(Exception, match=f"has {count} examples to show and 4 are asked for"):
+        with pytest.raises(Exception, match=f"has {count} few-shot examples, 4 are requested"):
             set_shots(quiz({"only": 4, "train": 2}, **settings), 4)

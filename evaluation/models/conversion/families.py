@@ -1,4 +1,4 @@
-"""The architectures of transformers that our models can be written as and read from."""
+"""Hugging Face architectures that our models can be exported to and imported from."""
 
 from gristmill.evaluation.models.conversion.bloom import BLOOM
 from gristmill.evaluation.models.conversion.family import Family
@@ -11,7 +11,7 @@ FAMILIES = (LLAMA, GPT2, BLOOM)
 
 
 def family_for(config: ModelConfig) -> Family:
-    """The family that can say all that the config says. Raises InputError naming what each has no place for."""
+    """The family that supports every field of the config. Raises InputError naming the fields that each lacks."""
     reasons = []
     for family in FAMILIES:
         unmet = family.unsupported(config)
@@ -22,7 +22,7 @@ def family_for(config: ModelConfig) -> Family:
 
 
 def family_named(model_type: str) -> Family:
-    """The family a config.json names. Raises InputError if it is none of ours."""
+    """The family that a config.json names. Raises InputError if it is not supported."""
     for family in FAMILIES:
         if family.model_type == model_type:
             return family

@@ -64,7 +64,8 @@ NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # buff
 
 
 def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The oldest GPT-2 and BLOOM folders hold the model without its head, whose names lack "transformer."."""
+    """Adds the prefix "transformer." to tensor names: the oldest GPT-2 and BLOOM folders hold the model without its
+    head."""
     if "wte.weight" not in tensors and "word_embeddings.weight" not in tensors:
         return tensors
     return {name if name == "lm_head.weight" else f"transformer.{name}": value for name, value in tensors.items()}

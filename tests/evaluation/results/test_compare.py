@@ -39,7 +39,7 @@ def test_the_interval_is_that_of_the_normal_law_for_many_questions():
 
 def test_other_questions_are_refused(tmp_path):
     first, second = results(tmp_path / "a", [1.0, 0.0]), results(tmp_path / "b", [1.0, 0.0], asked="other")
-    with pytest.raises(InputError, match="were not asked the same questions"):
+    with pytest.raises(InputError, match="have different questions"):
         compare_folders(first, second)
     with pytest.raises(InputError, match=r"results\.json: absent"):
         compare_folders(first, tmp_path)

@@ -72,7 +72,7 @@ def test_a_folder_of_tasks_is_known_by_names_groups_and_tags(model, data):
     for asked, found in ((["rivers"], ["rivers"]), (["both"], ["lakes", "rivers"]), (["waters"], ["lakes"])):
         assert sorted(run_tasks(model, asked, EvaluateConfig(limit=1), sources).samples) == found
     results = run_tasks(model, ["piqa"], EvaluateConfig(limit=1), sources)
-    assert "piqa is the user's task of that name, not the one that comes with gristmill or lm-eval" in results.notes
+    assert "piqa is the user's task of that name, not that of gristmill or lm-eval" in results.notes
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_loader_beside_the_file_is_not_ours(data):
 
 def test_templates_run_in_a_sandbox(model, data):
     evil = PLAIN.replace('"{{query}}?"', "\"{{ ''.__class__.__mro__[1].__subclasses__() }}\"")
-    with pytest.raises(InputError, match=r"lm-eval makes no task of it .*SecurityError"):
+    with pytest.raises(InputError, match=r"lm-eval cannot load it as a task .*SecurityError"):
         run_tasks(model, [written(data, evil)], EvaluateConfig(), TaskSources(data))
     before = lm_eval.utils.env
     with sandboxed():
@@ -172,5 +172,5 @@ def test_a_task_that_lm_eval_cannot_make_is_one_sentence(model, data, change):
 def test_a_record_that_the_template_does_not_fit_is_one_sentence(model, data):
     path = data / "benchmarks" / "rivers.jsonl"
     path.write_text(path.read_text().replace('"choices": ["long", "short"], "gold": 1', '"choices": [], "gold": 1'))
-    with pytest.raises(InputError, match="a task file asks what its records do not hold"):
+    with pytest.raises(InputError, match="a task file uses fields that its records do not have"):
         run_tasks(model, [written(data, PLAIN)], EvaluateConfig(), TaskSources(data))
