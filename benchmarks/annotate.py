@@ -66,7 +66,7 @@ def size(texts: list[str]) -> float:
 
 
 def annotate(texts: list[str], words: WordRule, edited_too: bool = True) -> None:
-    """Every signal, C4's edit and what it counts, and every signal of what it leaves."""
+    """Computes every signal, C4's edits and their counts, and every signal of the edited text."""
     for start in range(0, len(texts), BATCH):
         batch = TextBuffer.of(texts[start : start + BATCH])
         measure_buffer(batch, words)
@@ -76,7 +76,7 @@ def annotate(texts: list[str], words: WordRule, edited_too: bool = True) -> None
 
 
 def decisions(texts: list[str], words: WordRule) -> dict[str, dict[int, str]]:
-    """Place -> first rule failed of the texts each filter drops, asked alone, as datatrove's are."""
+    """{text index: first failed rule} of the texts that each filter drops when it runs alone, as in datatrove."""
     buffer = TextBuffer.of(texts)
     edited, counts = EDITS["c4"](buffer, C4.line_options() or {})
     dropped = {}
@@ -96,7 +96,7 @@ def decisions(texts: list[str], words: WordRule) -> dict[str, dict[int, str]]:
 def against(
     mixed: Sequence[tuple[str, str]], peer_words: str, words: WordRule, rounds: int, python: Path
 ) -> list[Figure]:
-    """Turns with the peer's process, then its decisions beside ours."""
+    """Times datatrove in alternation with us, then compares the decisions."""
     corpora, texts = [corpus for corpus, _ in mixed], [text for _, text in mixed]
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(json.dumps(text) + "\n" for text in texts)
@@ -132,7 +132,7 @@ def against(
 def agreement(
     corpora: Sequence[str], ours: dict[str, dict[int, str]], theirs: dict[str, dict[str, str]], split: bool
 ) -> list[Figure]:
-    """The share of equal decisions by filter; prints a table of the classes of the others."""
+    """The share of equal decisions by filter; prints a table of the differences."""
     figures = []
     table = Table("filter", "documents", "ours", "datatrove", "of corpora", title="decisions that differ")
     for name, goal in FILTERS.items():

@@ -1,4 +1,4 @@
-"""Another threshold on a corpus that is annotated already, against annotating it: CPU seconds of one process.
+"""CPU seconds of one process: applying a new threshold to an annotated corpus, compared with annotating it.
 
 `decide`: what the filters keep, by source (what a sweep of one threshold does). `redo`: the whole stage again with
 another threshold, corpus and ledger written anew, deduplication off. Input: the documents of --data (default: the

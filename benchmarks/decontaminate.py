@@ -1,4 +1,4 @@
-"""Decontamination against the nine shared benchmarks: speed, recall by kind of disguise, and false positives.
+"""Decontamination against the nine shared benchmarks: speed, recall by kind of edit, and false positives.
 
 Questions of at least 8 words are planted in real documents: as they are, in capitals, with other punctuation or white
 space, across line breaks, and edited: one word, or three, in a row or apart, substituted by words of other questions,
@@ -65,7 +65,8 @@ def main() -> None:
 
 
 def speed(benchmarks: list[BenchmarkConfig], texts: list[str]) -> list[Figure]:
-    """The whole step on one core, from Parquet to the report, benchmarks read and indexed; and the search alone."""
+    """The whole step on one core, from Parquet to the report with reading and indexing the benchmarks; and the search
+    alone."""
     num_bytes = sum(len(text.encode()) for text in texts)
     config = DecontaminateConfig(benchmarks=tuple(benchmarks))
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +82,7 @@ def speed(benchmarks: list[BenchmarkConfig], texts: list[str]) -> list[Figure]:
 
 
 def search_alone(benchmarks: list[BenchmarkConfig], texts: list[str]) -> Figure:
-    """The peer is a set of word tuples."""
+    """Speed of the search alone; the peer looks up tuples of words in a set."""
     examples = [example for benchmark in benchmarks for example in read_benchmark(benchmark)]
     config = DecontaminateConfig(benchmarks=tuple(benchmarks))
     indexes = build_indexes(examples, config)
@@ -176,7 +177,7 @@ def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) ->
 def planted_questions(
     questions: list[Example], planted: int, generator: np.random.Generator
 ) -> dict[str, tuple[list[str], float]]:
-    """By kind, the questions to plant and the share that must be found."""
+    """{kind of edit: (questions to plant, required recall)}."""
     found: dict[str, tuple[list[str], float]] = {}
     chosen = [questions[n].text for n in generator.permutation(len(questions))[:planted]]
     for number, text in enumerate(chosen):
@@ -206,7 +207,8 @@ def short_questions(
 
 
 def false_positives(texts: list[str], config: DecontaminateConfig, examples: list[Example]) -> list[Figure]:
-    """Documents with nothing planted, and ten that share 14 words of a benchmark text, which are then a phrase."""
+    """False positives: documents without any question, and ten that share a common phrase of 14 words with a
+    benchmark."""
     clean = hits(texts, config)
     text = next(example.text for example in examples if len(fold_text(example.text).split()) > 30)
     phrase = " ".join(fold_text(text).split()[:14])

@@ -1,4 +1,4 @@
-"""Encoding text, and documents to .bin/.idx, against sentencepiece and against Megatron-LM's way of working.
+"""Speed of encoding text and documents to .bin/.idx, compared with sentencepiece and Megatron-LM's preprocess_data.py.
 
 `encode`: one thread each, MB of text per CPU second, the ids compared one by one.
 `documents_to_index`: the index stage of one worker against a stand-in for Megatron-LM's tools/preprocess_data.py:
@@ -69,7 +69,7 @@ def size(texts: list[str]) -> int:
 
 
 def encoding(folder: Path, texts: list[str], rounds: int) -> Figure:
-    """Raises SystemExit if a single id differs."""
+    """Speed of the trained tokenizers. Raises SystemExit if a single id differs."""
     ours = load_bulk_tokenizer(folder)
     peer = sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL_NAME))
     strings = texts + adversarial_strings([piece.replace("▁", " ") for piece in ours.pieces])
@@ -83,7 +83,7 @@ def encoding(folder: Path, texts: list[str], rounds: int) -> Figure:
 
 
 def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int, rounds: int) -> list[Figure]:
-    """Raises SystemExit if a single id differs, or if the tokenizer is not encoded by tiktoken."""
+    """Speed of a pretrained byte-level BPE. Raises SystemExit if an id differs, or if tiktoken does not encode it."""
     folder.mkdir()
     path = folder / "bpe.tiktoken"
     ranks = byte_level_ranks(training, vocabulary)
@@ -110,7 +110,7 @@ def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int
 
 
 def byte_level_ranks(texts: list[str], vocabulary: int) -> dict[bytes, int]:
-    """A byte-level BPE of Hugging Face's trainer, as tiktoken writes one: the bytes, then the merges in their order."""
+    """Ranks of a byte-level BPE trained by Hugging Face, in tiktoken's order: the bytes, then the merges."""
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(BYTE_OF)
@@ -121,7 +121,7 @@ def byte_level_ranks(texts: list[str], vocabulary: int) -> dict[bytes, int]:
 
 
 def indexing(folder: Path, texts: list[str], rounds: int) -> Figure:
-    """Both by CPU seconds, of the peer's reading and encoding processes together; both write the same documents."""
+    """CPU seconds of indexing, reading and encoding processes together; both sides write the same documents."""
     corpus = folder / "corpus"
     path = corpus / "documents" / "train" / "text-00000.parquet"
     path.parent.mkdir(parents=True)
@@ -149,7 +149,7 @@ def indexing(folder: Path, texts: list[str], rounds: int) -> Figure:
 
 
 def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
-    """What the index stage does for one source: encode its slices, then shuffle them into one file."""
+    """The index stage for one source: encode its slices, then shuffle them into one file."""
     shutil.rmtree(folder, ignore_errors=True)
     encoder = load_bulk_tokenizer(tokenizer).encoder
     tasks = encode_tasks(document_ranges(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
@@ -159,7 +159,7 @@ def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
 
 
 def preprocess(lines: Path, model: Path, prefix: Path) -> None:
-    """tools/preprocess_data.py with --workers 1 --append-eod: read, encode in the pool, add item by item."""
+    """Megatron-LM's tools/preprocess_data.py with --workers 1 --append-eod: encode in the pool, add item by item."""
     with lines.open(encoding="utf-8") as file, multiprocessing.Pool(1, functools.partial(load, str(model))) as pool:
         builder = builder_at(prefix)
         for ids, lengths in pool.imap(encode_line, file, 32):
@@ -182,7 +182,7 @@ def encode_line(line: str) -> tuple[list[int], list[int]]:
 
 
 class Builder:
-    """What megatron.core's IndexedDatasetBuilder does with each document, for machines without it."""
+    """The work of megatron.core's IndexedDatasetBuilder for each document, for machines without megatron.core."""
 
     def __init__(self, file: BinaryIO):
         self.file, self.lengths = file, []

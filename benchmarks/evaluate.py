@@ -1,4 +1,4 @@
-"""Answers a second: our evaluation against lm-eval's HFLM (transformers) on the same weights and the same requests.
+"""Evaluated requests per second, compared with lm-eval's HFLM (transformers) on the same weights and requests.
 
 Both are handed lm-eval's requests, so tokenizing is in the time and building the tasks is not. HFLM has the best of
 several batch sizes. The answers must agree before anything is printed."""
@@ -42,7 +42,7 @@ CHOICE_TASKS = ("arc_easy", "piqa", "gristmill_hellaswag", "openbookqa")
 
 @dataclass(frozen=True)
 class Work:
-    """One figure: requests of one kind, and how they are asked."""
+    """One figure: requests of one kind and the method of the model that runs them."""
 
     figure: str
     kind: str
@@ -90,7 +90,7 @@ def local_works(data: Path, quick: bool) -> list[Work]:
 
 
 def made_works(quick: bool) -> list[Work]:
-    """Where there are no benchmark files: random words, as many as such questions have."""
+    """Synthetic requests of random words with the lengths of real questions, for machines without benchmark files."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("aeioulmnrst"), rng.integers(2, 9))) for _ in range(800)]
 
@@ -124,7 +124,7 @@ def texts(instances: Sequence[Instance]) -> list[str]:
 
 
 def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
-    """A random model and a tokenizer trained on what will be asked; both are exported to `folder` for HFLM."""
+    """A random model and a tokenizer trained on the requests; both are exported to `folder` for HFLM."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -157,7 +157,7 @@ def measured(work: Work, ours: LanguageModel, folder: Path, quick: bool) -> Figu
 
 
 def best_peer(work: Work, folder: Path) -> tuple[int, HFLM]:
-    """HFLM with the batch size that is quickest on a part of the requests."""
+    """HFLM with its fastest batch size on a part of the requests."""
     part = work.requests[: max(4, len(work.requests) // 4)]
     found = []
     for size in BATCH_SIZES:
@@ -171,7 +171,8 @@ def best_peer(work: Work, folder: Path) -> tuple[int, HFLM]:
 
 
 def agree(work: Work, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Raises AssertionError if a log-likelihood differs by more than rounding, or a generated text at all."""
+    """Compares the results. Raises AssertionError if a log-likelihood differs by more than rounding, or a text at
+    all."""
     for mine, other in zip(ours, theirs, strict=True):
         if isinstance(mine, str):
             assert mine == other, (work.figure, mine, other)

@@ -1,4 +1,4 @@
-"""Text out of pages: F1 on article-extraction-benchmark by its own measure, and MB of HTML a second on one core.
+"""Text extraction from HTML: F1 on article-extraction-benchmark by its own metric, and MB of HTML a second on one core.
 
 --data names the benchmark's folder (html/, ground-truth.json). The published figure of trafilatura there is 0.958
 (the benchmark's README); the benchmark gives the extractor the page as UTF-8, we decode it as the pipeline does.
@@ -56,7 +56,7 @@ def ours(name: Extractor) -> Callable[[bytes], str]:
 
 
 def the_benchmarks(html: bytes) -> str:
-    """As the benchmark's own run_trafilatura.py calls it."""
+    """Extraction with the call of the benchmark's own run_trafilatura.py."""
     return trafilatura.extract(html.decode("utf-8"), include_comments=False) or ""
 
 
@@ -65,7 +65,7 @@ def parts(found: Score) -> list[tuple[str, float]]:
 
 
 def speed(folder: Path, quick: bool) -> Figure:
-    """The fast extractor against trafilatura, both as the pipeline runs them."""
+    """Speed of the fast extractor compared with trafilatura, both as the pipeline runs them."""
     read = [html for html, _ in pages(folder)][: QUICK_PAGES if quick else None]
     megabytes = sum(map(len, read)) / 1e6
     fast, slow, ratio = in_turn(

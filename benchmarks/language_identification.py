@@ -65,7 +65,7 @@ def right(pairs: list[tuple[str, str]], model: str, chars: int = 300) -> tuple[n
 
 
 def by_length(declarations: list[tuple[str, str]], model: str) -> list[Figure]:
-    """Pieces of a declaration, three from its body each."""
+    """Accuracy by length: three pieces from the body of each declaration."""
     figures = []
     for length in LENGTHS:
         cut = [(language, text[at : at + length]) for language, text in declarations for at in (500, 1500, 2500)]
@@ -117,7 +117,7 @@ def by_language(declarations: list[tuple[str, str]], known: set[str], model: str
 
 
 def pages(data: Path, known: set[str], model: str, step: int) -> list[Figure]:
-    """Whole tldr pages: technical prose between commands, which are in no language."""
+    """Results on whole tldr pages: technical prose between commands, which are in no language."""
     pairs = []
     for record in records(data / "corpora/tldr.jsonl.zst")[::step]:
         language = record["language"].partition("_")[0]

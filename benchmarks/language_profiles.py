@@ -81,7 +81,7 @@ def kept_figures(texts: list[str]) -> list[Figure]:
 
 
 def figure(name: str, shares: dict, kinds, goal: float | None) -> Figure:
-    """% kept with profiles, beside what the published thresholds keep."""
+    """Percentage kept with our profiles and with the published thresholds."""
     ours, _, published = (
         100 * float(np.mean(column)) for column in zip(*(shares[kind] for kind in kinds), strict=True)
     )

@@ -1,4 +1,4 @@
-"""Layouts of one model on forked processes of this machine: seconds a step, memory, and bytes sent by axis.
+"""Layouts of one model on forked processes of this machine: seconds a step, memory, and bytes sent on each axis.
 
 Bytes are those a rank sends, of the rank that sends most: of each collective what a ring of the group's n ranks sends
 (of S bytes whole, an all-reduce 2 (n - 1) / n S, its two halves (n - 1) / n S each), and what goes down the pipeline.
@@ -62,7 +62,7 @@ COLLECTIVES: dict[str, tuple[int, Callable[[int], float]]] = {
 
 
 def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
-    """On each rank: (seconds of the median step, bytes by axis of one step, growth of resident memory)."""
+    """(seconds of the median step, bytes by axis of one step, growth of resident memory) of each rank."""
     train = TrainConfig(
         tokens=10**6,
         batch_tokens=SAMPLES * MODEL.sequence_length,
@@ -101,7 +101,7 @@ def timed(step: Any) -> float:
 
 
 def counted(step: Any, mesh: Mesh) -> dict[str, float]:
-    """Bytes by axis of one step."""
+    """Bytes sent on each axis in one step."""
     sums: dict[str, float] = defaultdict(float)
     axes = {dist.group.WORLD.group_name: "world"}  # the norm and the sums, a few numbers
     for axis, name in ((mesh.data, "data"), (mesh.tensor, "tensor")):
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def bubbles() -> list[Figure]:
-    """Idle over useful time at 4 ranks and 8 micro-batches; the ratio is 1F1B's over ours."""
+    """Bubble (idle over useful time) at 4 ranks and 8 micro-batches; the ratio is 1F1B's over ours."""
     plain = play(actions("1f1b", 4, 8), 4, 4, 8).bubble
     found = []
     for schedule in ("interleaved", "zbv", "dualpipev"):
@@ -172,7 +172,7 @@ def bubbles() -> list[Figure]:
 
 
 def scatter_saving(results: dict[str, dict[str, float]]) -> Figure:
-    """Bytes down the pipeline when each tensor rank sends its own tokens only; the goal is the tensor size."""
+    """Bytes sent between stages under sequence parallelism; the goal is a saving by the tensor size."""
     shard, whole = (results[str(layout)]["pipeline"] for layout in (LAYOUTS[9], LAYOUTS[10]))
     return Figure("scatter_gather_bytes", shard, "bytes/step", whole, "whole activations", whole / shard, 2.0)
 

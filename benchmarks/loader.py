@@ -1,4 +1,4 @@
-"""Drawing training samples: our `Samples` against Megatron's GPTDataset in a BlendedDataset, on the same files.
+"""Reading training samples: our `Samples` compared with Megatron's GPTDataset in a BlendedDataset, on the same files.
 
 `loader_throughput`: tokens per CPU second, samples 0, 1, 2 ... as torch tensors, two sources blended 0.7 : 0.3.
 `loader_start`: seconds until the first sample, opened anew; the peer's index files are built first, as in a first run.
@@ -100,7 +100,7 @@ def ours(folder: Path, packing: str = "concat"):
 
 
 def theirs(folder: Path, cache: Path):
-    """A BlendedDataset over GPTDatasets, at its fastest: no attention mask, masks and positions cached."""
+    """A BlendedDataset over GPTDatasets in its fastest setting: no attention mask, masks and positions cached."""
     from megatron.core.datasets.blended_dataset import BlendedDataset  # optional extra `bench`
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -246,7 +246,7 @@ def memory(data: Path, folder: Path, name: str) -> Figure:
 
 
 def grown(data: Path, cache: Path | None) -> int:
-    """Bytes of anonymous memory that opening and 1000 samples take; a first round has loaded every library."""
+    """Bytes of anonymous memory that opening and 1000 samples take, after a first round that loads every library."""
     draws = [ours(data) if cache is None else theirs(data, cache)]
     draws[0](0)
     before = anonymous()

@@ -1,4 +1,5 @@
-"""How every benchmark measures: us and a peer in turn, the median of paired ratios, one JSON line a figure."""
+"""Shared measuring code: our function and a peer's in alternation, median of paired ratios, one JSON line per
+figure."""
 
 import argparse
 import json
@@ -36,7 +37,8 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """User and system seconds of this process and its ended children: on a noisy machine steadier than the clock."""
+    """User and system seconds of this process and its ended children, which vary less than the clock on a busy
+    machine."""
     before = _cpu()
     function()
     return _cpu() - before

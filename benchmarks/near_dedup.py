@@ -1,4 +1,4 @@
-"""Near-duplicate removal: signatures, LSH with clusters, and the whole stage, us and the peers in turn."""
+"""Near-duplicate removal: signatures, LSH with clusters, and the whole stage, compared with peers in alternation."""
 
 import shutil
 import statistics
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def signatures(data: Path | None, documents: int) -> Figure:
-    """128 hashes of word 5-grams of folded text. datasketch's default hashes the shingles with SHA-1."""
+    """Speed of 128 hashes of word 5-grams of folded text. datasketch's default hashes the shingles with SHA-1."""
     texts = texts_of(data, documents) if data else list(corpus(1, documents))
     raw = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, raw)]).astype(np.int64)
@@ -79,7 +79,7 @@ def texts_of(folder: Path, count: int) -> list[str]:
 
 
 def planted_signatures(documents: int) -> np.ndarray:
-    """Every tenth document resembles the one before it: values agree with probability 0.9."""
+    """Random signatures; every tenth agrees with the previous one in each value with probability 0.9."""
     generator = np.random.default_rng(2)
     found = generator.integers(1 << 32, size=(documents, BANDS * ROWS), dtype=np.uint32)
     copies = np.arange(9, documents, 10)
@@ -109,7 +109,7 @@ def clusters_by_datasketch(minhashes: list[MinHash]) -> np.ndarray:
 
 
 def clusters(documents: int) -> Figure:
-    """From signatures in memory to clusters; datasketch is not charged for making its 200,000 objects."""
+    """Speed from signatures in memory to clusters, without the time in which datasketch creates its 200,000 objects."""
     signed = planted_signatures(documents)
     shared = MinHash(BANDS * ROWS)
     minhashes = [
@@ -129,13 +129,13 @@ def clusters(documents: int) -> Figure:
 
 
 def medians(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Of (our seconds, the peer's): the median of each, and of the ratios peer / ours."""
+    """Medians of our seconds, of the peer's, and of the ratios peer / ours."""
     ratios = [other / own for own, other in pairs]
     return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs), statistics.median(ratios)
 
 
 def run_stage(folder: Path) -> None:
-    """Reads Parquet, signs, bands, verifies, decides and writes what is kept; prints seconds, megabytes and counts.
+    """Runs the whole stage on Parquet files and prints seconds, megabytes and counts.
 
     Libraries and compiled kernels are loaded before the clock starts, by a run over two documents."""
     with tempfile.TemporaryDirectory() as work:

@@ -1,4 +1,4 @@
-"""What near-duplicate removal finds and destroys: planted pairs of known similarity, and real corpora.
+"""Quality of near-duplicate removal: planted pairs of known similarity, and real corpora.
 
 Prints the share of planted pairs that meet in a band against 1 - (1 - s**rows)**bands, recall and precision of
 removal against exact similarity computed in plain Python, and what LSH with union-find would have destroyed.
@@ -76,7 +76,7 @@ def base_documents(texts: list[str], generator: np.random.Generator) -> Iterator
 
 
 def exact_jaccard(left: str, right: str) -> float:
-    """In plain Python on strings, with none of the code that is measured."""
+    """Jaccard similarity in plain Python, independent of the measured code."""
     one, two = (set(shingles_of(fold_text(text), 5)) for text in (left, right))
     return len(one & two) / len(one | two)
 
@@ -88,7 +88,7 @@ def signed(texts: list[str], hashes: int) -> np.ndarray:
 
 
 def measured_points(bases: list[np.ndarray], bands: int, rows: int, generator: np.random.Generator) -> list[tuple]:
-    """(mean exact similarity, share that met, expected share, pairs) by bins of similarity."""
+    """(mean exact similarity, share of pairs found, expected share, pairs) by bins of similarity."""
     pairs = [(words, edited(words, generator, edits_for(s, len(words)))) for words in bases for s in TARGETS[::2]]
     left, right = ([" ".join(pair[side]) for pair in pairs] for side in (0, 1))
     exact = np.array([exact_jaccard(one, two) for one, two in zip(left, right, strict=True)])
@@ -111,7 +111,7 @@ def print_points(points: dict[tuple[int, int], list[tuple]]) -> None:
 
 
 def draw(points: dict[tuple[int, int], list[tuple]], path: Path) -> None:
-    """The curves of `meeting_probability` with the measured points, as an SVG with the same bytes each time."""
+    """SVG of the curves of `meeting_probability` and the measured points; deterministic."""
     matplotlib.use("svg")
     import matplotlib.pyplot as plt  # after `use`, as matplotlib asks
 
@@ -160,7 +160,7 @@ def planted_figures(bases: list[np.ndarray], generator: np.random.Generator) -> 
 
 
 def labelled_figures(folder: Path) -> list[Figure]:
-    """The shared sets of articles whose near duplicates are known: pairs found of those named, and found falsely."""
+    """Recall and precision on the shared sets of articles with labelled near duplicates."""
     figures = []
     for path in sorted(folder.glob("*.truth")):
         lines = path.with_suffix(".train").read_text("utf-8", "replace").splitlines()

@@ -1,4 +1,4 @@
-"""The planner's forecasts beside published runs and beside what this machine measures; and how long a search takes.
+"""The planner's forecasts compared with published runs and with measurements on this machine; time of a search.
 
 Published: the five rows the three constants are fitted to, tables they never saw, and what the paper of 2021 says of
 its figures. Measured: forward and backward of small models, and steps of layouts on two processes of the engine, on
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measured_profile() -> Hardware:
-    """Of one process with one thread, and of the link between two."""
+    """Hardware profile of one process with one thread, and of the link between two."""
     return measure(torch.device("cpu"), None, Reporter.silent(), repeats=3)
 
 
@@ -102,7 +102,7 @@ def measured_step(axes: dict[str, Any], rounds: int) -> float:
 
 
 def layout_figures(profile: Hardware, steps: dict[str, float]) -> list[Figure]:
-    """Layouts of the engine on processes of this machine: busy seconds of the busiest rank, measured and forecast."""
+    """Layouts on processes of this machine: busy seconds of the busiest rank, measured and forecast."""
     link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
     machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
     model = StepModel(
@@ -171,7 +171,7 @@ def measured_figures(rounds: int) -> list[Figure]:
 
 
 def forecast_seconds(model: ModelConfig, profile: Hardware) -> float:
-    """One process, no optimizer. Eager fp32 on a CPU moves twice the bytes of the 16-bit passes that are counted."""
+    """Forecast of one process without optimizer. Eager fp32 on a CPU moves twice the bytes of the 16-bit passes."""
     sustained = Sustained(memory=0.5 if profile.device.matmul_tflops < 50 else 1.0)
     program = Framework.model_validate(FP32)
     step = StepModel(shape_of(model, VOCABULARY), Rates(profile, sustained), program).step(
@@ -198,7 +198,7 @@ def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
 
 
 def search_figure() -> Figure:
-    """3072 GPUs, a trillion parameters: at most 2 seconds of wall clock were asked for."""
+    """Seconds of a search for 3072 GPUs and a trillion parameters; the requirement is at most 2 seconds."""
     request = PlanRequest(named_shape("gpt-1t"), load_hardware("a100-80g"), 3072, 3072)
     return Figure(
         "search_3072_gpus_1t", statistics.median(wall_seconds(lambda: search(request)) for _ in range(3)), "s"

@@ -1,4 +1,4 @@
-"""Reading JSONL.zst and Parquet against the barest loop over the same library, on one core each.
+"""Reading JSONL.zst and Parquet, compared with a minimal loop over the same library, on one core each.
 
 The bare loops: zstandard's stream, split into lines, orjson.loads, the text taken; and pyarrow's batches, the text
 column as Python strings. What ours adds: numbered records, damaged ones set apart, fields mapped, metadata kept."""

@@ -1,4 +1,4 @@
-"""Text for benchmarks: a folder of the user's, the shared corpora, or made by a seeded generator."""
+"""Text for benchmarks: a given folder, the shared corpora, or seeded synthetic text."""
 
 import io
 import json
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def documents(folder: Path | None, num_bytes: int) -> list[str]:
-    """Documents of about num_bytes of UTF-8 in all, shuffled with a fixed seed; made ones if there are none.
+    """Documents of about num_bytes of UTF-8 in all, shuffled with a fixed seed; synthetic ones if there are none.
 
     A folder holds .txt, .md or .jsonl(.zst) files with a field `text`."""
     shared = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data") / "corpora"
@@ -30,7 +30,7 @@ def documents(folder: Path | None, num_bytes: int) -> list[str]:
 
 
 def made(num_bytes: int) -> Iterator[str]:
-    """Words of a Zipf-like vocabulary in sentences and paragraphs: no language, but its statistics."""
+    """Synthetic text: words of a Zipf-distributed vocabulary in sentences and paragraphs."""
     rng = random.Random(1)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(rng.choices(letters, range(26, 0, -1), k=rng.randint(1, 9))) for _ in range(30_000)]

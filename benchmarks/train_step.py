@@ -1,4 +1,4 @@
-"""A training step of ours against transformers' model of the same architecture and weights in a plain loop.
+"""Time of a training step, compared with transformers' model of the same architecture and weights in a plain loop.
 
 Both: the same tokens, AdamW (fused), clipping, the same precision; equal losses are checked in the same run. MFU is
 model FLOP/s (6 a matrix element a token, attention counted in full) over the best matmul rate measured on this
@@ -45,7 +45,7 @@ NAMES = {
 
 @dataclass
 class Setting:
-    """One comparison: the model, its vocabulary, samples a batch, and how it is computed."""
+    """One comparison: model, vocabulary, samples a batch, precision, compilation, device."""
 
     model: ModelConfig
     vocab: int

@@ -1,4 +1,4 @@
-"""What tests share: where files outside the repository stand, and a small real corpus of the running Python's words."""
+"""Shared fixtures: files outside the repository, and a small real corpus from the Python installation."""
 
 import ast
 import os

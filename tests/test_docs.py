@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/ name files, folders, links, commands and options that exist."""
+"""README, CONTRIBUTING and docs/ name only existing files, folders, links, commands and options."""
 
 import re
 from pathlib import Path

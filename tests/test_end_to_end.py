@@ -1,4 +1,4 @@
-"""The whole chain on a tiny recipe: six stages, real text, and the promises of docs/reproducibility.md."""
+"""All stages on a tiny recipe with real text, and the claims of docs/reproducibility.md."""
 
 import json
 import os

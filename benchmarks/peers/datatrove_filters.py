@@ -1,4 +1,4 @@
-"""datatrove's filters as a process that takes turns with a benchmark: runs in datatrove's own environment.
+"""Runs datatrove's filters in datatrove's own environment, in alternation with the calling benchmark.
 
 argv: a file of JSON lines, each a text; the words: `split` (str.split) or `spacy` (as shipped). For every line on
 stdin, filters all texts once and prints {"seconds": ..., "dropped": {filter: {place: reason}}}; CPU seconds of this

@@ -1,4 +1,4 @@
-"""The published tables that nothing was fitted to, with the largest mean and maximum error allowed on each.
+"""Published runs that the constants are not fitted to, with the mean and maximum error allowed for each table.
 
 The tolerances are the measured errors rounded up, so that a change that makes a forecast worse fails a test.
 """

@@ -104,7 +104,7 @@ STRONG_SCALING = (
 
 
 def _mt_nlg(gpus: int, tflops: float) -> PublishedRun:
-    """Its figures do not count recomputation: only then are 60.1 s for 1920 x 2048 tokens on 2240 GPUs 126 TFLOP/s."""
+    """MT-NLG. Recomputation is not counted: 60.1 s for 1920 x 2048 tokens on 2240 GPUs are then 126 TFLOP/s."""
     layout = Layout(tensor=8, pipeline=35, replicate=gpus // 280, recompute="full")
     source = "arXiv 2201.11990, section 2.4 (DeepSpeed with Megatron-LM, plain 1F1B)"
     return PublishedRun(f"530B, {gpus} GPUs", _530B, layout, 1920, tflops, source, recompute_counted=False)

@@ -1,4 +1,4 @@
-"""Documents of every shared corpus, for comparing decisions one by one, and a table of where two judges differ."""
+"""Documents of every shared corpus, and a table of the decisions in which two filters differ."""
 
 import io
 import json

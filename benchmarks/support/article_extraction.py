@@ -1,4 +1,4 @@
-"""The measure of scrapinghub/article-extraction-benchmark (evaluate.py at 11b407d), written anew, and its 181 pages.
+"""The metric of scrapinghub/article-extraction-benchmark (evaluate.py at 11b407d), reimplemented, and its 181 pages.
 
 A text is the multiset of its word 4-grams, words being `\\w+`; one of fewer than 4 words is one shorter gram, one of
 none has none. A page's precision counts where something was extracted, its recall where there was something to
@@ -29,7 +29,7 @@ def pages(folder: Path) -> Iterator[tuple[bytes, str]]:
 
 
 def addresses(folder: Path) -> list[str]:
-    """Of the pages, in their order."""
+    """Addresses of the pages, in their order."""
     return [truth["url"] for truth in json.loads((folder / "ground-truth.json").read_bytes()).values()]
 
 

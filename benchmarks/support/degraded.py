@@ -1,4 +1,4 @@
-"""Word salad and boilerplate made from a clean text, with its words and in its script: what a quality filter drops.
+"""Degraded text made from clean text: shuffled words and boilerplate that a quality filter should drop.
 
 Every maker takes the text, the units that can stand alone in it and a seeded generator."""
 

@@ -1,4 +1,4 @@
-"""Settings of trafilatura compared on pages whose text is known, and one chosen by cross-validation over sites."""
+"""Compares settings of trafilatura on pages with known text; chooses one by cross-validation over sites."""
 
 import itertools
 import time
@@ -44,7 +44,7 @@ class Scored(NamedTuple):
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    """Name to options of trafilatura.extract; `balanced comments` are trafilatura's own defaults."""
+    """{name: options of trafilatura.extract}; `balanced comments` are trafilatura's own defaults."""
     named: dict[str, dict[str, Any]] = {
         f"{focus} {variant}".strip(): {"include_comments": False, **options, **more}
         for (focus, options), (variant, more) in itertools.product(FOCUS.items(), VARIANTS.items())
@@ -114,13 +114,13 @@ class Sites:
         return Scored(chunks, article, joint)
 
     def choices(self, measured: dict[str, Measured]) -> Iterator[tuple[int, str]]:
-        """(fold, the setting that is best on the other folds)."""
+        """(fold, best setting on the other folds)."""
         for fold in range(FOLDS):
             others = [other for other in range(FOLDS) if other != fold]
             yield fold, max(measured, key=lambda name: self.scored(measured[name], others).joint)
 
     def held_out(self, measured: dict[str, Measured]) -> Measured:
-        """Every page as the setting gives it that was chosen without the page's fold."""
+        """Results on every page with the setting chosen without the page's fold."""
         chosen = dict(self.choices(measured))
         return Measured(
             [measured[chosen[fold]].chunks[k] for k, fold in enumerate(self._chunk_folds)],
@@ -129,7 +129,7 @@ class Sites:
         )
 
     def interval(self, one: Measured, other: Measured) -> tuple[float, float]:
-        """Of the chunks' F1 of one less that of the other, 95 %, by drawing sites anew."""
+        """95 % interval of the difference in F1 of two settings, by a bootstrap over sites."""
         names = sorted(set(self.chunk_sites))
         of_sites = np.zeros((2, len(names), 3), np.int64)
         for place, name in enumerate(self.chunk_sites):

@@ -1,4 +1,4 @@
-"""What the filters of a recipe say of texts, without a corpus: kept or the first rule failed, and the profile asked."""
+"""Applies a recipe's filters to texts without a corpus: kept or first failed rule, and the profile used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gristmill.data_pipeline.signals.table import measure
 
 @dataclass(frozen=True)
 class Judged:
-    """Of N texts. failed: bool[rules, N]; profiles: the key of each, "" without profiles."""
+    """Decisions on N texts. failed: bool[rules, N]; profiles: the key of each, "" without profiles."""
 
     rules: Rules
     failed: np.ndarray
@@ -26,13 +26,13 @@ class Judged:
         return ~self.failed.any(axis=0)
 
     def first(self) -> list[str]:
-        """The rule that takes each text; "" if none does."""
+        """First failed rule of each text; "" if it is kept."""
         at = self.failed.argmax(axis=0)
         return ["" if kept else self.rules.rules[k].label for k, kept in zip(at, self.kept, strict=True)]
 
 
 def judge(texts: Sequence[str], config: CurateConfig) -> Judged:
-    """As curation decides, but for repairs of the text and edits."""
+    """Applies the filters as curation does, without normalization and text edits."""
     detected, measured = detect(texts, config.language_id), measure(texts, config.words)
     optional = optional_signals(config)
     columns = optional.columns(texts, detected, [""] * len(texts))

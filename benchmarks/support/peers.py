@@ -1,4 +1,4 @@
-"""Peers that cannot share our environment run in one of their own, .venv-peers beside .venv.
+"""Runs peers that need another environment in .venv-peers, next to .venv.
 
 It is made by: python -m venv .venv-peers && .venv-peers/bin/pip install -r benchmarks/peers/requirements.txt"""
 
@@ -13,7 +13,7 @@ PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 
 def run_peer(python: Path, program: str, *arguments: str) -> dict:
-    """What a program of `benchmarks/peers` prints on its last line: {"cpu_seconds": ..., ...}."""
+    """The result of a program of `benchmarks/peers`, from its last line: {"cpu_seconds": ..., ...}."""
     command = [str(python), str(ROOT / "benchmarks" / "peers" / program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -22,7 +22,7 @@ def run_peer(python: Path, program: str, *arguments: str) -> dict:
 
 
 def peers_there(python: Path) -> bool:
-    """Whether the peers' environment is there; says how to make it if not."""
+    """Whether the peers' environment exists; prints how to create it if not."""
     if python.exists():
         return True
     print(

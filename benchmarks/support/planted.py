@@ -14,7 +14,7 @@ LETTER_WEIGHTS = 1.0 / np.arange(3, 3 + len(LETTERS))
 
 
 def vocabulary(generator: np.random.Generator, size: int = 30_000) -> np.ndarray:
-    """Distinct words; lengths as in English text, since Zipf's law will be laid over them."""
+    """Distinct words with the lengths of English text; documents draw from them by Zipf's law."""
     lengths = generator.choice(np.arange(1, 14), size=2 * size, p=WORD_LENGTHS / WORD_LENGTHS.sum())
     letters = generator.choice(LETTERS, size=lengths.sum(), p=LETTER_WEIGHTS / LETTER_WEIGHTS.sum())
     joined, ends = "".join(letters), np.cumsum(lengths)
@@ -33,7 +33,7 @@ def word_lists(generator: np.random.Generator, count: int, fewest: int, most: in
 
 
 def edited(words: np.ndarray, generator: np.random.Generator, edits: int) -> np.ndarray:
-    """The words with `edits` of them replaced by words that stand nowhere else."""
+    """The words with `edits` of them replaced by words that occur nowhere else."""
     changed = words.copy()
     for place in generator.choice(len(words), size=min(edits, len(words)), replace=False):
         changed[place] = f"w{generator.integers(1 << 48):x}"
@@ -41,7 +41,7 @@ def edited(words: np.ndarray, generator: np.random.Generator, edits: int) -> np.
 
 
 def edits_for(similarity: float, num_words: int, ngram: int = 5) -> int:
-    """Word edits that bring the Jaccard similarity of the n-grams near the wanted one.
+    """Number of word edits that brings the Jaccard similarity of the n-grams near the wanted one.
 
     Of N n-grams a share p survives k scattered edits, p = (1 - k / words)**ngram, and similarity = p / (2 - p)."""
     survives = 2 * similarity / (1 + similarity)

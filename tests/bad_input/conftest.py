@@ -1,4 +1,4 @@
-"""The fixture that runs one row of the table."""
+"""Fixture `refuses`: runs one row of the table of bad inputs."""
 
 import pytest
 

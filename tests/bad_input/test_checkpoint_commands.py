@@ -1,4 +1,4 @@
-"""evaluate --checkpoint, generate, export, import and compare, called wrongly or on what is damaged."""
+"""Errors of evaluate --checkpoint, generate, export, import and compare: wrong options and damaged files."""
 
 import json
 from pathlib import Path

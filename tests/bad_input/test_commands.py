@@ -1,4 +1,4 @@
-"""Every command with a call that is wrong: one sentence, and nothing is started."""
+"""Every command with wrong arguments: one error message, and no work is started."""
 
 from bad_input import Case, each, small
 

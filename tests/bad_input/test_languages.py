@@ -1,4 +1,4 @@
-"""Language profiles and language models that are not there, or are something else."""
+"""Missing and invalid language profiles and language models."""
 
 from bad_input import Case, each, small
 

@@ -1,4 +1,4 @@
-"""Recipes whose fields are wrong: refused before any work, with the file, the line, the field and how to fix it."""
+"""Recipes with invalid fields: an error with file, line, field and fix before any work."""
 
 from bad_input import Case, each, small
 

@@ -1,4 +1,4 @@
-"""Files and folders that are not what the recipe says: named before any document is read."""
+"""Missing and invalid source files: an error before any document is read."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""The table as a whole: large enough, every row says what its message must hold, no two rows of one name."""
+"""The table of bad inputs: its size, an expected message in every row, unique names."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What training is given: sizes that no machine holds, layouts that cannot run."""
+"""Invalid training settings: sizes beyond the memory, layouts that cannot run."""
 
 from bad_input import Case, each, small
 

@@ -1,4 +1,4 @@
-"""Recipes that are no YAML, or YAML that can be misread: refused with the line and the field."""
+"""Recipes with invalid or ambiguous YAML: an error with line and field."""
 
 from bad_input import Case, each, small
 

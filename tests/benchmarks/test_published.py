@@ -1,3 +1,5 @@
+"""Forecasts of published runs stay within the stated errors; the constants are the fitted ones."""
+
 import pytest
 from published.claims import claims
 from published.fit import errors, fit, fit_sustained, leave_one_out, refit_spread

@@ -1,4 +1,4 @@
-"""A random small transformer, written out plainly, and a tokenizer of bytes: what evaluation's own tests run on."""
+"""Fixtures: a random small transformer, its checkpoints, and a byte tokenizer."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The same weights, exported, through lm-eval's own HFLM, which shares nothing with ours but the tasks."""
+"""Our results equal those of lm-eval's HFLM on the exported weights."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The commands that take a checkpoint, as a user calls them: what they write and say, and what they refuse."""
+"""The commands on checkpoints as a user calls them: output files, messages and errors."""
 
 import json
 import sys

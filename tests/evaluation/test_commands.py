@@ -1,3 +1,5 @@
+"""Evaluating checkpoints and series of checkpoints without a recipe."""
+
 import json
 
 import pytest

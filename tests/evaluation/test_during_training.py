@@ -1,3 +1,5 @@
+"""Evaluation during training equals that of the saved checkpoint and does not change the training."""
+
 import json
 
 import pytest

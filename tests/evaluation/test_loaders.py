@@ -1,3 +1,5 @@
+"""Loading benchmark files in every format, and the errors of damaged ones."""
+
 import gzip
 import json
 

@@ -1,3 +1,5 @@
+"""Data, tensor and pipeline parallel evaluation gives the results of one process."""
+
 import pytest
 import torch
 

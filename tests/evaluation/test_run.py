@@ -1,3 +1,5 @@
+"""Evaluation of a work folder: results files, held-out tasks, deterministic bytes."""
+
 import json
 from pathlib import Path
 

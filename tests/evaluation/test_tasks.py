@@ -1,3 +1,5 @@
+"""Every local task on small records, suites, and the errors of unknown and absent tasks."""
+
 import json
 
 import pytest

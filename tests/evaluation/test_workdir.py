@@ -1,4 +1,4 @@
-"""Paths of a run, found from any folder of it."""
+"""Finding checkpoints and tokenizers from any folder of a run."""
 
 import pytest
 

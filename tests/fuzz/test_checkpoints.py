@@ -1,4 +1,4 @@
-"""Every file of a checkpoint mutated, deleted, swapped: named and stepped over, never a traceback, never loaded."""
+"""Mutated, deleted and swapped files of checkpoints: reported and skipped, never a traceback, never loaded."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Mutated .idx and .bin files: refused with a message, or read as the same tokens; never a crash, never much memory.
+"""Mutated .idx and .bin files: an error or the same tokens; never a crash, never much memory.
 
 Run one mutant alone: `check(folder, name, number)` with the number that a failure prints."""
 

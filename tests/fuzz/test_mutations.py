@@ -1,4 +1,4 @@
-"""The mutations that every fuzz test draws from."""
+"""The mutations of the fuzz tests."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Random SIGKILLs over all stages: whatever is killed, and whenever, the same command ends with the same bytes."""
+"""Random SIGKILLs in all stages: repeating the command gives the bytes of an undisturbed run."""
 
 import random
 import shutil

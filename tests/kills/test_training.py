@@ -1,4 +1,4 @@
-"""Training that is killed or stopped at random moments, by the command line: the same bytes in the end."""
+"""Training killed or stopped at random moments: the bytes of an undisturbed run in the end."""
 
 import os
 import random

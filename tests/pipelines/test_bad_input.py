@@ -1,4 +1,4 @@
-"""What a user can do wrong, each with the message that names the thing and the mend, and no traceback."""
+"""User errors: one message with the name and the fix, no traceback."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Disks that are really full or read-only: a small file system in memory, mounted in a namespace of its own."""
+"""Full and read-only disks: a small file system in memory, mounted in a namespace of its own."""
 
 import resource
 import shutil

@@ -1,4 +1,4 @@
-"""A damaged file of numba's cache is one sentence, not a traceback out of numba."""
+"""A damaged file of numba's cache gives one error message, not numba's traceback."""
 
 import os
 import subprocess

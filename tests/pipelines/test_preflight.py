@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before work starts is said at once, and by `run` before it writes."""
+"""All errors that can be known before work starts are reported at once, also by `run` before it writes."""
 
 import json
 

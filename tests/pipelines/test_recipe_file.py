@@ -1,4 +1,4 @@
-"""Recipes: sizes people write, overrides, and errors that name the line and the mend."""
+"""Recipe files: size suffixes, overrides, and errors with line and fix."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`gristmill verify` on three small stages: it names what differs from the manifests, and nothing else."""
+"""`gristmill verify` on three small stages: every difference from the manifests, and no other."""
 
 import pytest
 

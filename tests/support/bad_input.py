@@ -1,4 +1,4 @@
-"""One row of the table of bad inputs: what is called on which files, the exit code, the words the message must hold.
+"""A row of the table of bad inputs: the call, its files, the exit code, the required words of the message.
 
 A file of tests/bad_input/ is one area: a list CASES and one test, parametrised with `each(CASES)`, that calls the
 fixture `refuses`:

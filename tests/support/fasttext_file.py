@@ -1,4 +1,4 @@
-"""A fastText model written by hand, byte for byte as fasttext.cc writes one, small enough to compute its answers."""
+"""Writes a small fastText model file in fasttext.cc's format, with results that can be computed by hand."""
 
 import struct
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: runs of the command line that are killed again and again until one comes through.
+"""Runs the command line and kills it with SIGKILL at random moments until a run succeeds.
 
 The seed is printed by each test that draws moments; GRISTMILL_KILL_SEED sets it, GRISTMILL_KILLS their number."""
 

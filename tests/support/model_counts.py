@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a model, counted on the modules themselves: the reference for training/costs."""
+"""Parameters and FLOPs counted on the modules: the reference for training/costs."""
 
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig

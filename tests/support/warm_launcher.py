@@ -1,4 +1,4 @@
-"""Runs gristmill's command line in forks of one process that has loaded everything: a run costs no start-up.
+"""Runs gristmill's command line in forks of one process that has imported everything, to save start-up time.
 
 Reads one JSON line a run from standard input, {"arguments": [...], "cwd": ..., "log": ...}; answers with one line that
 names the run's process, the leader of a process group of its own, and with one line that gives its wait status."""

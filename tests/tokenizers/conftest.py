@@ -1,4 +1,4 @@
-"""Small tokenizers, trained once, on the words of the running Python and on text of several scripts."""
+"""Small tokenizers, trained once on words of the Python installation and on text in several scripts."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""tiktoken encodes a byte-level BPE where it gives the ids of Hugging Face's tokenizers, and nowhere else."""
+"""tiktoken encodes a byte-level BPE only if it gives the ids of Hugging Face's tokenizers."""
 
 import json
 

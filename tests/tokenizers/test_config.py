@@ -1,4 +1,4 @@
-"""What a recipe may say, and the mend where it may not."""
+"""Valid and invalid tokenizer sections of a recipe, with the fix in each error."""
 
 import pytest
 

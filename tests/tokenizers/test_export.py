@@ -1,4 +1,4 @@
-"""tokenizer.json gives the ids of tokenizer.model: by Hugging Face's tokenizers, and as transformers loads it."""
+"""tokenizer.json gives the ids of tokenizer.model, with Hugging Face's tokenizers and with transformers."""
 
 import pytest
 from hypothesis import given, settings

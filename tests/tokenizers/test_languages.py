@@ -1,4 +1,4 @@
-"""Fourteen languages of the tldr pages: the same ids from every encoder, and every page back as it was."""
+"""Fourteen languages of the tldr pages: equal ids from every encoder, and exact round trips."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Tokenizers of others, used as they are: each held to the library it came from."""
+"""Pretrained tokenizers give the ids of the library that they come from."""
 
 import pytest
 import sentencepiece

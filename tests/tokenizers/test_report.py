@@ -1,4 +1,4 @@
-"""The tokenizer report, computed by hand for a tokenizer with one token per character."""
+"""Tokenizer metrics by hand, for a tokenizer with one token per character."""
 
 import pytest
 

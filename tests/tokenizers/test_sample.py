@@ -1,4 +1,4 @@
-"""The training sample: shares of the blend, flattened by temperature, never more than there is."""
+"""The tokenizer's training sample: shares of the blend, temperature, never more than there is."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""Cut where no piece reaches across: the ids are those of the text in one piece, from memory too."""
+"""Segment-wise encoding gives the ids of encoding whole texts, also from the cache."""
 
 import numpy as np
 import pytest

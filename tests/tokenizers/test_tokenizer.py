@@ -1,4 +1,4 @@
-"""Round trips, the choice of the encoder, and what is refused."""
+"""Round trips, the choice of the encoder, and errors."""
 
 import pytest
 import sentencepiece

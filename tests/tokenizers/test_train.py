@@ -1,4 +1,4 @@
-"""Training: the same bytes every time, the settings do what they say, and errors name the mend."""
+"""Tokenizer training: deterministic bytes, the effect of each setting, and errors with the fix."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""One thread of compute: small models are slower on two, and several processes share this machine."""
+"""One compute thread: small models are slower with two, and several processes share the machine."""
 
 import os
 

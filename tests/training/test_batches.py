@@ -1,4 +1,4 @@
-"""Which samples a step takes, on any number of data ranks and with a growing batch."""
+"""The samples of a step, on any number of data ranks and with a batch size ramp."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What stands in a folder of checkpoints after damage, and which of it a run believes."""
+"""Damaged checkpoints: reported, skipped, and the run resumes from the last complete one."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Which steps the guard skips, on losses and norms whose mean and deviation are known."""
+"""Steps that the guard skips, for losses and norms with known mean and deviation."""
 
 import math
 

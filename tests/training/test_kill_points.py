@@ -1,4 +1,4 @@
-"""A run that is killed after any single file-system call of save, prune and seal goes on to the same bytes."""
+"""A run killed after any file-system call of saving, pruning and finishing resumes to the same bytes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Worked examples of the cross entropy that never holds all logits."""
+"""The chunked cross entropy by hand, on full and on sharded vocabularies."""
 
 import math
 from typing import Any

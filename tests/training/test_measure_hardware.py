@@ -1,3 +1,5 @@
+"""Measured profiles, and fits to synthetic measurements."""
+
 import pytest
 import torch
 import yaml

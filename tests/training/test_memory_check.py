@@ -1,4 +1,4 @@
-"""A model that no memory holds is refused before any is taken."""
+"""A model that does not fit in memory is an error before allocation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Metrics files that were damaged between two lives of a run: named, restored, and the run goes on."""
+"""Damaged metrics files: reported and restored when the run resumes."""
 
 import json
 import shutil

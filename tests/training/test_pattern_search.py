@@ -1,3 +1,5 @@
+"""Pattern search on functions with known minima."""
+
 import pytest
 
 from gristmill.training.pattern_search import pattern_search

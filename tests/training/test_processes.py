@@ -1,4 +1,4 @@
-"""Processes that connect: refused connections are tried again by all ranks together, then named."""
+"""Refused connections: all ranks try again together, then report them."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Whole runs: what they write, and that a run that was stopped or killed ends with the same bytes."""
+"""Whole runs: their files, and equal bytes after stops and kills."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Which checkpoints stay on disk."""
+"""The checkpoints that are kept."""
 
 from gristmill.training.config import CheckpointConfig
 from gristmill.training.saver import kept_steps

@@ -1,4 +1,4 @@
-"""A hang and a failure are named."""
+"""The watchdog names hangs and failures."""
 
 import threading
 import time

@@ -1,3 +1,5 @@
+"""Exported models give transformers' logits and greedy texts; imported ones give ours."""
+
 import pytest
 import torch
 

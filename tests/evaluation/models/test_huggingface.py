@@ -1,3 +1,5 @@
+"""Reading and writing Hugging Face model folders, and the errors of unsupported or damaged ones."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Weight-only int8 quantization: rounding error and memory."""
+
 import torch
 
 from gristmill.evaluation.models.int8 import Int8Linear, quantize_int8

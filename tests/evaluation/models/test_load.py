@@ -1,3 +1,5 @@
+"""Loading checkpoints and tokenizers for evaluation, and the errors of mismatches and damage."""
+
 import shutil
 
 import pytest

@@ -1,3 +1,5 @@
+"""Packed rows and KV caches give the hidden states of separate full sequences."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""The paired bootstrap of two results folders, and its errors."""
+
 import json
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The plot of scores over a training run."""
+
 from gristmill.evaluation.results.curve import curve_svg
 
 

@@ -1,3 +1,5 @@
+"""Standard errors and unigram bits per byte, by hand."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Rows of the score table, chance levels, and the rendering as Markdown and HTML."""
+
 import pytest
 
 from gristmill.evaluation.results.not_evaluated import MARK

@@ -1,3 +1,5 @@
+"""Exact tests against chance, compared with scipy and with enumeration of all outcomes."""
+
 import itertools
 
 import pytest

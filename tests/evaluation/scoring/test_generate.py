@@ -1,3 +1,5 @@
+"""Batched generation: stop strings, sampling, streaming, independence of the batch."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""lm-eval's request types, and the requests that do not fit the sequence length."""
+
 import pytest
 import torch
 from lm_eval.api.instance import Instance

@@ -1,3 +1,5 @@
+"""Batched and packed log-likelihoods equal those of single requests."""
+
 import numpy as np
 import pytest
 import torch

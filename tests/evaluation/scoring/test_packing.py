@@ -1,3 +1,5 @@
+"""Packing requests into rows with shared prefixes, by hand."""
+
 import numpy as np
 import pytest
 

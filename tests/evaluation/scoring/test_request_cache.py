@@ -1,3 +1,5 @@
+"""Cached results equal computed ones; a damaged cache is replaced."""
+
 import sqlite3
 
 import pytest

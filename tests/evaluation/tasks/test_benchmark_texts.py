@@ -1,3 +1,5 @@
+"""Texts of benchmarks for decontamination."""
+
 import pytest
 
 from gristmill.evaluation.tasks.benchmark_texts import BenchmarkText, benchmark_digest, benchmark_texts

@@ -1,3 +1,5 @@
+"""Bits per byte texts and cloze questions from held-out documents."""
+
 import pytest
 
 from gristmill.evaluation.tasks.corpus_tasks import (

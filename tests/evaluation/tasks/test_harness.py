@@ -1,3 +1,5 @@
+"""Running tasks through lm-eval, and the form of its results."""
+
 import json
 import math
 

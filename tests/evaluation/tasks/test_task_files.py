@@ -1,4 +1,4 @@
-"""Task files of users: by path, from a folder, and what is refused because it would run code."""
+"""Users' task files: by path, from a folder, and the errors of files that would run code."""
 
 import json
 from pathlib import Path

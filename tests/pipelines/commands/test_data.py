@@ -1,4 +1,4 @@
-"""The commands as they are called."""
+"""The commands `gristmill data` and `gristmill tokenizer compare` as a user calls them."""
 
 import json
 

@@ -1,3 +1,5 @@
+"""The command `gristmill layout`: tables, JSON, plots, errors."""
+
 import json
 
 import pytest

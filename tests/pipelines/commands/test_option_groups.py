@@ -1,3 +1,5 @@
+"""Typer commands whose options are grouped in dataclasses."""
+
 from dataclasses import dataclass
 from typing import Annotated
 

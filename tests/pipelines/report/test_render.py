@@ -1,4 +1,4 @@
-"""Both renderings of one small report, and foreign text that tries to get out."""
+"""A small report as Markdown and HTML, with untrusted text that tries to inject markup."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""The stage `curate` through the command line, with benchmarks, tasks, and corpora that protect themselves."""
+"""The stage `curate` through the command line, with benchmarks, tasks and protected corpora."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What decides the bytes of the stage `evaluate`, and of the evaluations during training."""
+"""Which changes rerun the stage `evaluate` and the evaluations during training."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""FLOPs by hand, against the formula of arXiv 2104.04473, against the real model and against torch's own counter."""
+"""FLOPs by hand, by the formula of arXiv 2104.04473, on the real model, and by torch's counter."""
 
 import pytest
 import torch

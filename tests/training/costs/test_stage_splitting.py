@@ -1,4 +1,4 @@
-"""Splits by hand, against a search of every split, and the planner's against the engine's."""
+"""Stage splits by hand and by exhaustive search; planner and engine split alike."""
 
 from itertools import combinations, pairwise
 from random import Random

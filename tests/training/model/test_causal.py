@@ -1,4 +1,4 @@
-"""Causal attention by blocks against torch's own."""
+"""Blockwise causal attention equals torch's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The model against independent ones: transformers' Llama and GPT-2, and attention written out."""
+"""The model equals independent ones: transformers' Llama and GPT-2, and written-out attention."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""AdamW against torch's own, Muon's matrices, the fp16 scale and the guard."""
+"""AdamW equals torch's; Muon's updates; the fp16 loss scale and the guard."""
 
 import pytest
 import torch

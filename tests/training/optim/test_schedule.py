@@ -1,4 +1,4 @@
-"""Learning rates and batch sizes at chosen moments, by hand."""
+"""Learning rates and batch sizes at chosen steps, by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The four collectives of tensor parallelism on two ranks, forward and backward, on numbers to add up by hand.
+"""The four collectives of tensor parallelism on two ranks, forward and backward, by hand.
 
 Rank 0 holds tokens (1, 2), rank 1 holds (10, 20); the gradient that comes back is (1, 2) on rank 0, (3, 4) on rank 1
 (with all four tokens (1, 2, 3, 4) and (10, 20, 30, 40))."""

@@ -1,4 +1,4 @@
-"""The 8-bit linear layer computes the product to the precision of its numbers, forward and backward."""
+"""The float8 linear layer equals the exact product within float8 precision, forward and backward."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every layout that cannot be right is refused with the nearest that can."""
+"""Invalid layouts give errors with the nearest valid value."""
 
 import pytest
 from pydantic import ValidationError

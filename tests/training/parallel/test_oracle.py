@@ -1,4 +1,4 @@
-"""torch's own tensor parallelism, eager `parallelize_module` on a plain block, as the oracle of ours."""
+"""Our tensor parallelism equals torch's `parallelize_module` on a plain block."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Every large recipe's model, built on its full layout without memory: one process plays one rank of thousands."""
+"""The model of every large recipe on its full layout, on the meta device: one process stands for one of thousands of
+ranks."""
 
 from collections.abc import Iterator
 

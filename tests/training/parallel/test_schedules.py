@@ -1,4 +1,4 @@
-"""The schedules as lists of actions, played through: legal, free of deadlock, with the bubble of the formula."""
+"""Simulated schedules: legal, free of deadlock, with the bubble of the formula."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Shared by the planner's tests: a machine, and one process of the real engine on any layout without memory."""
+"""Fixtures of the planner's tests: a machine, and one process of the real engine on any layout, on the meta device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

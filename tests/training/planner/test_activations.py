@@ -1,3 +1,5 @@
+"""Activation bytes: forecasts compared with what autograd saves, and with the papers' formulas."""
+
 import weakref
 from contextlib import nullcontext
 from typing import Any

@@ -1,3 +1,5 @@
+"""The framework descriptions."""
+
 from gristmill.training.planner.framework import FRAMEWORKS
 
 

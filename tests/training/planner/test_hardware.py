@@ -1,3 +1,5 @@
+"""Hardware profiles and their errors."""
+
 import pytest
 import yaml
 

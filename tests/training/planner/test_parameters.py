@@ -1,3 +1,5 @@
+"""Parameter counts per rank equal the engine's."""
+
 from math import prod
 
 import pytest

@@ -1,3 +1,5 @@
+"""Placement of the axes on nodes and clusters."""
+
 import os
 import socket
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every recipe that is shipped: its parameters, FLOPs and ranks as the planner counts them are the engine's own."""
+"""The planner's parameters, FLOPs and ranks of every bundled recipe equal the engine's."""
 
 from math import prod
 

@@ -1,3 +1,5 @@
+"""Bubbles and live micro-batches of the schedules equal a simulation."""
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

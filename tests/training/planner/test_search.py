@@ -1,3 +1,5 @@
+"""The search: rankings of known cases, rejected layouts and their reasons, errors."""
+
 from dataclasses import replace
 
 import pytest

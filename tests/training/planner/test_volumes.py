@@ -1,3 +1,5 @@
+"""Bytes per axis equal what the engine sends."""
+
 from collections import Counter
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pools of forked processes end when they are told to."""
+"""Pools of forked processes end when they are closed."""
 
 from gristmill.training.testing.forked_pool import ForkedPool
 
