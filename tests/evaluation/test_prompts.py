@@ -9,7 +9,6 @@ from datasets import Dataset
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from gristmill.evaluation.tasks.few_shot import set_shots
 from gristmill.evaluation.tasks.task_files import TASK_FOLDER
 
 THEIRS = Path(lm_eval.tasks.__file__).parent
@@ -195,67 +194,3 @@ def test_the_forms_of_our_files_give_the_hubs_prompts(name, tmp_path):
     records = list(config["custom_dataset"](**kwargs, data=str(tmp_path))[kwargs.get("split", "test")])
     theirs = load_yaml(THEIRS / PLACES[name])
     assert requests(built(dict(theirs), records, 0)) == requests(built(dict(theirs), RECORDS[name][:1], 0))
-
-
-def shown(task, shots: int) -> tuple[str | None, list[str]]:
-    said = set_shots(task, shots)
-    return said, [str(args[0]) for _, _, _, *args in requests(task)]
-
-
-def quiz(documents: dict[str, int], **settings):
-    """A task over numbered questions: documents says how many each split has."""
-    config = {
-        "task": "quiz",
-        "custom_dataset": lambda **stated: {
-            split: Dataset.from_list([{"q": f"{split} {number}", "a": "yes"} for number in range(count)])
-            for split, count in documents.items()
-        },
-        "output_type": "loglikelihood",
-        "doc_to_text": "q",
-        "doc_to_target": "a",
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        **settings,
-    }
-    return TaskManager(include_path=None, include_defaults=False).load([config])["tasks"]["quiz"]
-
-
-@pytest.mark.parametrize(
-    ("documents", "settings", "source"),
-    [
-        ({"test": 3, "train": 4}, {"test_split": "test", "training_split": "train", "fewshot_split": "test"}, "train"),
-        ({"test": 3, "val": 4}, {"test_split": "test", "validation_split": "val", "fewshot_split": "test"}, "val"),
-        ({"test": 3, "train": 0, "val": 4}, {"test_split": "test", "training_split": "train",
-                                             "validation_split": "val"}, "val"),
-        ({"val": 3, "train": 4}, {"validation_split": "val", "training_split": "train",
-                                  "fewshot_split": "val"}, "train"),
-        ({"test": 3, "dev": 4}, {"test_split": "test", "fewshot_split": "dev"}, "dev"),
-    ],
-)  # fmt: skip
-def test_examples_come_from_another_split_wherever_one_exists(documents, settings, source):
-    said, prompts = shown(quiz(documents, **settings), 2)
-    assert said is None
-    for prompt in prompts:
-        assert [part.split()[0] for part in prompt.split("\n\n")] == [source, source, next(iter(documents))]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"test_split": "only"},
-        {"test_split": "only", "fewshot_split": "only"},
-        {"validation_split": "only"},
-        {"validation_split": "only", "fewshot_split": "only"},  # lm-eval shows a question its own answer here
-    ],
-)
-def test_where_there_is_no_other_split_no_question_is_its_own_example(settings):
-    said, prompts = shown(quiz({"only": 4}, **settings), 3)
-    assert said is not None and "no question is its own example" in said
-    assert [sorted(set(prompt.replace(" yes", "").split("\n\n"))) for prompt in prompts] == [
-        [f"only {number}" for number in range(4)]
-    ] * 4
-
-
-def test_more_examples_than_there_are_are_refused():
-    for settings, count in (({"test_split": "only"}, 3), ({"test_split": "only", "training_split": "train"}, 2)):
-        with pytest.raises(Exception, match=f"has {count} few-shot examples, 4 are requested"):
-            set_shots(quiz({"only": 4, "train": 2}, **settings), 4)
