@@ -33,7 +33,7 @@ from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.data_pipeline.indexed.verify import checked_state, record_path
 from gristmill.data_pipeline.indexed.writer import indexed_writer
 from gristmill.foundation.file_state_cache import write_cached
-from gristmill.foundation.manifest import write_manifest
+from gristmill.foundation.manifest import StageIdentity, write_manifest
 
 CONTEXT = 2048
 WEIGHTS = {"books": 0.7, "notes": 0.3}
@@ -196,7 +196,7 @@ def note_as_checked(folder: Path, name: str, documents: int) -> None:
 
 def checks(data: Path, folder: Path, documents: int) -> list[Figure]:
     """The check of a first start against a manifest, and its two parts that grow with the number of documents."""
-    write_manifest(data, "index", 1, {}, {}, {}, {})
+    write_manifest(data, StageIdentity("index", 1), {}, {})
     num_bytes = sum(path.stat().st_size for path in (data / "train").iterdir())
 
     def first_start() -> None:

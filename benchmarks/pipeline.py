@@ -12,7 +12,7 @@ from measure import Figure, arguments, print_figures
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.pipelines.runner import TIMES_NAME, Runner
+from gristmill.pipelines.runner import TIMES_NAME, Processes, Runner
 from gristmill.pipelines.stage_list import STAGES
 
 QUICK = ["train.tokens=200k", "evaluate.cloze_items=40", "evaluate.text_bytes=20000"]
@@ -31,7 +31,7 @@ def main() -> None:
         workdir = Path(name)
         reporter = Reporter.to_terminal()
         lock = pin(recipe, workdir, reporter, options.workers)
-        Runner(recipe, workdir, STAGES, lock, reporter, options.workers).run()
+        Runner(recipe, workdir, STAGES, lock, reporter, Processes(options.workers)).run()
         lines = (workdir / "logs" / TIMES_NAME).read_text().splitlines()
         seconds = {line["stage"]: line["seconds"] for line in map(json.loads, lines)}
         megabytes = stage_megabytes(workdir)

@@ -4,6 +4,7 @@ incomplete."""
 import importlib.metadata
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,30 @@ class Manifest(Config):
     outputs: tuple[Output, ...]
 
 
-def stage_fingerprint(stage: str, code_version: int, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    return fingerprint({"stage": stage, "code_version": code_version, "config": dict(config), "inputs": dict(inputs)})
+@dataclass(frozen=True)
+class StageIdentity:
+    """What the output of a stage depends on. config: JSON. inputs: fingerprints by name."""
+
+    stage: str
+    code_version: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(
+            {
+                "stage": self.stage,
+                "code_version": self.code_version,
+                "config": dict(self.config),
+                "inputs": dict(self.inputs),
+            }
+        )
 
 
 def write_manifest(
     folder: Path,
-    stage: str,
-    code_version: int,
-    config: Mapping[str, Any],
-    inputs: Mapping[str, str],
+    identity: StageIdentity,
     facts: Mapping[str, Any],
     origin: Mapping[str, Any],
     libraries: tuple[str, ...] = (),
@@ -58,11 +73,11 @@ def write_manifest(
     """Digest every file below the folder, except logs and cache, and write the manifest; the folder is then
     complete."""
     manifest = Manifest(
-        fingerprint=stage_fingerprint(stage, code_version, config, inputs),
-        stage=stage,
-        code_version=code_version,
-        config=dict(config),
-        inputs=dict(inputs),
+        fingerprint=identity.fingerprint,
+        stage=identity.stage,
+        code_version=identity.code_version,
+        config=dict(identity.config),
+        inputs=dict(identity.inputs),
         libraries={"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in sorted(libraries)},
         facts=dict(facts),

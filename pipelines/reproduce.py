@@ -12,7 +12,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.lease import lease
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import validate
-from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage import Stage
 
 
@@ -38,7 +38,7 @@ def reproduce(
         raise InputError(f"{folder}: {original.stage!r} is not a stage of this version of gristmill")
     recipe = validate(original.origin["recipe"], str(folder / MANIFEST_NAME))
     lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
-    runner = Runner(recipe, workdir, stages, lock, reporter, workers)
+    runner = Runner(recipe, workdir, stages, lock, reporter, Processes(workers))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
         pin(recipe, workdir, reporter, workers)

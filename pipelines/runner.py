@@ -22,8 +22,8 @@ from gristmill.foundation.manifest import (
     LOG_FOLDER,
     MANIFEST_NAME,
     Manifest,
+    StageIdentity,
     read_manifest,
-    stage_fingerprint,
     write_manifest,
 )
 from gristmill.foundation.progress import Reporter
@@ -49,8 +49,17 @@ class StagePlan:
     reasons: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Processes:
+    """workers: processes of each stage. rank: of this process under torchrun; only rank 0 writes the stages'
+    folders."""
+
+    workers: int = 1
+    rank: int = 0
+
+
 class Runner:
-    """rank: of this process under torchrun; only rank 0 writes the stages' folders."""
+    """Runs the stages of a recipe in a work folder, skipping those that are complete."""
 
     def __init__(
         self,
@@ -59,11 +68,10 @@ class Runner:
         stages: Sequence[Stage],
         lock: Lock,
         reporter: Reporter,
-        workers: int = 1,
-        rank: int = 0,
+        processes: Processes = Processes(),
     ):
         self.recipe, self.workdir, self.stages, self.lock = recipe, workdir, stages, lock
-        self.reporter, self.workers, self.rank = reporter, workers, rank
+        self.reporter, self.workers, self.rank = reporter, processes.workers, processes.rank
 
     def folder(self, stage: Stage) -> Path:
         return self.workdir / stage.name
@@ -80,7 +88,7 @@ class Runner:
             inputs = {name: fingerprints[name] for name in stage.inputs}
             if stage.reads_raw:
                 inputs |= {f"raw:{name}": digest for name, digest in self.lock.identity().items()}
-            fingerprints[stage.name] = stage_fingerprint(stage.name, stage.code_version, config, inputs)
+            fingerprints[stage.name] = StageIdentity(stage.name, stage.code_version, config, inputs).fingerprint
             action, reasons = self._action(stage, fingerprints[stage.name], config, inputs)
             plans.append(StagePlan(stage, fingerprints[stage.name], config, inputs, action, tuple(reasons)))
         return plans
@@ -204,9 +212,8 @@ class Runner:
         origin: dict[str, Any] = {"recipe": self.recipe.model_dump(mode="json")}
         if stage.reads_raw:
             origin["lock"] = self.lock.model_dump(mode="json")
-        write_manifest(
-            incomplete, stage.name, stage.code_version, plan.config, plan.inputs, facts, origin, stage.libraries
-        )
+        identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
+        write_manifest(incomplete, identity, facts, origin, stage.libraries)
         folder, old = self.folder(stage), self._old(stage)
         if folder.exists():
             folder.rename(old)

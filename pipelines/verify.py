@@ -13,9 +13,9 @@ from gristmill.foundation.manifest import (
     LOG_FOLDER,
     MANIFEST_NAME,
     Manifest,
+    StageIdentity,
     differences,
     read_manifest,
-    stage_fingerprint,
 )
 from gristmill.pipelines.lease import LEASE_NAME
 
@@ -75,7 +75,7 @@ def _temporary_files(folder: Path) -> Iterator[str]:
 def _wrong_with_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Compares the recomputed fingerprint, and those of the input stages and of the locked raw files."""
     path = folder / MANIFEST_NAME
-    computed = stage_fingerprint(manifest.stage, manifest.code_version, manifest.config, manifest.inputs)
+    computed = StageIdentity(manifest.stage, manifest.code_version, manifest.config, manifest.inputs).fingerprint
     if computed != manifest.fingerprint:
         yield f"{path}: fingerprint {manifest.fingerprint}, but stage, config and inputs give {computed}"
     for name, expected in sorted(manifest.inputs.items()):

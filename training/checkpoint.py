@@ -30,6 +30,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import sync, write_atomic
 from gristmill.foundation.manifest import (
     Manifest,
+    StageIdentity,
     differences,
     read_manifest,
     write_manifest,
@@ -109,7 +110,8 @@ def commit(root: Path, step: int, content: CheckpointContent, mesh: Mesh, group:
         write_model_config(temporary, content.saved_config)
         for name, file_bytes in content.files.items():
             write_atomic(temporary / name, file_bytes)
-        write_manifest(temporary, "checkpoint", CODE_VERSION, {"step": step}, {}, content.facts, {}, ("torch",))
+        identity = StageIdentity("checkpoint", CODE_VERSION, {"step": step})
+        write_manifest(temporary, identity, content.facts, {}, ("torch",))
         sync(temporary)
         if final.exists():
             _remove(final)

@@ -13,7 +13,7 @@ from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.preflight import check_workdir, require_ready
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.stage_list import STAGES
 from gristmill.pipelines.stage_selection import runnable_stages, stages_up_to
@@ -60,7 +60,7 @@ def make_runner(
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
     lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
-    return Runner(recipe, folder, stages, lock, reporter, workers, rank)
+    return Runner(recipe, folder, stages, lock, reporter, Processes(workers, rank))
 
 
 def run_stage(

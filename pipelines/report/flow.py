@@ -42,7 +42,7 @@ def flow_svg(flow: Flow) -> bytes:
     for place, name in enumerate(names):
         x, removed = LEFT + place * step_width, flow.removed[name]
         shapes += _rects(x, _stack(flow.sources, remaining, TOP, scale))
-        bottom, ribbons = _step_ribbons(x, step_width, flow.sources, remaining, removed, scale, sink_top)
+        bottom, ribbons = _step_ribbons((x, sink_top), step_width, flow.sources, remaining, removed, scale)
         shapes += ribbons
         lowest = max(lowest, bottom)
         texts += _step_label(x + step_width / 2, bottom + 13, name, sum(removed.values()), total)
@@ -59,6 +59,7 @@ def flow_svg(flow: Flow) -> bytes:
     ).encode()
 
 
+Point = tuple[float, float]  # x, y in pixels
 Bands = dict[str, tuple[float, float]]  # source -> (top, height)
 
 
@@ -72,15 +73,17 @@ def _stack(sources: Sequence[str], documents: Mapping[str, int], top: float, sca
 
 
 def _step_ribbons(
-    x: float,
+    corner: Point,
     step_width: float,
     sources: Sequence[str],
     remaining: Mapping[str, int],
     removed: Mapping[str, int],
     scale: float,
-    sink_top: float,
 ) -> tuple[float, list[str]]:
-    """(bottom of the step's sink, ribbons): from the step to the next node, and from the step to its sink."""
+    """(bottom of the step's sink, ribbons): from the step to the next node, and from the step to its sink.
+
+    corner: left edge of the step and top of its sink."""
+    x, sink_top = corner
     before = _stack(sources, remaining, TOP, scale)
     after = _stack(sources, {source: remaining[source] - removed.get(source, 0) for source in sources}, TOP, scale)
     sink_x = x + step_width / 2
@@ -89,10 +92,10 @@ def _step_ribbons(
         top, height = before[source]
         next_top, next_height = after[source]
         color = COLORS[index % len(COLORS)]
-        shapes.append(_ribbon(x + NODE, top, x + step_width, next_top, next_height, color, 0.45))
+        shapes.append(_ribbon((x + NODE, top), (x + step_width, next_top), next_height, color, 0.45))
         if removed.get(source, 0):
             thick = height - next_height
-            shapes.append(_ribbon(x + NODE, top + next_height, sink_x, at, thick, color, 0.28))
+            shapes.append(_ribbon((x + NODE, top + next_height), (sink_x, at), thick, color, 0.28))
             shown = max(thick, MIN_HEIGHT)
             shapes.append(_rect(sink_x, at, shown, color))
             at += shown
@@ -113,7 +116,7 @@ def _ends(x: float, end_x: float, flow: Flow, scale: float) -> tuple[list[str], 
             height = documents.get(source, 0) * scale
             color = COLORS[index % len(COLORS)]
             if height:
-                shapes.append(_ribbon(x + NODE, start[source], end_x, at, height, color, 0.45))
+                shapes.append(_ribbon((x + NODE, start[source]), (end_x, at), height, color, 0.45))
                 shapes.append(_rect(end_x, at, max(height, MIN_HEIGHT), color))
             start[source] += height
             at += max(height, MIN_HEIGHT) if height else 0.0
@@ -155,9 +158,10 @@ def _rect(x: float, y: float, height: float, color: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{NODE:.1f}" height="{height:.1f}" fill="{color}"/>'
 
 
-def _ribbon(x: float, y: float, to_x: float, to_y: float, height: float, color: str, opacity: float) -> str:
+def _ribbon(start: Point, end: Point, height: float, color: str, opacity: float) -> str:
     if not height:
         return ""
+    (x, y), (to_x, to_y) = start, end
     height, middle = max(height, MIN_HEIGHT), (x + to_x) / 2
     return (
         f'<path d="M{x:.1f},{y:.1f} C{middle:.1f},{y:.1f} {middle:.1f},{to_y:.1f} {to_x:.1f},{to_y:.1f} '

@@ -4,7 +4,7 @@ import pytest
 
 from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus, Workdir, checkpoints_folder, find_checkpoint
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.manifest import write_manifest
+from gristmill.foundation.manifest import StageIdentity, write_manifest
 
 
 @pytest.fixture
@@ -48,6 +48,6 @@ def test_the_held_out_corpus_needs_both_stages_complete(run):
     for stage, origin in (("curate", {"recipe": {"seed": 7}}), ("index", {})):
         assert workdir.held_out_corpus() is None
         (run / stage).mkdir()
-        write_manifest(run / stage, stage, 1, {}, {}, {}, origin)
+        write_manifest(run / stage, StageIdentity(stage, 1), {}, origin)
     assert workdir.held_out_corpus() == HeldOutCorpus(run / "curate", run / "index", 7)
     assert list(workdir.manifests()) == ["curate", "index"]

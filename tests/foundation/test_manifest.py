@@ -2,14 +2,14 @@ import pytest
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
-from gristmill.foundation.manifest import differences, read_manifest, write_manifest
+from gristmill.foundation.manifest import StageIdentity, differences, read_manifest, write_manifest
 
 
 def whole_folder(folder):
     write_atomic(folder / "a.txt", b"alpha")
     write_atomic(folder / "deep/b.txt", b"beta")
     write_atomic(folder / "logs/times.jsonl", b"never the same")
-    return write_manifest(folder, "curate", 1, {"x": 1}, {}, {"read": 2}, {})
+    return write_manifest(folder, StageIdentity("curate", 1, {"x": 1}), {"read": 2}, {})
 
 
 def test_a_whole_folder_agrees_with_its_manifest(tmp_path):

@@ -26,7 +26,7 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation import files
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.manifest import write_manifest
+from gristmill.foundation.manifest import StageIdentity, write_manifest
 from tests.support.indexed_files import write_documents
 from tests.support.mutations import mutate
 
@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
         plain.mkdir()
         shutil.copyfile(sealed / DATASET_NAME, plain / DATASET_NAME)
         (plain / "train").symlink_to(sealed / "train")
-        write_manifest(sealed, "index", 1, {}, {}, {}, {})
+        write_manifest(sealed, StageIdentity("index", 1), {}, {})
         yield Path(name)
 
 

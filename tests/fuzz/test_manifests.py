@@ -18,7 +18,7 @@ from gristmill.foundation.checked_outputs import check_outputs
 from gristmill.foundation.checksum_files import is_sealed, seal_of, sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock, LockedSource, read_lock, write_lock
-from gristmill.foundation.manifest import read_manifest, write_manifest
+from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
 from gristmill.pipelines.lease import LEASE_NAME, lease
 from gristmill.pipelines.verify import verify
 from tests.support.corpora import prose, run_curate, write_jsonl
@@ -42,7 +42,7 @@ def place(tmp_path_factory) -> Place:
     write_jsonl(workdir.with_name("raw") / "books.jsonl", [{"text": prose(k % 30)} for k in range(40)] + [b"{"])
     books = SourceConfig(name="books", format="jsonl", paths=(str(workdir.with_name("raw") / "books.jsonl"),))
     run_curate([books], workdir, near_dedup=None)
-    write_manifest(workdir / "curate", "curate", 1, {"seed": 1}, {}, {}, {})
+    write_manifest(workdir / "curate", StageIdentity("curate", 1, {"seed": 1}), {}, {})
     write_lock(workdir / "lock.json", Lock(sources=(LockedSource(name="books", request={}, files=()),)))
     with sealed_path(workdir / "cache/shard") as temporary:
         temporary.write_bytes(b"content")

@@ -6,7 +6,7 @@ from gristmill.foundation.canonical_json import digested_json, fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.lock import Lock, LockedSource, RawFile, write_lock
-from gristmill.foundation.manifest import read_manifest, stage_fingerprint, write_manifest
+from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
 from gristmill.pipelines.verify import verify
 
 LOCK = Lock(sources=(LockedSource(name="s", request={}, files=(RawFile(name="x", bytes=1, sha256="0" * 64),)),))
@@ -20,7 +20,9 @@ def workdir(tmp_path):
     origin = {"lock": LOCK.model_dump(mode="json")}
     for stage in ("curate", "tokenizer", "index"):
         write_atomic(tmp_path / stage / "file", stage.encode())
-        manifest = write_manifest(tmp_path / stage, stage, 1, {"seed": 1}, inputs, {"documents": 3}, origin)
+        manifest = write_manifest(
+            tmp_path / stage, StageIdentity(stage, 1, {"seed": 1}, inputs), {"documents": 3}, origin
+        )
         inputs, origin = {stage: manifest.fingerprint}, {}
     write_lock(tmp_path / "lock.json", LOCK)
     return tmp_path
@@ -60,7 +62,7 @@ def test_a_changed_config_gives_another_fingerprint_than_the_one_it_states(workd
 def test_an_altered_input_stage_is_named_by_the_stage_after_it(workdir):
     """A stage with another config and a matching fingerprint is not the one the next stage was made from."""
     old = read_manifest(workdir / "tokenizer")
-    forged = stage_fingerprint("tokenizer", 1, {"seed": 2}, old.inputs)
+    forged = StageIdentity("tokenizer", 1, {"seed": 2}, old.inputs).fingerprint
     rewrite_manifest(workdir / "tokenizer", config={"seed": 2}, fingerprint=forged)
     wrong = verify(workdir).wrong
     assert len(wrong) == 1

@@ -15,7 +15,7 @@ from gristmill.data_pipeline.indexed.samples import TooFewTokens, open_samples
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.file_state_cache import write_cached
 from gristmill.foundation.files import file_digest
-from gristmill.foundation.manifest import read_manifest, write_manifest
+from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
 
 PACKINGS = ("concat", "best_fit")
 
@@ -24,7 +24,7 @@ PACKINGS = ("concat", "best_fit")
 def folder(make_dataset, random_documents) -> Path:
     """An index folder with a manifest, as its stage leaves it, and settled: its files seem an hour old."""
     folder = make_dataset({"books": (1.0, random_documents(0, 40, 20))})
-    write_manifest(folder, "index", 1, {}, {}, {}, {})
+    write_manifest(folder, StageIdentity("index", 1), {}, {})
     settle(folder)
     return folder
 
@@ -118,7 +118,7 @@ def test_an_altered_description_or_manifest_is_not_taken_for_the_old_one(folder,
     path.write_text(path.read_text().replace('"vocab_size":1000', '"vocab_size":1001'))
     with pytest.raises(InputError, match=r"dataset\.json: its sha256 is not the one in .*restore"):
         opened(folder)
-    write_manifest(folder, "index", 1, {}, {}, {}, {})  # now of another vocabulary, so ids are checked again
+    write_manifest(folder, StageIdentity("index", 1), {}, {})  # now of another vocabulary, so ids are checked again
     digested.clear()
     opened(folder)
     assert "books.bin" in digested
@@ -156,7 +156,7 @@ def test_what_is_remembered_is_in_no_manifest(folder):
     before = read_manifest(folder).outputs
     opened(folder, "best_fit")
     assert (folder / "cache" / "checked").is_dir() and (folder / "cache" / "best_fit").is_dir()
-    assert write_manifest(folder, "index", 1, {}, {}, {}, {}).outputs == before
+    assert write_manifest(folder, StageIdentity("index", 1), {}, {}).outputs == before
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

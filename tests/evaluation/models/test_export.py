@@ -11,7 +11,7 @@ from gristmill.evaluation.models.load import load_for_evaluation
 from gristmill.evaluation.scoring.generate import GenerationSettings
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.manifest import write_manifest
+from gristmill.foundation.manifest import StageIdentity, write_manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import load_model
 
@@ -57,7 +57,8 @@ def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_fo
     checkpoint = random_checkpoint("llama", name="train/checkpoints")
     for stage, facts in (("curate", {"documents": 12}), ("train", {"loss": 2.5})):
         (tmp_path / stage).mkdir(exist_ok=True)
-        write_manifest(tmp_path / stage, stage, 1, {}, {"raw:books": "abc"}, facts, {"recipe": {"name": "mill"}})
+        identity = StageIdentity(stage, 1, {}, {"raw:books": "abc"})
+        write_manifest(tmp_path / stage, identity, facts, {"recipe": {"name": "mill"}})
     (tmp_path / "evaluate").mkdir()
     (tmp_path / "evaluate" / "table.md").write_text("| task | score |\n")
     assert export_checkpoint(checkpoint, tmp_path / "out") == "LlamaForCausalLM"

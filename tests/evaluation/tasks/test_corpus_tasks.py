@@ -57,7 +57,7 @@ def test_questions_are_spread_over_the_documents():
 
 def test_one_document_gives_no_question():
     assert cloze_questions(documents(1), 10, 4, seed=1) == []
-    with pytest.raises(InputError, match="take more data, or leave cloze out"):
+    with pytest.raises(InputError, match="use more data, or remove cloze from"):
         require_questions([], curate=None)
 
 

@@ -21,7 +21,7 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock
-from gristmill.foundation.manifest import output_files, write_manifest
+from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import StageContext
@@ -138,7 +138,7 @@ def test_sources_without_weights_are_drawn_by_tokens_and_repeats_are_reported(st
 def test_training_refuses_an_index_altered_in_place(stages, tmp_path):
     folder = tmp_path / "index"
     shutil.copytree(stages["index"], folder)
-    write_manifest(folder, "index", 1, {}, {}, {}, {})
+    write_manifest(folder, StageIdentity("index", 1), {}, {})
     context = context_of(tmp_path / "train", {"index": folder})
     assert open_data(context).held_out is not None
     for name in ("train/front.bin", "train/back.idx", "validation/front.bin"):
