@@ -4,15 +4,16 @@ Importing torch and lm-eval takes seconds, so each command imports what it needs
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.recipe_file import validate_config
 
 CheckpointOption = Annotated[
@@ -24,23 +25,60 @@ TokenizerOption = Annotated[
 
 
 @dataclass(frozen=True)
-class CheckpointEvaluation:
-    """Options of `gristmill evaluate --checkpoint`. settings: fields of EvaluateConfig. every: evaluate every n-th
-    step's checkpoint. tensor, pipeline: tensor-parallel ranks and pipeline stages of one model copy."""
+class EvaluatedModel:
+    """Options of the model of `gristmill evaluate --checkpoint`."""
 
-    checkpoint: Path
-    settings: dict[str, Any]
-    output: Path | None
-    tokenizer: Path | None
-    corpus: Path | None
-    every: int | None
-    tensor: int
-    pipeline: int
-    download: bool
-    include_path: Path | None
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Evaluate this checkpoint without a recipe.")
+    ] = None
+    tokenizer: TokenizerOption = None
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate every n-th step's checkpoint of a run; draws a curve.")
+    ] = None
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
+    weights: Annotated[str, typer.Option(help="as_trained, or int8 (reports the change in scores).")] = "as_trained"
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")] = (
+        None
+    )
+    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
+    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
 
 
-def evaluate_checkpoint(options: CheckpointEvaluation) -> None:
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of the tasks of `gristmill evaluate --checkpoint`."""
+
+    tasks: Annotated[str, typer.Option(help="lm-eval task names or YAML files, comma-separated.")] = ""
+    shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the tasks' data files.")] = None
+    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Work folder, for the held-out tasks.")] = None
+    download: Annotated[bool, typer.Option("--download", help="Allow lm-eval's tasks to download data.")] = False
+    include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of task files (YAML).")] = None
+
+
+def evaluation_config(model: EvaluatedModel, tasks: TaskOptions) -> EvaluateConfig:
+    """Raises RecipeError for a wrong option."""
+    names = [name.strip() for name in tasks.tasks.split(",")]
+    if not all(names):
+        raise RecipeError("--tasks wants names joined by single commas, such as --tasks piqa,wic")
+    files = data_folder(tasks.data)
+    return validate_config(
+        EvaluateConfig,
+        {
+            "tasks": names,
+            "shots": tasks.shots,
+            "limit": tasks.limit,
+            "data": None if files is None else str(files),
+            "precision": model.precision,
+            "weights": model.weights,
+            "batch_tokens": model.batch_tokens,
+            "samples": 0,
+        },
+    )
+
+
+def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path | None) -> None:
     """Evaluates a checkpoint, or a series of a run, and prints the table. Raises InputError or RecipeError."""
     from gristmill.evaluation.commands import ModelParallel, evaluate_series
     from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
@@ -48,22 +86,21 @@ def evaluate_checkpoint(options: CheckpointEvaluation) -> None:
     from gristmill.evaluation.workdir import CheckpointPaths, Workdir
     from gristmill.training.processes import RankInfo
 
-    config = validate_config(EvaluateConfig, {**options.settings, "samples": 0})
-    folder, reporter = options.output or Path("work/evaluate"), Reporter.to_terminal()
+    assert model.checkpoint is not None
+    config = evaluation_config(model, tasks)
+    folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
     data = None if config.data is None else Path(config.data)
-    held_out = None if options.corpus is None else Workdir(options.corpus).held_out_corpus()
-    if options.corpus is not None and held_out is None:
-        raise InputError(
-            f"{options.corpus}: the stages curate and index are not complete here; name a run's work folder"
-        )
-    paths = EvaluationPaths(folder, data, held_out, folder / "cache", options.download, options.include_path)
-    source = CheckpointPaths(options.checkpoint, options.tokenizer)
-    if options.every is not None:
-        evaluate_series(source, paths, config, reporter, options.every)
+    held_out = None if tasks.corpus is None else Workdir(tasks.corpus).held_out_corpus()
+    if tasks.corpus is not None and held_out is None:
+        raise InputError(f"{tasks.corpus}: the stages curate and index are not complete here; name a run's work folder")
+    paths = EvaluationPaths(folder, data, held_out, folder / "cache", tasks.download, tasks.include_path)
+    source = CheckpointPaths(model.checkpoint, model.tokenizer)
+    if model.every is not None:
+        evaluate_series(source, paths, config, reporter, model.every)
         print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
         return
     rank = RankInfo.from_environment()
-    evaluate_one(source, paths, config, reporter, rank, ModelParallel(options.tensor, options.pipeline))
+    evaluate_one(source, paths, config, reporter, rank, ModelParallel(model.tensor, model.pipeline))
     if rank.rank == 0:
         print((folder / "table.md").read_text("utf-8"))
 
@@ -74,16 +111,24 @@ def data_folder(given: Path | None) -> Path | None:
     return given or (Path(named) if named else None)
 
 
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of `gristmill generate` by the names of SamplingConfig."""
+
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0
+    top_k: Annotated[int | None, typer.Option(min=1)] = None
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None
+    repetition_penalty: Annotated[float, typer.Option(min=0.0)] = 1.0
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0
+
+
+@with_option_groups
 def generate(
     checkpoint: CheckpointOption,
     prompt: Annotated[str, typer.Option(help="The prompt text.")],
+    sampling: SamplingOptions,
     tokenizer: TokenizerOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1)] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
-    repetition_penalty: Annotated[float, typer.Option(min=0.0)] = 1.0,
-    seed: int = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None,
 ) -> None:
     """Generate text from a prompt, streamed to the terminal."""
@@ -93,16 +138,7 @@ def generate(
 
     if not prompt:
         raise RecipeError("--prompt is empty; give some text to continue")
-    sampling = validate_config(
-        SamplingConfig,
-        {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-        },
-    )
+    config = validate_config(SamplingConfig, asdict(sampling))
     begun = False
 
     def show(_: int, text: str) -> None:
@@ -111,7 +147,7 @@ def generate(
         sys.stdout.flush()
         begun = True
 
-    generation = GenerationSettings(tokens, sampling, tuple(stop or ()))
+    generation = GenerationSettings(tokens, config, tuple(stop or ()))
     generate_text(CheckpointPaths(checkpoint, tokenizer), [prompt], generation, stream=show)
     sys.stdout.write("\n" if begun else f"{prompt}\n")
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,15 @@ WorkdirOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
 WorkersOption = Annotated[int, typer.Option(min=1, max=1024, help="Worker processes; they do not affect the output.")]
 UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """Options of a command that runs a stage of a recipe."""
+
+    workdir: WorkdirOption = None
+    set_: SetOption = None
+    workers: WorkersOption = 2
 
 
 def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:

@@ -10,10 +10,12 @@ from rich.table import Table
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.commands.checkpoint import CheckpointEvaluation, data_folder, evaluate_checkpoint
+from gristmill.pipelines.commands.checkpoint import EvaluatedModel, TaskOptions, evaluate_checkpoint
+from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.commands.stage_options import (
     RecipeArgument,
     SetOption,
+    StageOptions,
     UpdateLockOption,
     WorkdirOption,
     WorkersOption,
@@ -86,61 +88,21 @@ def train(
     run_stage("train", recipe, workdir, [*(set_ or []), *steps], workers)
 
 
+@with_option_groups
 def evaluate(
+    stage: StageOptions,
+    model: EvaluatedModel,
+    tasks: TaskOptions,
     recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Run its stage evaluate.")] = None,
-    workdir: WorkdirOption = None,
-    set_: SetOption = None,
-    workers: WorkersOption = 2,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Evaluate this checkpoint without a recipe.")
-    ] = None,
-    tasks: Annotated[str, typer.Option(help="lm-eval task names or YAML files, comma-separated.")] = "",
-    shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Results (default: work/evaluate).")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Tokenizer folder (default: the one of the checkpoint's run).")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the tasks' data files.")] = None,
-    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Work folder, for the held-out tasks.")] = None,
-    every: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate every n-th step's checkpoint of a run; draws a curve.")
-    ] = None,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
-    weights: Annotated[str, typer.Option(help="as_trained, or int8 (reports the change in scores).")] = "as_trained",
-    batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")
-    ] = None,
-    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1,
-    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1,
-    download: Annotated[bool, typer.Option("--download", help="Allow lm-eval's tasks to download data.")] = False,
-    include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of task files (YAML).")] = None,
 ) -> None:
     """Run only the stage evaluate of a recipe, or evaluate a checkpoint without a recipe."""
-    if (recipe is None) == (checkpoint is None):
+    if (recipe is None) == (model.checkpoint is None):
         raise RecipeError("give a RECIPE, or --checkpoint DIR with --tasks a,b")
     if recipe is not None:
-        run_stage("evaluate", recipe, workdir, set_, workers)
+        run_stage("evaluate", recipe, stage.workdir, stage.set_, stage.workers)
         return
-    names = [name.strip() for name in tasks.split(",")]
-    if not all(names):
-        raise RecipeError("--tasks wants names joined by single commas, such as --tasks piqa,wic")
-    assert checkpoint is not None
-    files = data_folder(data)
-    settings = {
-        "tasks": names,
-        "shots": shots,
-        "limit": limit,
-        "data": None if files is None else str(files),
-        "precision": precision,
-        "weights": weights,
-        "batch_tokens": batch_tokens,
-    }
-    evaluate_checkpoint(
-        CheckpointEvaluation(
-            checkpoint, settings, output, tokenizer, corpus, every, tensor, pipeline, download, include_path
-        )
-    )
+    evaluate_checkpoint(model, tasks, output)
 
 
 def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption = None) -> None:

@@ -1,5 +1,6 @@
 """The commands for tokenizers: `gristmill tokenizer RECIPE` and `gristmill tokenizer compare`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ from typer.core import TyperGroup
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.commands.stages import stage_command
 from gristmill.pipelines.console import print_rows
 from gristmill.pipelines.proxy_model_config import ProxyConfig
@@ -36,32 +38,60 @@ tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, 
 tokenizer_app.command(STAGE_COMMAND)(stage_command("tokenizer"))
 
 
-@tokenizer_app.command("compare")
-def tokenizer_compare(
-    texts: Annotated[Path, typer.Argument(metavar="TEXTS", help="A curate folder, or a .jsonl(.gz|.zst) file.")],
+@dataclass(frozen=True)
+class ComparedTokenizers:
+    """The tokenizers that are trained for a comparison, and further ones."""
+
     strategies: Annotated[str, typer.Option(help="Strategies to train, comma-separated; empty for none.")] = ",".join(
         STRATEGIES
-    ),
-    tokenizer: Annotated[list[Path] | None, typer.Option(help="A further tokenizer folder to compare.")] = None,
-    vocab_size: Annotated[int, typer.Option(min=300)] = 16_000,
-    reference: Annotated[str, typer.Option(help="The reference language of parity.")] = "en",
-    leave_out: Annotated[str, typer.Option(help="Languages or sources to exclude, comma-separated.")] = "",
+    )
+    tokenizer: Annotated[list[Path] | None, typer.Option(help="A further tokenizer folder to compare.")] = None
+    vocab_size: Annotated[int, typer.Option(min=300)] = 16_000
+
+
+@dataclass(frozen=True)
+class ComparedGroups:
+    """The languages or sources of a comparison."""
+
+    reference: Annotated[str, typer.Option(help="The reference language of parity.")] = "en"
+    leave_out: Annotated[str, typer.Option(help="Languages or sources to exclude, comma-separated.")] = ""
+
+
+@dataclass(frozen=True)
+class ProxyOptions:
+    """The proxy model of a comparison."""
+
     train_proxy: Annotated[
         bool, typer.Option("--train-proxy", help="Also train a small proxy model on each tokenizer.")
-    ] = False,
-    proxy_bytes: Annotated[
-        int, typer.Option(min=10_000, help="Training text of the proxy model.")
-    ] = ProxyConfig().text_bytes,
+    ] = False
+    proxy_bytes: Annotated[int, typer.Option(min=10_000, help="Training text of the proxy model.")] = (
+        ProxyConfig().text_bytes
+    )
+
+
+@tokenizer_app.command("compare")
+@with_option_groups
+def tokenizer_compare(
+    texts: Annotated[Path, typer.Argument(metavar="TEXTS", help="A curate folder, or a .jsonl(.gz|.zst) file.")],
+    tokenizers: ComparedTokenizers,
+    groups: ComparedGroups,
+    proxy: ProxyOptions,
     output: Annotated[Path, typer.Option(help="Folder for the trained tokenizers.")] = Path("work/compare"),
 ) -> None:
     """Compare tokenizers: bytes per token, fertility, parity, unused pieces, round trips, bits per byte."""
-    left_out = leave_out.split(",")
+    left_out = groups.leave_out.split(",")
     chosen = [text for text in read_texts(texts) if text.group not in left_out]
-    names = [name for name in strategies.split(",") if name]
-    if not names and not tokenizer:
+    names = [name for name in tokenizers.strategies.split(",") if name]
+    if not names and not tokenizers.tokenizer:
         raise RecipeError("nothing to compare; name strategies, or folders with --tokenizer")
-    proxy = ProxyConfig(text_bytes=proxy_bytes) if train_proxy else None
-    comparison = TokenizerComparison(output, names, tokenizer or [], vocab_size, reference, proxy)
+    comparison = TokenizerComparison(
+        folder=output,
+        strategies=names,
+        pretrained=tokenizers.tokenizer or [],
+        vocab_size=tokenizers.vocab_size,
+        reference=groups.reference,
+        proxy=ProxyConfig(text_bytes=proxy.proxy_bytes) if proxy.train_proxy else None,
+    )
     reports = compare_tokenizers(chosen, comparison, Reporter.to_terminal())
     print_rows(rows(reports))
     for metric in GROUP_METRICS:
