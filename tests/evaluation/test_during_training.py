@@ -19,6 +19,7 @@ from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.run import build_forward_backward
+from tests.support.recording_reporter import RecordingReporter
 
 HANS = EvaluateConfig(tasks=("gristmill_hans",))
 HANS_5 = EvaluateConfig(tasks=("gristmill_hans",), limit=5)
@@ -85,21 +86,13 @@ def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_chec
         json.dumps({"context": "It rains.", "hypothesis": "It is wet.", "label": "e"}) + "\n"
     )
     model, _ = load_model(random_checkpoint())
-    heard = Heard()
+    reporter = RecordingReporter()
     config = EvaluateConfig(tasks=("gristmill_hans", "anli_r1"))
     live, sources = LiveModel({0: model}), LiveSources(tokenizer_folder, hans)
-    scores = evaluate_live(live, sources, config, budget_seconds=0.0, reporter=heard)
+    scores = evaluate_live(live, sources, config, budget_seconds=0.0, reporter=reporter)
     assert list(scores) == ["gristmill_hans"]
-    assert heard.said == ["evaluation: its budget of 0 s is spent; skipped: anli_r1"]
+    assert reporter.lines == ["evaluation: its budget of 0 s is spent; skipped: anli_r1"]
     assert list(evaluate_live(live, sources, config)) == ["gristmill_hans", "anli_r1"]
-
-
-class Heard(Reporter):
-    def __init__(self):
-        self.said = []
-
-    def say(self, message):
-        self.said.append(message)
 
 
 def test_what_would_end_a_run_is_found_before_it_begins(hans, tokenizer_folder):

@@ -64,9 +64,9 @@ def test_parts_of_a_model_answer_as_the_whole(axis, family, random_checkpoint, t
     """The vocabulary of 257 is odd, so tensor ranks have uneven shares."""
     checkpoint = random_checkpoint(family)
     layout = LayoutConfig(**LAYOUTS[axis], sequence_parallel=False)
-    heard = pool.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout)
+    results = pool.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout)
     expected, generated = asked_alone(checkpoint, tokenizer_folder)
-    for answers, tokens in heard:
+    for answers, tokens in results:
         assert_same(answers, expected)
         assert tokens == generated
 

@@ -8,25 +8,14 @@ import numpy as np
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import load_model, newest_complete, read_model_config, step_folder
 from tests.support.mutations import mutate
+from tests.support.recording_reporter import RecordingReporter
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SEED = 20
 IN_CI, SLOW = 500, 20_000
 THREE_STEPS = {"tokens": 3 * BATCH * MODEL.sequence_length, "checkpoint": {"every": 1}, "watch": {"tensorboard": False}}
-
-
-class Said(Reporter):
-    """Keeps what the user would read."""
-
-    def __init__(self) -> None:
-        super().__init__(Reporter.silent().console)
-        self.lines: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def bytes_mutated(files: list[Path], _: Path, rng: np.random.Generator) -> None:
@@ -108,7 +97,7 @@ def check_damages(folder: Path, numbers: range) -> int:
         damage(list(contents), before, rng)
         where = f"seed {SEED}, number {number}: {damage.__name__}"
         now = {path: path.read_bytes() if path.is_file() else None for path in last.iterdir()}
-        found = newest_complete(root, card, said := Said())
+        found = newest_complete(root, card, said := RecordingReporter())
         assert found is not None, where
         if now == contents:
             assert found[0] == last and said.lines == [], where

@@ -7,20 +7,9 @@ from pathlib import Path
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.progress import Reporter
 from gristmill.training.metrics import read_metrics
+from tests.support.recording_reporter import RecordingReporter
 from tests.support.training_runs import digests, new_run
-
-
-class Said(Reporter):
-    """Keeps what the user would read."""
-
-    def __init__(self) -> None:
-        super().__init__(Reporter.silent().console)
-        self.lines: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def scores_of(_: object) -> dict[str, dict[str, float]]:
@@ -81,7 +70,7 @@ def test_a_damaged_file_is_restored_from_the_checkpoint(
     before = path.read_bytes()
     path.write_bytes(DAMAGES[damage](before))
     assert path.read_bytes() != before
-    new_run(run_folder, reporter=(said := Said()), **LIVE).train()
+    new_run(run_folder, reporter=(said := RecordingReporter()), **LIVE).train()
     assert [line for line in said.lines if str(path) in line and "restored from the copy in" in line]
     assert digests(run_folder) == digests(undisturbed)
 
@@ -89,7 +78,7 @@ def test_a_damaged_file_is_restored_from_the_checkpoint(
 def test_what_stands_after_the_last_checkpoint_may_be_anything(undisturbed: Path, run_folder: Path) -> None:
     with (run_folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 8, "tok')
-    new_run(run_folder, reporter=(said := Said()), **LIVE).train()
+    new_run(run_folder, reporter=(said := RecordingReporter()), **LIVE).train()
     assert not [line for line in said.lines if "restored" in line]
     assert digests(run_folder) == digests(undisturbed)
 
@@ -98,7 +87,7 @@ def test_a_damaged_line_of_times_is_named_and_the_others_stay(run_folder: Path) 
     path = run_folder / "logs" / "timing.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"\x00\xff{\n", *lines[2:]]))
-    new_run(run_folder, reporter=(said := Said()), **LIVE).train()
+    new_run(run_folder, reporter=(said := RecordingReporter()), **LIVE).train()
     assert [line for line in said.lines if line.startswith(f"{path}: lines [2] are damaged")]
     steps = [line["step"] for line in read_metrics(path)]
     assert steps == [1, *range(3, 13)]

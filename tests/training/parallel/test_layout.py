@@ -57,7 +57,7 @@ def test_what_a_batch_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "mend"),
+    ("layout", "fix"),
     [
         ({"data": 4, "replicate": 3}, "try one of [1, 2, 4]"),
         ({"context": 2}, "set context: 1"),
@@ -69,10 +69,10 @@ def test_what_a_batch_needs() -> None:
         ({"pipeline": 3, "split_points": [2]}, "split_points must be 2 rising layer numbers"),
     ],
 )
-def test_what_a_layout_alone_tells(layout: dict, mend: str) -> None:
+def test_errors_of_a_layout_alone(layout: dict, fix: str) -> None:
     with pytest.raises(ValidationError) as caught:
         LayoutConfig(**layout)
-    assert mend in str(caught.value)
+    assert fix in str(caught.value)
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
