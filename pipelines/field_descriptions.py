@@ -78,7 +78,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "layout": "processes per mesh axis; `auto`: chosen by the planner",
         "compile": "torch.compile",
         "checkpoint": "when checkpoints are saved and which are kept",
-        "watch": "logs, traces and the time limit of a step",
+        "monitoring": "logs, traces and the time limit of a step",
     },
     "EvaluateConfig": {
         "precision": "of the forward pass",
@@ -167,7 +167,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "keep_last": "number of newest checkpoints to keep",
         "asynchronous": "write checkpoints while training continues",
     },
-    "WatchConfig": {
+    "MonitoringConfig": {
         "tensorboard": "write TensorBoard logs",
         "wandb_project": "the project of Weights & Biases to log to, or null",
     },

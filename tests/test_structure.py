@@ -66,6 +66,7 @@ RETIRED = {
     "taken_by": "failed_rule",
     "text_no_string": "text_not_string",
     "to_the_end": "train",
+    "train.watch": "train.monitoring",
     "twin_cut": "sharded_table",
     "unheard": "no_callback",
 }

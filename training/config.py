@@ -63,7 +63,7 @@ class CheckpointConfig(Config):
     )
 
 
-class WatchConfig(Config):
+class MonitoringConfig(Config):
     """Watchdog, logs and profiler. timeout_seconds: a step that takes longer stops the run with an error that names the
     rank and the phase."""
 
@@ -101,7 +101,7 @@ class TrainConfig(Config):
     layout: LayoutConfig = Field(LayoutConfig(), json_schema_extra=EXECUTION)
     compile: bool = Field(False, json_schema_extra=EXECUTION)
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), json_schema_extra=EXECUTION)
-    watch: WatchConfig = Field(WatchConfig(), json_schema_extra=EXECUTION)
+    monitoring: MonitoringConfig = Field(MonitoringConfig(), json_schema_extra=EXECUTION)
 
     @field_validator("layout", mode="before", json_schema_input_type=LayoutConfig | Literal["auto"])
     @classmethod

@@ -20,7 +20,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import WatchConfig
+from gristmill.training.config import MonitoringConfig
 
 METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
@@ -32,15 +32,21 @@ class MetricsLog:
     lines of later steps are removed first; damaged lines are reported and restored from the checkpoint's copy."""
 
     def __init__(
-        self, folder: Path, step: int, watch: WatchConfig, evaluates: bool, saved: Path | None, reporter: Reporter
+        self,
+        folder: Path,
+        step: int,
+        monitoring: MonitoringConfig,
+        evaluates: bool,
+        saved: Path | None,
+        reporter: Reporter,
     ):
         logs = folder / LOG_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
         self._metrics = _open_restored(folder / METRICS_NAME, saved, reporter)
         self._timing = _open_after(logs / TIMING_NAME, step, reporter)
         self._evaluations = _open_restored(folder / EVALUATIONS_NAME, saved, reporter) if evaluates else None
-        self._board = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1) if watch.tensorboard else None
-        self._wandb = _start_wandb(watch.wandb_project, logs) if watch.wandb_project else None
+        self._board = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1) if monitoring.tensorboard else None
+        self._wandb = _start_wandb(monitoring.wandb_project, logs) if monitoring.wandb_project else None
 
     def write(self, metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """metrics: deterministic values; timing: measured times. Both contain "step"."""
@@ -170,7 +176,9 @@ def _start_wandb(project: str, logs: Path) -> Any:
     try:
         import wandb  # an optional extra, and slow to load
     except ImportError as error:
-        raise RecipeError("train.watch.wandb_project is set, but wandb is not installed; pip install wandb") from error
+        raise RecipeError(
+            "train.monitoring.wandb_project is set, but wandb is not installed; pip install wandb"
+        ) from error
     return wandb.init(project=project, dir=str(logs), resume="allow")
 
 

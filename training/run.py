@@ -131,7 +131,7 @@ class Run:
         try:
             with (
                 self.reporter.meter("train", self.config.tokens, "tokens") as meter,
-                Watchdog(self.mesh, self.config.watch.timeout_seconds) as watchdog,
+                Watchdog(self.mesh, self.config.monitoring.timeout_seconds) as watchdog,
                 stop_requests() as request,
             ):
                 meter.advance(self.trainer.progress.tokens)
@@ -147,10 +147,10 @@ class Run:
 
     def _open_log(self, saved: Path | None) -> None:
         step, evaluates = self.trainer.progress.step, self.evaluate is not None
-        self.log = MetricsLog(self.folder, step, self.config.watch, evaluates, saved, self.reporter)
+        self.log = MetricsLog(self.folder, step, self.config.monitoring, evaluates, saved, self.reporter)
 
     def _steps(self, meter: ProgressMeter, watchdog: Watchdog, request: StopRequest) -> None:
-        started, watch = time.monotonic(), self.config.watch
+        started, monitoring = time.monotonic(), self.config.monitoring
         limit = self.config.checkpoint.stop_after_seconds
         stopping = False
         while not self.trainer.finished and not stopping:
@@ -159,7 +159,7 @@ class Run:
                 report = self.trainer.step(request.signal is not None or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, logging and saving")
             metrics = self._metrics(report)
-            timing = self._timing(report, observation) if report.progress.step % watch.log_every == 0 else {}
+            timing = self._timing(report, observation) if report.progress.step % monitoring.log_every == 0 else {}
             if self._evaluation_is_due(report.progress.step):
                 watchdog.at(f"step {report.progress.step}, evaluating")
                 timing |= self._evaluate(report)
@@ -250,10 +250,10 @@ class Run:
         return sum(known) / len(known) if known and len(known) == len(found) else None
 
     def _observed(self) -> AbstractContextManager[Observation]:
-        step, watch = self.trainer.progress.step + 1, self.config.watch
-        measured = bool(watch.communication_every) and step % watch.communication_every == 0
+        step, monitoring = self.trainer.progress.step + 1, self.config.monitoring
+        measured = bool(monitoring.communication_every) and step % monitoring.communication_every == 0
         rank = self.mesh.world.rank
-        return observed(self.folder, step, rank, step in watch.profile_steps, measured and self.mesh.distributed)
+        return observed(self.folder, step, rank, step in monitoring.profile_steps, measured and self.mesh.distributed)
 
     def _timing(self, report: StepReport, observation: Observation) -> dict[str, Any]:
         """Rates over all processes, in the seconds of this step; validation and saving are not in them."""

@@ -53,7 +53,7 @@ class Watchdog:
             silent = time.monotonic() - self._since
             if silent > self.timeout_seconds:
                 print(
-                    f"{self.place} hangs: {self._where}, for {silent:.0f} s (train.watch.timeout_seconds: "
+                    f"{self.place} hangs: {self._where}, for {silent:.0f} s (train.monitoring.timeout_seconds: "
                     f"{self.timeout_seconds:g}). Its threads:",
                     file=sys.stderr,
                     flush=True,

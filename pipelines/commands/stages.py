@@ -84,7 +84,7 @@ def train(
     ] = "",
 ) -> None:
     """Run only the stage train; its input stages must be complete."""
-    steps = [f"train.watch.profile_steps=[{profile}]"] if profile else []
+    steps = [f"train.monitoring.profile_steps=[{profile}]"] if profile else []
     run_stage("train", recipe, workdir, [*(set_ or []), *steps], workers)
 
 

@@ -72,7 +72,7 @@ def run(context: StageContext) -> dict[str, Any]:
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     check_memory(model, train, data.samples.vocab_size, device_bytes(place))
     digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
-    with init_distributed(place, train.layout, model, digest, train.watch.timeout_seconds) as mesh:
+    with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
         return Run(RunConfig(model, train, recipe.seed), data, mesh, context.folder, context.reporter, evaluate).train()
 

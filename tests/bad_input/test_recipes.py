@@ -126,7 +126,7 @@ UNKNOWN = [
         ("train.schedule", "warmup", "warmup_share"),
         ("train.checkpoint", "keep", "keep_last"),
         ("train.guard", "sigma", "sigmas"),
-        ("train.watch", "timeout", "timeout_seconds"),
+        ("train.monitoring", "timeout", "timeout_seconds"),
         ("curate.language_id", "treshold", "threshold"),
         ("curate.normalize", "nf", "nfc"),
         ("curate.lists", "badword", "badwords"),

@@ -14,7 +14,9 @@ CASES = [
     changed("context", ["model.sequence_length: 1e15"], "small.yaml:", "model.sequence_length", "100000000"),
     changed("pipeline", ["train.layout: {pipeline: 1e9}"], "small.yaml:", "train.layout.pipeline", "1000000"),
     changed("tokens", ["train.tokens: 1e30"], "small.yaml:", "train.tokens"),
-    changed("timeout", ["train.watch: {timeout_seconds: .inf}"], "small.yaml:", "train.watch.timeout_seconds"),
+    changed(
+        "timeout", ["train.monitoring: {timeout_seconds: .inf}"], "small.yaml:", "train.monitoring.timeout_seconds"
+    ),
     changed(
         "no device holds it",
         ["model.layers: 10000", "model.width: 1000000"],

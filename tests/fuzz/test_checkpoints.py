@@ -15,7 +15,11 @@ from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SEED = 20
 IN_CI, SLOW = 500, 20_000
-THREE_STEPS = {"tokens": 3 * BATCH * MODEL.sequence_length, "checkpoint": {"every": 1}, "watch": {"tensorboard": False}}
+THREE_STEPS = {
+    "tokens": 3 * BATCH * MODEL.sequence_length,
+    "checkpoint": {"every": 1},
+    "monitoring": {"tensorboard": False},
+}
 
 
 def bytes_mutated(files: list[Path], _: Path, rng: np.random.Generator) -> None:

@@ -22,7 +22,7 @@ from gristmill.training.checkpoint import (
 from gristmill.training.parallel.mesh import single_process
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
-SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "watch": {"tensorboard": False}}
+SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "monitoring": {"tensorboard": False}}
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ def test_a_full_or_read_only_disk_leaves_nothing_that_looks_whole(
 
 
 def test_chosen_steps_are_traced(tmp_path: Path) -> None:
-    new_run(tmp_path, tokens=3 * BATCH * MODEL.sequence_length, watch={"profile_steps": [2]}).train()
+    new_run(tmp_path, tokens=3 * BATCH * MODEL.sequence_length, monitoring={"profile_steps": [2]}).train()
     trace = json.loads((tmp_path / "logs" / "trace-00000002-rank0.json").read_text())
     assert any("mm" in event.get("name", "") for event in trace["traceEvents"])
 
@@ -348,9 +348,9 @@ def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> Non
     assert digests(tmp_path) == digests(undisturbed)
 
 
-def run_on_mesh(folder: str, layout: dict[str, Any], watch: dict[str, Any] | None = None) -> None:
+def run_on_mesh(folder: str, layout: dict[str, Any], monitoring: dict[str, Any] | None = None) -> None:
     mesh = build_mesh(train_config(layout=layout).layout, MODEL.num_kv_heads, torch.device("cpu"))
-    new_run(Path(folder), mesh, layout=layout, watch=watch or {}).train()
+    new_run(Path(folder), mesh, layout=layout, monitoring=monitoring or {}).train()
 
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"data": 2, "tensor": 2, "pipeline": 2}])
