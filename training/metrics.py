@@ -177,9 +177,7 @@ def _start_wandb(project: str, logs: Path) -> Any:
         import wandb  # an optional extra, and slow to load
     except ImportError as error:
         raise RecipeError(
-            raise RecipeError(
-                "train.monitoring.wandb_project is set, but wandb is not installed; pip install wandb"
-            ) from error
+            "train.monitoring.wandb_project is set, but wandb is not installed; pip install wandb"
         ) from error
     return wandb.init(project=project, dir=str(logs), resume="allow")
 
