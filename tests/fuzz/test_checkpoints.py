@@ -20,10 +20,6 @@ THREE_STEPS = {
     "checkpoint": {"every": 1},
     "monitoring": {"tensorboard": False},
 }
-    "tokens": 3 * BATCH * MODEL.sequence_length,
-    "checkpoint": {"every": 1},
-    "monitoring": {"tensorboard": False},
-}
 
 
 def bytes_mutated(files: list[Path], _: Path, rng: np.random.Generator) -> None:
