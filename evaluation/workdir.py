@@ -91,4 +91,6 @@ def find_tokenizer(checkpoint: Path) -> Path:
     for folder in candidates:
         if (folder / "tokenizer.model").is_file() or (folder / "tokenizer.json").is_file():
             return folder
-    raise InputError(f"{checkpoint}: no tokenizer beside it; name its folder with --tokenizer")
+    raise InputError(
+        f"{checkpoint}: no tokenizer in its folder or its run; name the tokenizer's folder with --tokenizer"
+    )

@@ -61,7 +61,7 @@ def evaluation_config(model: EvaluatedModel, tasks: TaskOptions) -> EvaluateConf
     """Raises RecipeError for a wrong option."""
     names = [name.strip() for name in tasks.tasks.split(",")]
     if not all(names):
-        raise RecipeError("--tasks wants names joined by single commas, such as --tasks piqa,wic")
+        raise RecipeError("--tasks needs names separated by single commas, such as --tasks piqa,wic")
     files = data_folder(tasks.data)
     return validate_config(
         EvaluateConfig,

@@ -144,7 +144,7 @@ def _plan_recipe(recipe: str, training: TrainingOptions, choices: FixedChoices) 
 
 def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedChoices) -> SearchResult:
     if training.gpus is None:
-        raise RecipeError("--gpus is needed beside --model")
+        raise RecipeError("--model needs the number of GPUs; give --gpus N")
     options = PlanOptions(
         hardware=training.hardware,
         batch_tokens=_size(training.batch_tokens),

@@ -68,9 +68,9 @@ def compared(name: str, *words: str, **files: str | bytes) -> Case:
 TASK = "--tasks gristmill_hans"
 BROKEN = '{"sentence1": "a", "sentence2": "b", "gold_label": "c"}\n{"sentence1": 3, "sentence2": [], "gold_label": 1}\n'
 CASES = [
-    asked("no_tasks", "--tasks ''", "--tasks wants names joined by single commas"),
-    asked("only_a_comma", "--tasks ,", "--tasks wants names joined by single commas"),
-    asked("a_comma_too_many", "--tasks gristmill_hans,,", "--tasks wants names joined by single commas"),
+    asked("no_tasks", "--tasks ''", "--tasks needs names separated by single commas"),
+    asked("only_a_comma", "--tasks ,", "--tasks needs names separated by single commas"),
+    asked("a_comma_too_many", "--tasks gristmill_hans,,", "--tasks needs names separated by single commas"),
     asked("a_task_twice", "--tasks gristmill_hans,gristmill_hans", "names gristmill_hans twice"),
     asked("misspelt_task", "--tasks piqqa", "no task 'piqqa'; the nearest is 'piqa'"),
     asked("no_task_file", "--tasks mine.yaml", "mine.yaml: no such task file", code=1),

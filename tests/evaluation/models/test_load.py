@@ -40,7 +40,7 @@ def test_what_is_not_there_is_said(tmp_path, random_checkpoint, tokenizer_folder
         load_for_evaluation(CheckpointPaths(tmp_path / "nowhere"), EvaluateConfig())
     shutil.rmtree(tokenizer_folder)
     checkpoint = random_checkpoint()
-    with pytest.raises(InputError, match="no tokenizer beside it"):
+    with pytest.raises(InputError, match="no tokenizer in its folder or its run"):
         load_for_evaluation(CheckpointPaths(checkpoint), EvaluateConfig())
     with pytest.raises(InputError, match="name the tokenizer"):
         load_for_evaluation(CheckpointPaths(checkpoint, tmp_path / "nowhere"), EvaluateConfig())
