@@ -90,7 +90,7 @@ CASES = [
          files={"bad.txt": b"\xff\xfe\xfa"}),
     call("layout of nothing", "layout", "takes a RECIPE or --model"),
     call("layout of both", "layout small.yaml --model gpt-1t --gpus 8", "takes a RECIPE or --model"),
-    call("layout without gpus", "layout --model gpt-1t", "--gpus is needed"),
+    call("layout without gpus", "layout --model gpt-1t", "give --gpus N"),
     call("layout on 1e9 gpus", "layout --model gpt-1t --gpus 1e9", "--gpus"),
     call("layout on a billion gpus", "layout --model gpt-1t --gpus 1000000000", "--gpus"),
     call("layout on no gpus", "layout --model gpt-1t --gpus 0", "at least one GPU"),
