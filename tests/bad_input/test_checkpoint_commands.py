@@ -91,7 +91,7 @@ CASES = [
     asked("data_not_text", TASK, "not UTF-8", code=1, hans=b"\xff\xfe\x00"),
     asked("data_of_two_types", TASK, "hans_evaluation.jsonl: a field has different types", code=1, hans=BROKEN),
     asked("data_nested", TASK, "hans_evaluation.jsonl", code=1, hans="[" * 100_000),
-    asked("data_half_a_character", TASK, "holds what is no text", code=1,
+    asked("data_half_a_character", TASK, "a value that is no text", code=1,
           hans=LINES.replace("Miller 0", "Miller \\ud800")),
     asked("data_empty", TASK, "has no record", code=1, hans="\n"),
     written("seed", "--seed -5", "seed", "greater than or equal to 0"),

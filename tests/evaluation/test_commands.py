@@ -52,7 +52,7 @@ def test_the_cost_of_eight_bits_is_shown(tmp_path, config, random_checkpoint, to
         eight,
         Reporter.silent(),
     )
-    assert "quantised to int8" in (tmp_path / "out" / "table.md").read_text()
+    assert "quantized to int8" in (tmp_path / "out" / "table.md").read_text()
     assert "| gristmill_hans | 6 | acc |" in (tmp_path / "out" / "cost_of_int8.md").read_text()
 
 

@@ -53,7 +53,7 @@ def test_damaged_results_are_named(tmp_path):
         [
             ("results.json", "{", "damaged"),
             ("results.json", "[]", "damaged"),
-            ("results.json", '{"task_hashes": 3, "higher_is_better": {}}', "are no objects"),
+            ("results.json", '{"task_hashes": 3, "higher_is_better": {}}', "are not objects"),
             ("samples/quiz.jsonl", "", "a sample lacks its metrics"),
             ("samples/quiz.jsonl", '{"metrics": ["acc"]}\n', "a sample lacks its metrics"),
             ("samples/quiz.jsonl", "{\n", "damaged"),

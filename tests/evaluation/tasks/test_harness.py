@@ -149,5 +149,5 @@ def test_a_task_in_lm_evals_own_words_reads_local_files(model, tmp_path, monkeyp
 
 
 def test_a_name_of_lm_evals_own_says_how_it_is_reached(model):
-    with pytest.raises(RecipeError, match="known where downloading is allowed"):
+    with pytest.raises(RecipeError, match="use --download for lm-eval's own tasks"):
         run_tasks(model, ["mmlu"], EvaluateConfig())
