@@ -32,9 +32,7 @@ def test_a_checkpoint_is_resolved_with_its_tokenizer(run, tmp_path):
     assert CheckpointPaths(run).resolve() == (newest, run / "tokenizer")
     assert CheckpointPaths(run, tmp_path).resolve() == (newest, tmp_path)
     (run / "tokenizer" / "tokenizer.json").unlink()
-    with pytest.raises(
-        InputError, match="no tokenizer in its folder or its run; name the tokenizer.s folder with --tokenizer"
-    ):
+    with pytest.raises(InputError, match="no tokenizer in its folder or its run; name the tokenizer"):
         CheckpointPaths(run).resolve()
 
 
