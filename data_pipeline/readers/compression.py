@@ -4,6 +4,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -149,29 +150,31 @@ def _decompressor(suffix: str) -> Any:
 
 def _lz4(file: BinaryIO) -> Iterator[bytes]:
     """Decompress LZ4 frames. A read that meets damage returns nothing, so the bytes before it are then read one by
-    one."""
+    one. `readinto`, because `read(n)` of pyarrow 26 never frees the n bytes of a read that fails."""
     done = 0
-    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "lz4")
+    stream, block = _lz4_stream(file), memoryview(bytearray(LZ4_BLOCK_BYTES))
     try:
-        while plain := stream.read(LZ4_BLOCK_BYTES):
-            yield plain
-            done += len(plain)
+        while size := stream.readinto(block):
+            yield bytes(block[:size])
+            done += size
         return
     except OSError as error:
         kind = "truncated" if "Truncated" in str(error) else "damaged"
         reason = "truncated lz4 file: its end is missing" if kind == "truncated" else f"damaged lz4 data: {error}"
     file.seek(0)
-    again = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "lz4")
+    again, one, rest = _lz4_stream(file), bytearray(1), bytearray()
     for _ in range(done // LZ4_BLOCK_BYTES):
-        again.read(LZ4_BLOCK_BYTES)
-    rest = bytearray()
-    try:
-        while plain := again.read(1):
-            rest += plain
-    except OSError:
-        if rest:
-            yield bytes(rest)
+        again.readinto(block)
+    with suppress(OSError):
+        while again.readinto(one):
+            rest += one
+    if rest:
+        yield bytes(rest)
     raise Damaged(kind, reason)
+
+
+def _lz4_stream(file: BinaryIO) -> Any:
+    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "lz4")
 
 
 def whole_lines(stream: Iterator[bytes], max_bytes: int) -> Iterator[bytes | TooLong]:

@@ -24,7 +24,7 @@ from gristmill.pipelines.verify import verify
 from tests.support.corpora import prose, run_curate, write_jsonl
 from tests.support.mutations import mutate
 
-SEED, IN_CI, SLOW = 13, 1_120, 20_000
+SEED, IN_CI, SLOW = 13, 1_120, 60_000
 LEDGER = "curate/ledger/books-00000.parquet"
 
 

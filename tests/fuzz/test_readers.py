@@ -24,7 +24,7 @@ from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import RawFile
 
 SEED = 20261122
-IN_CI, SLOW = 105, 10_000  # mutants of each file
+IN_CI, SLOW = 105, 20_000  # mutants of each file
 MAX_RECORD_BYTES = 100_000
 MAX_GROWTH_BYTES = 400_000_000  # of the process, over all mutants of a file
 
