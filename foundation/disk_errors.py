@@ -13,6 +13,8 @@ MEANING = {
     errno.EIO: f"the disk failed to read or write; check the disk; {KEPT}",
     errno.ESTALE: f"the network disk lost the file; {KEPT}",
     errno.ENOENT: f"no such file: it, or a folder above it, was removed during the run; {KEPT}",
+    errno.EEXIST: "a file, or a link to nowhere, exists where a folder is needed; move it away",
+    errno.ELOOP: "a loop of symbolic links; remove it, or name another path",
     errno.ENOTDIR: "a file exists where a folder is needed; move it away",
     errno.EISDIR: "a folder exists where a file is needed; move it away",
     errno.EXDEV: "it cannot be renamed across disks; name a --workdir on one disk",

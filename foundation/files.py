@@ -102,6 +102,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """fsync every file and folder below the folder, and itself: files that were synced before cost nothing again."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() or path.is_dir():
+            sync(path)
+    sync(folder)
+
+
 def is_temporary(path: Path) -> bool:
     """True for temporary files of `atomic_path`."""
     return path.name.startswith(".") and path.name.endswith(".tmp")

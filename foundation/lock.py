@@ -72,6 +72,8 @@ def read_lock(path: Path) -> Lock | None:
     """None if there is no lock yet. Raises InputError if there is one that cannot be read."""
     if not path.exists():
         return None
+    if not path.is_file():  # reading a named pipe would never return
+        raise InputError(f"{path}: not a file; move it away")
     try:
         return Lock.model_validate(read_digested_json(path.read_bytes()))
     except ValueError as error:

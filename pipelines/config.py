@@ -28,7 +28,7 @@ class Recipe(Config):
 
     A recipe for curation alone leaves out model and train; every other section has defaults."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)  # of the work folder, too
     seed: int = Field(default=1234, ge=0, strict=True)
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     curate: CurateConfig = CurateConfig()

@@ -13,8 +13,11 @@ LEASE_NAME = ".lease"
 
 @contextmanager
 def lease(workdir: Path) -> Iterator[None]:
-    """Raises InputError naming the process that holds the lease, if another one writes to this folder."""
+    """Raises InputError naming the process that holds the lease, if another one writes to this folder, and if the lease
+    is not a file."""
     workdir.mkdir(parents=True, exist_ok=True)
+    if (workdir / LEASE_NAME).exists() and not (workdir / LEASE_NAME).is_file():
+        raise InputError(f"{workdir / LEASE_NAME}: not a file; move it away")
     with (workdir / LEASE_NAME).open("a+", encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

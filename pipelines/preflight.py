@@ -84,8 +84,10 @@ def is_complete(stage: Stage, recipe: Recipe, workdir: Path) -> bool:
 
 
 def check_workdir(workdir: Path) -> None:
-    """Raises RecipeError if the work folder is a file, InputError if nothing can be written there."""
-    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    """Raises RecipeError if the work folder is a file or a dangling link, InputError if it cannot be written to."""
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.lexists(path))
+    if not existing.exists():
+        raise RecipeError(f"--workdir {workdir}: {existing} is a symbolic link that leads nowhere; remove it")
     if not existing.is_dir():
         raise RecipeError(f"--workdir {workdir}: {existing} is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):

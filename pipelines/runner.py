@@ -4,6 +4,7 @@ A complete stage's folder is WORKDIR/NAME. A running stage writes to WORKDIR/.NA
 is only resumed with the same config and inputs. The manifest is written last, then the folder is renamed."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from gristmill.foundation.canonical_json import differing_fields
 from gristmill.foundation.checked_outputs import check_against
 from gristmill.foundation.disk_errors import disk_trouble
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import sweep, sync, write_atomic
+from gristmill.foundation.files import sweep, sync, sync_tree, write_atomic
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import (
     LOG_FOLDER,
@@ -164,7 +165,7 @@ class Runner:
             check_sizes(folder, read_manifest(folder))
             self.reporter.say(f"{stage.name}: complete, skipped")
             return
-        if folder.exists() and not (folder / MANIFEST_NAME).is_file():
+        if os.path.lexists(folder) and not (folder / MANIFEST_NAME).is_file():
             raise InputError(
                 f"{folder}: folder exists without a manifest, and {stage.name} writes its output there; move it away"
             )
@@ -207,13 +208,16 @@ class Runner:
         return folders
 
     def _finish(self, plan: StagePlan, incomplete: Path, facts: Mapping[str, Any]) -> None:
-        """Writes the manifest, then renames the folder. `_recover_renames` handles a kill between the two renames."""
+        """Writes the manifest once all outputs and their names are on disk, then renames the folder.
+        `_recover_renames` handles a kill between the two renames."""
         stage = plan.stage
         origin: dict[str, Any] = {"recipe": self.recipe.model_dump(mode="json")}
         if stage.reads_raw:
             origin["lock"] = self.lock.model_dump(mode="json")
+        sync_tree(incomplete)
         identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
         write_manifest(incomplete, identity, facts, origin, stage.libraries)
+        sync(incomplete)
         folder, old = self.folder(stage), self._old(stage)
         if folder.exists():
             folder.rename(old)

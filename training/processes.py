@@ -1,6 +1,5 @@
 """Starts torch.distributed for a run, and checks that all ranks have the same recipe."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.torchrun_variables import torchrun_variable
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.memory_check import host_bytes
 from gristmill.training.model_config import ModelConfig
@@ -32,10 +32,10 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls) -> "RankInfo":
-        return cls(*(int(os.environ.get(name, default)) for name, default in _TORCHRUN))
+        return cls(*(torchrun_variable(name, default) for name, default in _TORCHRUN))
 
 
-_TORCHRUN = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELASTIC_RESTART_COUNT", "0"))
+_TORCHRUN = (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1), ("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 @contextmanager

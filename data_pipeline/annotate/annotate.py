@@ -37,7 +37,7 @@ ANNOTATE_VERSION = 11  # raised whenever the code changes what an annotated file
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 BATCH_DOCUMENTS = 512
-BATCH_CHARS = 8_000_000  # limits the memory of a batch of long documents
+BATCH_CHARS = 8_000_000  # of texts, URLs and metadata: limits the memory of a batch of long documents
 ROW_GROUP_ROWS = 1024
 
 RECORD_FIELDS = [
@@ -138,6 +138,7 @@ def annotate(task: AnnotateTask) -> None:
         records = ((part.file, record) for part in task.parts for record in read_range(part, task.source))
         while batch := _batch(records):
             file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)
+            batch.clear()  # so that it does not stay in memory while the next one is read
 
 
 def _batch(
@@ -148,10 +149,15 @@ def _batch(
     chars = 0
     for one in records:
         batch.append(one)
-        chars += len(one[1].text) if isinstance(one[1], Record) else 0
+        chars += _num_chars(one[1]) if isinstance(one[1], Record) else 0
         if len(batch) == BATCH_DOCUMENTS or chars >= BATCH_CHARS:
             break
     return batch
+
+
+def _num_chars(record: Record) -> int:
+    metadata = len(metadata_json(record.metadata)) if record.metadata else 0
+    return len(record.text) + len(record.url) + len(record.language) + metadata
 
 
 def _annotated(

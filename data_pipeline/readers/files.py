@@ -83,8 +83,9 @@ def _remote(pattern: str) -> list[str]:
 
 def _fixed_folder(pattern: str) -> str:
     """The folder before the first wildcard: data/x*/b.txt -> data, data/a.txt -> data, data (a folder) -> data."""
-    if not glob.has_magic(pattern):
-        return pattern if not is_address(pattern) and Path(pattern).is_dir() else pattern.rpartition("/")[0]
+    exists = not is_address(pattern) and os.path.exists(pattern)
+    if exists or not glob.has_magic(pattern):
+        return pattern if exists and Path(pattern).is_dir() else pattern.rpartition("/")[0]
     parts = pattern.split("/")
     first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
     return "/".join(parts[:first])

@@ -25,9 +25,12 @@ def local_path(pattern: str) -> str:
 def local_files(pattern: str) -> list[str]:
     """Paths of the files that match a glob or lie below a folder, sorted. Hidden files are excluded.
 
-    A link to a folder that was already visited is not followed, so loops of links end."""
+    The path of an existing file or folder is no glob, also if it contains brackets: "data [2024]". A link to a folder
+    that was already visited is not followed, so loops of links end."""
+    if os.path.isfile(pattern):
+        return [pattern]
     if os.path.isdir(pattern):
-        pattern = f"{pattern.rstrip('/')}/**"
+        return sorted("/".join([pattern.rstrip("/"), *below]) for below in _files_below(pattern))
     parts = pattern.split("/")
     if "**" not in parts:
         return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))

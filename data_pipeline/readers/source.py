@@ -28,7 +28,7 @@ class SourceConfig(Config):
     weight is the source's share of training batches; where no source has one, each is drawn in proportion to its
     tokens. priority decides which copy of a duplicate is kept (1 before 2). Neither changes what is read."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)  # part of file names
     format: Format
     paths: tuple[str, ...] = ()
     text_field: str = "text"

@@ -1,6 +1,5 @@
 """Options shared by the commands that run stages, and the functions that build a Runner from them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.torchrun_variables import rank_and_world_size
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.preflight import check_workdir, require_ready
 from gristmill.pipelines.raw_files import pin
@@ -27,7 +27,12 @@ RecipeArgument = Annotated[
 def parse_workdir(text: str) -> Path:
     if not text.strip():
         raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
-    return Path(text).expanduser()
+    if "\0" in text:
+        raise RecipeError("--workdir contains a NUL character, which no path can; remove it")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise RecipeError(f"--workdir {text}: {Path(text).parts[0]}: no such user; write the whole path") from None
 
 
 WorkdirOption = Annotated[
@@ -64,7 +69,7 @@ def make_runner(
 
     Raises RecipeError or InputError for everything that can be checked before work starts."""
     folder = workdir_of(recipe, workdir)
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = rank_and_world_size()
     reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
     if rank == 0:
         check_workdir(folder)

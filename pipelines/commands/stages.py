@@ -1,6 +1,5 @@
 """The commands that run, plan and check the stages of a recipe."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from rich.table import Table
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.torchrun_variables import torchrun_variable
 from gristmill.pipelines.commands.checkpoint import EvaluatedModel, TaskOptions, evaluate_checkpoint
 from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.commands.stage_options import (
@@ -133,7 +133,7 @@ def check(
     loaded = load_recipe(recipe, set_ or [])
     stages, skip_reason = selected_stages(loaded, to)
     layout_size = 1 if loaded.train is None or loaded.train.layout.auto else loaded.train.layout.world_size
-    world_size = processes or int(os.environ.get("WORLD_SIZE", "0")) or layout_size
+    world_size = processes or torchrun_variable("WORLD_SIZE", 0) or layout_size
     check_workdir(workdir_of(loaded, workdir))
     findings = preflight(loaded, stages, world_size)
     for finding in findings:

@@ -1,5 +1,7 @@
 """Every command with wrong arguments: one error message, and no work is started."""
 
+import os
+
 from bad_input import Case, each, small
 
 RECIPE_COMMANDS = ("run", "check", "curate", "tokenizer", "index", "train", "evaluate", "report", "plan", "layout")
@@ -14,9 +16,58 @@ def with_file(folder):
     (folder / "taken").write_text("x")
 
 
+def with_link(name):
+    def make(folder):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).symlink_to("nowhere")
+
+    return make
+
+
+def with_pipe(name):
+    """A named pipe: whoever opens it waits for a writer."""
+
+    def make(folder):
+        (folder / name).parent.mkdir(parents=True)
+        os.mkfifo(folder / name)
+
+    return make
+
+
 CASES = [
     *[call(f"{name} of no recipe", f"{name} nowhere.yaml", "nowhere.yaml: no such recipe file") for name in RECIPE_COMMANDS],
     *[call(f"{name} of a name", f"{name} demoo", "no recipe 'demoo', did you mean 'demo'?") for name in RECIPE_COMMANDS],
+    call("a workdir of nobody", "curate small.yaml --workdir ~no-such-user/w", "~no-such-user: no such user; write the whole path"),
+    call("a workdir with a NUL", "curate small.yaml --workdir 'a\0b'", "contains a NUL character"),
+    call("a workdir that is a link to nowhere", "curate small.yaml --workdir w", "w is a symbolic link that leads nowhere",
+         make=lambda folder: (folder / "w").symlink_to("nowhere")),
+    call("a workdir that is a loop of links", "curate small.yaml --workdir w", "w is a symbolic link that leads nowhere",
+         make=lambda folder: (folder / "w").symlink_to("w")),
+    call("a workdir of a long name", f"curate small.yaml --workdir {'x' * 300}", "the name is too long for the disk", code=1),
+    call("a stage folder that is a link to nowhere", "curate small.yaml --workdir w", "w/curate: folder exists without a manifest",
+         make=with_link("w/curate"), code=1),
+    call("a stage folder that is a file", "curate small.yaml --workdir w", "w/curate: folder exists without a manifest",
+         files={"w/curate": "x"}, code=1),
+    call("a lock that is a pipe", "curate small.yaml --workdir w", "w/lock.json: not a file", make=with_pipe("w/lock.json"), code=1),
+    call("a lock that is a folder", "curate small.yaml --workdir w", "w/lock.json: not a file", files={"w/lock.json/x": ""}, code=1),
+    call("a lock of 200,000 brackets", "curate small.yaml --workdir w", "w/lock.json: not a lock (nested too deeply)",
+         files={"w/lock.json": "[" * 200_000}, code=1),
+    call("a lock of 6,000 digits", "curate small.yaml --workdir w", "w/lock.json: not a lock", files={"w/lock.json": '{"a": ' + "9" * 6000 + "}"}, code=1),
+    call("a lease that is a pipe", "curate small.yaml --workdir w", "w/.lease: not a file", make=with_pipe("w/.lease"), code=1),
+    call("a lease that is a folder", "curate small.yaml --workdir w", "w/.lease: not a file", files={"w/.lease/x": ""}, code=1),
+    call("a cache that is a file", "curate small.yaml --workdir w", "a file exists where a folder is needed", files={"w/cache": "x"}, code=1),
+    call("a manifest of 200,000 brackets", "verify w", "not a manifest (nested too deeply)",
+         files={"w/curate/manifest.json": "[" * 200_000}, code=1),
+    call("a manifest that is a folder", "curate small.yaml --workdir w", "folder exists without a manifest",
+         files={"w/curate/manifest.json/x": ""}, code=1),
+    *[
+        call(f"decide with {name}", f"decide small.yaml --sweep text.min_chars=1:9:3 --workdir {folder}", said, make=with_file)
+        for name, folder, said in (
+            ("an empty workdir", "''", "--workdir is empty"),
+            ("a workdir that is a file", "taken", "taken is a file; name a folder"),
+            ("a workdir below a file", "taken/x/y", "taken is a file; name a folder"),
+        )
+    ],
     call("decide of a name", "decide demoo --sweep a=1:2:3", "did you mean 'demo'?"),
     *[
         call(f"{name} with a workdir that is a file", f"{name} small.yaml --workdir taken", "taken is a file; name a folder",

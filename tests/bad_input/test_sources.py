@@ -31,6 +31,10 @@ def loop(folder):
 
 
 CASES = [
+    source("a source of a long name", [f"sources.0.name: {'x' * 101}"], "name: String should have at most 100 characters", code=2),
+    source("a recipe of a long name", [f"name: {'x' * 101}"], "name: String should have at most 100 characters", code=2),
+    source("a pipe", ["sources.0.paths: [raw/pipe]"], "raw/pipe: no file matches", make=lambda f: os.mkfifo(f / "raw/pipe")),
+    source("a device", ["sources.0.paths: [/dev/zero]"], "/dev/zero: no file matches"),
     source("a glob without a match", ["sources.0.paths: [raw/*.json]"], "source notes: raw/*.json: no file matches"),
     source("a folder that is not there", ["sources.0.paths: [nowhere]"], "source notes: nowhere: no file matches"),
     source("an empty folder", ["sources.0.paths: [empty]"], "empty: no file matches", make=lambda f: (f / "empty").mkdir()),
@@ -84,6 +88,10 @@ CASES = [
     source("processes", ["train.layout: {data: 2}"], "= 2 processes, but 1 run; start 2", code=2, command="run"),
     source("processes of check", ["train.layout: {data: 2}"], "= 2 processes, but 3 run", code=2, command="check --processes 3"),
     source("processes of torchrun", ["train.layout: {data: 2}"], "but 4 run", code=2, command="run", environment={"WORLD_SIZE": "4"}),
+    source("a rank that is no number", [], "RANK='x' in the environment is no number of processes", code=2, command="run", environment={"RANK": "x"}),
+    source("a world of fewer than none", [], "WORLD_SIZE='-3' in the environment", code=2, command="run", environment={"WORLD_SIZE": "-3"}),
+    source("a world of fewer than none, checked", [], "WORLD_SIZE='-3' in the environment", code=2, environment={"WORLD_SIZE": "-3"}),
+    source("a rank outside the world", [], "RANK=5 in the environment, but WORLD_SIZE=1", "unset both", code=2, command="run", environment={"RANK": "5"}),
     source("tensor and heads", ["train.layout: {tensor: 4}"], "2 heads do not split evenly; legal for this model: [1, 2]", code=2),
     source("stages and layers", ["train.layout: {pipeline: 4}"], "4 stages but 2 layers", code=2),
     source("batch and context", ["train.batch_tokens: 100"], "a batch of 100 tokens is not a whole number of samples of 32", code=2),

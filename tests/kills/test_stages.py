@@ -1,7 +1,10 @@
-"""Random SIGKILLs in all stages: repeating the command gives the bytes of an undisturbed run."""
+"""Random SIGKILLs and Ctrl-C in all stages: repeating the command gives the bytes of an undisturbed run."""
 
+import json
 import random
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -37,18 +40,22 @@ def clean(launcher, tmp_path_factory) -> tuple[Path, Path, dict[str, str], float
 
 
 def kill_groups(launcher, clean, folder: Path, kills: int, seed: int) -> int:
-    """Runs the recipe in `folder` with kills at random moments, to the end, and from the start again until there were
-    `kills` of them; each time the work folder must hold the clean run's files and no others."""
+    """Runs the recipe in `folder`, killed again and again until a run comes through, and from the start again until
+    there were `kills` of them; each time the work folder must hold the clean run's files and no others.
+
+    Moments are drawn from a tenth, a third or all of a clean run's time: most kills come soon after the one before, and
+    each is at another place, because finished work is kept."""
     recipe, _, expected, seconds = clean
     rng = random.Random(seed)
     killed = 0
     while killed < kills:
-        for _ in range(rng.randrange(2, 9)):
-            command = ("run", recipe, "--workdir", folder, "--workers", rng.choice([1, 1, 2]))
-            if not kill_group_at(launcher.start(*command, cwd=folder.parent), rng.uniform(0.0, seconds)):
-                break
+        command = ("run", recipe, "--workdir", folder, "--workers")
+        while kill_group_at(
+            launcher.start(*command, rng.choice([1, 1, 1, 2]), cwd=folder.parent),
+            rng.uniform(0.0, seconds * rng.choice([0.1, 0.1, 0.33, 1.0])),
+        ):
             killed += 1
-        launcher.whole("run", recipe, "--workdir", folder, cwd=folder.parent)
+        launcher.whole(*command, 1, cwd=folder.parent)
         assert files_of(folder) == expected, f"seed {seed}, after {killed} kills"
         shutil.rmtree(folder)
     return killed
@@ -81,6 +88,50 @@ def test_killed_groups_leave_the_bytes_of_a_clean_run(launcher, clean, tmp_path)
 def test_killed_workers_leave_the_bytes_of_a_clean_run(launcher, clean, tmp_path):
     kills = number_of_kills(WORKER_KILLS)
     assert kill_workers(launcher, clean, tmp_path / "work", kills, seed_of(2)) >= kills
+
+
+STAGES = ("curate", "tokenizer", "index", "train", "evaluate", "report")
+
+
+def interrupt_each_stage(launcher, clean, folder: Path, seed: int) -> list[str]:
+    """Ctrl-C at a random moment of each stage, each time with the same command; the stages that it met."""
+    recipe, work, expected, _ = clean
+    rng = random.Random(seed)
+    times = [json.loads(line) for line in (work / "logs/times.jsonl").read_text().splitlines()]
+    seconds = {time["stage"]: time["seconds"] for time in times}
+    met = []
+    for stage in STAGES:
+        command = ("run", recipe, "--workdir", folder, "--workers", rng.choice([1, 2]))
+        run = launcher.start(*command, cwd=folder.parent)
+        while run.running() and not (folder / stage).exists() and not list(folder.glob(f".{stage}-*")):
+            time.sleep(0.002)
+        launcher.answered(rng.uniform(0.0, seconds[stage]))
+        if run.running():
+            run.send(signal.SIGINT)
+        code, said = run.finish(), " ".join(run.said().split())
+        assert "Traceback" not in said, f"seed {seed}, {stage}: {said}"
+        if code:
+            assert code == 130 and "kept" in said.lower() and "the same command" in said, (
+                f"seed {seed}, {stage}: {said}"
+            )
+            met.append(stage)
+    launcher.whole("run", recipe, "--workdir", folder, cwd=folder.parent)
+    assert files_of(folder) == expected, f"seed {seed}"
+    shutil.rmtree(folder)
+    return met
+
+
+def test_ctrl_c_in_each_stage_says_what_is_kept_and_the_next_run_completes(launcher, clean, tmp_path):
+    assert interrupt_each_stage(launcher, clean, tmp_path / "work", seed_of(5))
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_many_moments(launcher, clean, tmp_path):
+    seed = seed_of(6)
+    met = [
+        stage for number in range(10) for stage in interrupt_each_stage(launcher, clean, tmp_path / "w", seed + number)
+    ]
+    assert set(met) == set(STAGES)
 
 
 @pytest.mark.slow

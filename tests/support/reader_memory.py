@@ -1,7 +1,8 @@
-"""Peak memory of one worker that reads and annotates records of every kind. As a program: FOLDER LIMIT KIND...
+"""Peak memory of one worker that reads and annotates records of every kind. As a program:
+FOLDER {"LIMIT": [KIND, ...], ...}
 
-Prints {kind: bytes that its peak was above the memory of a process that has only loaded its libraries and compiled
-kernels}. Each kind runs in a fork, because a process's peak never falls."""
+Prints {LIMIT: {KIND: bytes}}: what the peak was above the memory of a process that has only loaded its libraries and
+compiled its kernels. Each kind runs in a fork, because a process's peak never falls."""
 
 import bz2
 import gzip
@@ -94,7 +95,15 @@ def lines_and_bomb(limit: int) -> Iterator[bytes]:
 
 def metadata(item: str, limit: int) -> Iterator[bytes]:
     values = ",".join([item] * ((limit - 100) // (len(item) + 1)))
-    yield from many(b'{"text": "short", "tags": [' + values.encode() + b"]}\n", limit)
+    line = b'{"text": "short", "tags": [' + values.encode() + b"]}\n"
+    for _ in range(4):  # more than a batch: only the bound on its characters keeps them out
+        yield from many(line, limit)
+
+
+def urls(limit: int) -> Iterator[bytes]:
+    line = b'{"text": "short", "url": "http://' + full("a.", limit - 100).encode() + b'"}\n'
+    for _ in range(4):
+        yield from many(line, limit)
 
 
 def page(limit: int) -> bytes:
@@ -133,11 +142,12 @@ RECORDS: dict[str, tuple[str, str, Callable[[int], Iterator[bytes]], dict[str, A
     "jsonl of escapes": ("jsonl", "a.jsonl", lambda limit: lines("\\u78e8", limit), {}),
     "jsonl of letters": ("jsonl", "a.jsonl", lambda limit: lines("a ", limit), {}),
     "jsonl of line ends": ("jsonl", "a.jsonl", lambda limit: lines("a\\n", limit), {}),
-    "jsonl with strings": ("jsonl", "a.jsonl", lambda limit: metadata('"the mill stands"', limit), {}),
-    "jsonl with objects": ("jsonl", "a.jsonl", lambda limit: metadata('{"a":1}', limit), {}),
-    "jsonl with lists": ("jsonl", "a.jsonl", lambda limit: metadata("[]", limit), {}),
+    "strings.gz": ("jsonl", "a.jsonl.gz", lambda limit: metadata('"the mill stands"', limit), {}),
+    "objects.gz": ("jsonl", "a.jsonl.gz", lambda limit: metadata('{"a":1}', limit), {}),
+    "lists.gz": ("jsonl", "a.jsonl.gz", lambda limit: metadata("[]", limit), {}),
+    "URLs.gz": ("jsonl", "a.jsonl.gz", urls, {}),
     "jsonl of HTML": ("jsonl", "a.jsonl", html_lines, {"html_field": "html"}),
-    "text": ("text", "a.txt", lambda limit: pieces(limit // 20, b" "), {}),
+    "text": ("text", "a.txt", lambda limit: iter([full(WORDS, limit).encode()]), {}),
     "text by paragraph": ("text", "a.txt", lambda limit: pieces(limit, b"\n\n"), {"record": "paragraph"}),
     "text by line": ("text", "a.txt", lambda limit: pieces(limit, b"\n"), {"record": "line"}),
     "text in UTF-16": ("text", "a.txt", lambda limit: utf16(pieces(limit, b"\n")), {"record": "line"}),
@@ -171,7 +181,7 @@ def write(folder: Path, kind: str, limit: int) -> SourceConfig:
         with pq.ParquetWriter(folder / path, schema, use_dictionary=False) as file:
             file.write_table(pa.table({"text": [json.loads(line)["text"] for line in content(limit)]}, schema))
     else:
-        compressor = COMPRESSORS.get(kind.removeprefix("jsonl"), _Stored)()
+        compressor = COMPRESSORS.get(Path(path).suffix, _Stored)()
         with (folder / path).open("wb") as file:
             for piece in content(limit):
                 file.write(compressor.compress(piece))
@@ -202,12 +212,15 @@ def growth(source: SourceConfig, cache: Path) -> int:
 
 
 def main() -> None:
-    folder, limit = Path(sys.argv[1]), int(sys.argv[2])
-    for kind in ("text", "html", "html, resiliparse", "parquet"):  # loads what they load
+    folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for kind in ("jsonl", "html", "html, resiliparse", "parquet"):  # loads what they load
         annotate(write(folder / "first" / kind, kind, 20_000), folder / "cache")
-    found = {}
-    for number, kind in enumerate(sys.argv[3:] or RECORDS):
-        found[kind] = growth(write(folder / str(number), kind, limit), folder / f"cache{number}")
+    found = {
+        limit: {
+            kind: growth(write(folder / limit / kind, kind, int(limit)), folder / f"cache{limit}") for kind in kinds
+        }
+        for limit, kinds in wanted.items()
+    }
     print(json.dumps(found))
 
 

@@ -67,6 +67,13 @@ def test_home_and_file_addresses(tree, monkeypatch):
         matching("file://elsewhere/x/*.txt")
 
 
+def test_the_name_of_a_file_or_folder_is_no_glob(tree):
+    """`data [2024]` is a folder if there is one; a glob of one of four characters if there is none."""
+    assert matching("[odd]") == matching("[odd]/") == {"g.txt": "[odd]/g.txt"}
+    assert matching("[odd]/g.txt") == {"g.txt": "[odd]/g.txt"}
+    assert matching("[abc].txt") == {"a.txt": "a.txt"}
+
+
 def test_one_file_by_two_spellings_is_counted_once(tree):
     os.symlink("a.txt", "linked.txt")
     paths = ("a.txt", "./a.txt", f"{tree}/a.txt", "x/../a.txt", f"file://{tree}/a.txt", "linked.txt")
