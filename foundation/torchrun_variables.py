@@ -19,7 +19,5 @@ def rank_and_world_size() -> tuple[int, int]:
     Raises RecipeError if the variables contradict each other."""
     rank, world_size = torchrun_variable("RANK", 0), torchrun_variable("WORLD_SIZE", 1)
     if rank >= world_size:
-        raise RecipeError(
-            f"RANK={rank} in the environment, but WORLD_SIZE={world_size}; unset both"
-        )
+        raise RecipeError(f"RANK={rank} in the environment, but WORLD_SIZE={world_size}; unset both")
     return rank, world_size
