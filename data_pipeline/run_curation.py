@@ -1,6 +1,5 @@
 """Curation from raw files to a corpus: annotate, filter, score, deduplicate, edit texts, annotate again, write."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +48,7 @@ from gristmill.data_pipeline.text_edits.reannotate import reannotate
 from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
 from gristmill.foundation.checksum_files import drop_damaged, remove_seals, seal_of
 from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.files import remove_tree
 from gristmill.foundation.lock import Lock
 
 
@@ -184,7 +184,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
         keep_signatures(folder, config.near_dedup.scheme, engine)
     write_summary(summary, folder)
     _delete_other_annotations(inputs.cache / "annotated", state.annotated)
-    shutil.rmtree(inputs.work, ignore_errors=True)
+    remove_tree(inputs.work)
     remove_seals(folder)
     return summary
 

@@ -3,9 +3,12 @@
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
 
 
 def file_digest(path: Path) -> str:
@@ -72,10 +75,28 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, if it exists. A kill leaves all of it under its name or nothing, so that no later run takes half
+    of it for finished work; `sweep` removes the rest."""
+    removed = folder.with_name(f".{folder.name.lstrip('.')}.{os.getpid()}{REMOVED_SUFFIX}")
+    if removed.exists():  # of a killed process with this one's id
+        shutil.rmtree(removed)
+    with suppress(FileNotFoundError):
+        folder.rename(removed)
+        shutil.rmtree(removed)
+
+
 def sweep(folder: Path) -> list[Path]:
-    """Remove the temporary files of killed writers below the folder, never those of running ones; returns their
-    paths."""
-    return [path for path in sorted(folder.rglob(".*.tmp")) if path.is_file() and _removed_if_abandoned(path)]
+    """Remove the temporary files of killed writers below the folder, never those of running ones, and what killed
+    processes left of folders that they removed; returns the paths."""
+    swept = []
+    for path in sorted(folder.rglob(".*")):
+        if path.name.endswith(REMOVED_SUFFIX) and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            swept.append(path)
+        elif is_temporary(path) and path.is_file() and _removed_if_abandoned(path):
+            swept.append(path)
+    return swept
 
 
 def _removed_if_abandoned(path: Path) -> bool:

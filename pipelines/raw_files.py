@@ -1,9 +1,12 @@
 """Finds and hashes the raw files and compares them with the lock."""
 
+import os
 from pathlib import Path
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
-from gristmill.data_pipeline.readers.resolve import resolve
+from gristmill.data_pipeline.readers.files import is_address
+from gristmill.data_pipeline.readers.local_files import local_path
+from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
@@ -15,6 +18,7 @@ from gristmill.foundation.lock import (
     read_lock,
     write_lock,
 )
+from gristmill.foundation.manifest import CACHE_FOLDER, LOG_FOLDER, MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 
@@ -30,6 +34,8 @@ def pin(
     A source whose request changed in the recipe is locked again without an error."""
     path = workdir / LOCK_NAME
     before = read_lock(path)
+    for source in recipe.sources:
+        _check_outside(source, workdir)
     engine = LocalEngine(workers, reporter)
     sources = [_pin_source(source, engine) for source in recipe.sources]
     lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists)))
@@ -41,6 +47,22 @@ def pin(
     if write and lock != before:
         write_lock(path, lock)
     return lock
+
+
+def _check_outside(source: SourceConfig, workdir: Path) -> None:
+    """Raises InputError if the source reads what stages write: it would find other files in every run."""
+    if source.format in ("python_docs", "datasets"):
+        return
+    work = os.path.realpath(workdir)
+    folders = [os.path.realpath(local_path(path)) for path in source.paths if not is_address(path)]
+    is_below = any(f"{work}/".startswith(f"{folder}/") for folder in folders if os.path.isdir(folder))
+    files = [os.path.realpath(location) for location in locate(source).values() if not is_address(location)]
+    tops = {file.removeprefix(f"{work}/").partition("/")[0] for file in files if file.startswith(f"{work}/")}
+    if is_below or any(top in (CACHE_FOLDER, LOG_FOLDER) or (workdir / top / MANIFEST_NAME).exists() for top in tops):
+        raise InputError(
+            f"source {source.name}: its paths hold files of the work folder {workdir}, which every run changes; name a "
+            "--workdir outside them, or narrower paths"
+        )
 
 
 def _pin_source(source: SourceConfig, engine: LocalEngine) -> LockedSource:

@@ -17,7 +17,7 @@ from gristmill.foundation.canonical_json import differing_fields
 from gristmill.foundation.checked_outputs import check_against
 from gristmill.foundation.disk_errors import disk_trouble
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import sweep, sync, sync_tree, write_atomic
+from gristmill.foundation.files import remove_tree, sweep, sync, sync_tree, write_atomic
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import (
     LOG_FOLDER,
@@ -142,7 +142,7 @@ class Runner:
 
     def _remove_temporary_files(self) -> None:
         for path in sweep(self.workdir):
-            self.reporter.say(f"removed {path}, a temporary file of a process that was stopped")
+            self.reporter.say(f"removed {path}, left by a process that was stopped")
 
     def _action(
         self, stage: Stage, fingerprint: str, config: Mapping[str, Any], inputs: Mapping[str, str]
@@ -241,7 +241,7 @@ class Runner:
         for path in sorted(self.workdir.glob(f".{stage.name}-*")):
             if path != keep:
                 self.reporter.say(f"{stage.name}: removing {path.name}, an incomplete run of another recipe")
-                shutil.rmtree(path)
+                remove_tree(path)
 
     def _log_time(self, stage: str, seconds: float) -> None:
         """Times go to logs/, not to the manifests: equal inputs give equal manifests."""

@@ -1,7 +1,6 @@
 """Indexes a corpus: documents to tokens, one shuffled .bin and .idx per source and split."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import file_digest, write_atomic
+from gristmill.foundation.files import file_digest, remove_tree, write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks, note_path
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
@@ -76,7 +75,7 @@ def index_corpus(request: IndexRequest, workers: int, reporter: Reporter) -> tup
     )
     dataset = _describe(request, tokenizer)
     write_dataset(request.folder, dataset)
-    shutil.rmtree(request.folder / CHUNKS, ignore_errors=True)
+    remove_tree(request.folder / CHUNKS)
     return dataset, tokenizer
 
 

@@ -1,5 +1,6 @@
 """The ledger and the signals of a corpus as DuckDB tables, for questions in SQL."""
 
+import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ def open_corpus(folder: Path) -> "duckdb.DuckDBPyConnection":
     check_outputs(corpus, lambda path: path.startswith("ledger/"))
     connection = duckdb.connect()
     for name in TABLES:
-        pattern = str(corpus / name / ("*.parquet" if name == "ledger" else "*/*.parquet")).replace("'", "''")
+        files = "*.parquet" if name == "ledger" else "*/*.parquet"
+        pattern = f"{glob.escape(str(corpus))}/{name}/{files}".replace("'", "''")
         split = "" if name == "ledger" else ", split_part(filename, '/', -2) AS split"
         columns = "*" if name == "ledger" else "* EXCLUDE (filename)"
         view = (

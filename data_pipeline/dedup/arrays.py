@@ -1,7 +1,6 @@
 """Arrays as files that are whole or absent, with the same bytes for the same values."""
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import is_temporary, sweep, write_atomic
+from gristmill.foundation.files import is_temporary, remove_tree, sweep, write_atomic
 
 IDENTITY_FILE = "identity.json"
 
@@ -44,8 +43,9 @@ def open_workspace(folder: Path, identity: dict[str, Any]) -> None:
     if others and not mark.exists():
         raise InputError(f"{folder}: holds {others[0].name}, which is not deduplication's; name an empty folder")
     if not mark.exists() or mark.read_bytes() != content:
+        write_atomic(mark, b"")  # the identity of no work, so that a kill in between does not keep half of them
         for path in others:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            remove_tree(path) if path.is_dir() else path.unlink()
         write_atomic(mark, content)
     sweep(folder)
 

@@ -1,6 +1,7 @@
 """Options shared by the commands that run stages, and the functions that build a Runner from them."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.torchrun_variables import rank_and_world_size
 from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.lease import lease
 from gristmill.pipelines.preflight import check_workdir, require_ready
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
@@ -74,7 +76,8 @@ def make_runner(
     if rank == 0:
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
-    lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
+    with lease(folder) if rank == 0 else nullcontext():
+        lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
     return Runner(recipe, folder, stages, lock, reporter, Processes(workers, rank))
 
 

@@ -40,7 +40,7 @@ def decide(
     folder = workdir_of(loaded, workdir)
     check_workdir(folder)
     reporter = Reporter.to_terminal()
-    lock = pin(loaded, folder, reporter, workers, update=False, write=True)
+    lock = pin(loaded, folder, reporter, workers, write=False)
     engine = LocalEngine(workers, reporter)
     sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
     names = ("source", "language") if by_language else ("source",)

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -268,6 +269,25 @@ def test_killed_at_a_write_and_run_again_gives_the_same_bytes(tmp_path):
     assert {name: d for name, d in found.items() if not name.endswith(".tmp")} == tree_digests(
         tmp_path / "whole/curate"
     )
+
+
+def test_a_kill_while_the_intermediate_files_are_removed_gives_the_same_bytes(tmp_path, monkeypatch):
+    """The files of half of a step were gone, and the next run took the other half for the whole of it."""
+    shared = prose(7)
+    write_jsonl(tmp_path / "books.jsonl", [{"text": f"{prose(k)}\n\n{shared}"} for k in range(30)])
+    settings = {"span_dedup": ({"unit": "paragraph"},), "near_dedup": {"bands": 2, "rows": 2}}
+    run_curate([source(tmp_path)], tmp_path / "whole", **settings)
+
+    def killed(folder, *_, **__):
+        for path in sorted(Path(folder).rglob("*.npy")):
+            path.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", killed)
+        run_curate([source(tmp_path)], tmp_path / "killed", **settings)
+    run_curate([source(tmp_path)], tmp_path / "killed", **settings)
+    assert tree_digests(tmp_path / "killed/curate") == tree_digests(tmp_path / "whole/curate")
 
 
 def test_a_filter_that_edits_is_recorded_and_its_text_is_kept(tmp_path):

@@ -1,8 +1,10 @@
 import pytest
+from bad_input import Case
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.lease import lease
 from gristmill.pipelines.raw_files import pin
 
 
@@ -79,3 +81,15 @@ def test_a_list_is_held_to_the_lock_as_raw_files_are(recipe, tmp_path):
     with pytest.raises(InputError, match=r"(?s)lists\.badwords: 1 raw files.*words\.txt: sha256 was.*--update-lock"):
         pin(recipe, tmp_path / "work", Reporter.silent())
     assert pin(recipe, tmp_path / "work", Reporter.silent(), update=True) != first
+
+
+def test_a_second_command_changes_no_lock_while_the_first_runs(call, tmp_path):
+    """`--update-lock` wrote the lock before the lease was taken, under the run that had pinned other bytes."""
+    Case("", "", ()).write(tmp_path)
+    assert call("curate", "small.yaml", "--workdir", "work")[0] == 0
+    before = (tmp_path / "work/lock.json").read_bytes()
+    (tmp_path / "raw/notes.txt").write_text("Other notes.")
+    with lease(tmp_path / "work"):
+        code, said = call("curate", "small.yaml", "--workdir", "work", "--update-lock")
+    assert code == 1 and "another gristmill" in said
+    assert (tmp_path / "work/lock.json").read_bytes() == before

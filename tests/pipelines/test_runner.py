@@ -204,6 +204,21 @@ def test_an_incomplete_run_of_another_recipe_is_removed(mill):
     assert not incomplete.exists()
 
 
+def test_a_kill_while_an_incomplete_run_is_removed_leaves_nothing_to_resume(mill, monkeypatch):
+    mill.fail["b"] = InputError("b is broken")
+    with pytest.raises(InputError):
+        mill.run()
+    mill.seed = 2
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        mill.run()
+    mill.seed = 1
+    mill.fail.clear()
+    assert [plan.action for plan in mill.runner().plan()] == ["skip", "run", "run"]
+    assert mill.run() == "bc"
+    assert not list(mill.workdir.rglob("*.removed"))
+
+
 def test_a_kill_between_the_two_renames_loses_nothing(mill):
     mill.run()
     (mill.workdir / "b").rename(mill.workdir / ".b-old")

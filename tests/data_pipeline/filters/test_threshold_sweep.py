@@ -56,3 +56,14 @@ def test_a_corpus_answers_sql(books, tmp_path):
     }
     with pytest.raises(InputError, match="no ledger here"):
         open_corpus(tmp_path / "nowhere")
+
+
+def test_the_corpus_of_a_folder_with_characters_of_globs_and_quotes(tmp_path):
+    folder = tmp_path / "it's [1]* d?r{x}"
+    (tmp_path / "raw").mkdir()
+    write_jsonl(tmp_path / "raw/a.jsonl", [{"text": prose(k)} for k in range(20)])
+    run_curate(
+        [SourceConfig(name="s", format="jsonl", paths=(str(tmp_path / "raw/a.jsonl"),))], folder, near_dedup=None
+    )
+    count = open_corpus(folder).sql("SELECT count(*) FROM documents").fetchone()
+    assert count == open_corpus(folder).sql("SELECT count(*) FROM ledger WHERE fate = 'kept'").fetchone()
