@@ -65,5 +65,5 @@ def test_the_corpus_of_a_folder_with_characters_of_globs_and_quotes(tmp_path):
     run_curate(
         [SourceConfig(name="s", format="jsonl", paths=(str(tmp_path / "raw/a.jsonl"),))], folder, near_dedup=None
     )
-    count = open_corpus(folder).sql("SELECT count(*) FROM documents").fetchone()
-    assert count == open_corpus(folder).sql("SELECT count(*) FROM ledger WHERE fate = 'kept'").fetchone()
+    count = open_corpus(folder).execute("SELECT count(*) FROM documents").fetchall()
+    assert count == open_corpus(folder).execute("SELECT count(*) FROM ledger WHERE fate = 'kept'").fetchall()
