@@ -51,19 +51,19 @@ def _raw(path: Path) -> str:
         return zstandard.ZstdDecompressor().stream_reader(file).read().decode()
 
 
-def _records(path: Path) -> Iterator[dict]:
+def records(path: Path) -> Iterator[dict]:
     with path.open("rb") as file:
         for line in io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"):
             yield json.loads(line)
 
 
 def _texts(path: Path) -> list[str]:
-    return [record["text"] for record in _records(path) if record.get("language") != "md"]
+    return [record["text"] for record in records(path) if record.get("language") != "md"]
 
 
 def _chapters(path: Path, every: int) -> list[str]:
     chapters = []
-    for record in list(_records(path))[::every]:
+    for record in list(records(path))[::every]:
         try:
             chapters.append(extract(record["html"].encode(), "utf-8", "resiliparse"))
         except NotExtracted:

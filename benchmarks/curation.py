@@ -1,0 +1,227 @@
+"""Whole runs of curation, raw files to published corpus: `gristmill run` against datatrove's FineWeb example pipeline.
+
+Five inputs: `curate_short` (JSONL.zst, documents of 0.7 kB), `curate_long` (JSONL.zst, 4 kB), `curate_parquet` (2 kB),
+`curate_warc` (HTML pages; trafilatura extracts in both), `curate_languages` (command pages in 14 languages). Rules of
+both: language, Gopher repetition and quality, C4, FineWeb quality, MinHash, personal data.
+
+Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us and datatrove in turn, one
+core each; `_rate`, ours alone against its goal; `_start_up`, the share of a run over 30 kB, whose seconds are
+`_start_up_seconds`; `_seconds_STEP`, ours by step; `_workers`, two workers on two cores over one; `_peak`, peak memory
+and that at a quarter of the input; `_peak_slope`, bytes a record in between; `_kept_by_...`, records kept by both or by
+one, with a table of the reasons.
+
+datatrove 0.10.1 stands in .venv-peers, as shipped: words and sentences by spaCy, its default for English, which it
+also uses for the 14 languages. Its lid.176.bin is a download, so its language filter loads lid.176.ftz, our model. Left
+out of both: FineWeb's URL filter and token counter. Without .venv-peers, ours alone is measured."""
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from measure import Figure, arguments, print_figures
+from rich.console import Console
+from rich.table import Table
+from support.agreement import differences
+from support.curation_inputs import (
+    html_pages,
+    made_texts,
+    paragraphs,
+    tldr_texts,
+    write_jsonl,
+    write_parquet,
+    write_warc,
+)
+from support.curation_runs import Run, recipe, run_datatrove, run_gristmill
+from support.peers import PEER_PYTHON, ROOT, peers_there
+
+PEER = "datatrove 0.10.1"
+SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data")
+ENGLISH = ("en",)
+FOURTEEN = ("ar", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "nl", "pt", "ru", "zh")
+QUICK_PAGES = 20
+START_PAGES = 8
+START_MEGABYTES = 0.03  # a few records, of which some are kept: curation without a kept record is an error
+
+
+@dataclass(frozen=True)
+class Case:
+    """write: (folder, megabytes) -> bytes of raw text. rate: goal in MB/s/core; ratio: goal over datatrove.
+    stop_words: whether Gopher's rule on English stop words is on, in both."""
+
+    format: str
+    write: Callable[[Path, float], int]
+    ratio: float
+    rate: float | None = None
+    languages: Sequence[str] = ENGLISH
+    stop_words: bool = True
+
+
+@dataclass(frozen=True)
+class Input:
+    """A case's raw files on disk."""
+
+    name: str
+    case: Case
+    source: Path
+    megabytes: float
+
+    @property
+    def settings(self) -> dict:
+        return recipe(self.source, self.case.format, self.case.languages, self.case.stop_words)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=float, default=24.0, help="of text; all pages are read in any case")
+    parser.add_argument("--only", nargs="*", help="names of inputs, such as short warc")
+    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="where datatrove stands")
+    parser.add_argument("--without-peer", action="store_true", help="measure gristmill alone")
+    options = parser.parse_args()
+    megabytes = 0.6 if options.quick else options.megabytes
+    rounds = 1 if options.quick else options.rounds
+    python = None if options.without_peer or not peers_there(options.peer_python) else options.peer_python
+    figures: list[Figure] = []
+    for name, case in cases(options.data, options.quick).items():
+        if options.only and name not in options.only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            figures += measure(f"curate_{name}", case, Path(folder), megabytes, rounds, python)
+    print_figures(figures)
+
+
+def cases(data: Path | None, quick: bool) -> dict[str, Case]:
+    """The last two read shared data and are left out where it is absent."""
+    pool = paragraphs(data)
+
+    def texts(mean_bytes: int, write: Callable, folder: Path, megabytes: float) -> int:
+        return write(folder, list(made_texts(pool, int(megabytes * 1e6), mean_bytes)))
+
+    def pages(folder: Path, megabytes: float) -> int:
+        found = html_pages(SHARED, QUICK_PAGES if quick else None)
+        return write_warc(
+            folder, found[: max(START_PAGES, int(len(found) * megabytes / full))] if megabytes < full else found
+        )
+
+    def tldr(folder: Path, megabytes: float) -> int:
+        return write_jsonl(folder, list(tldr_texts(SHARED / "corpora", int(megabytes * 1e6))))
+
+    full = 0.6 if quick else 24.0
+    found = {
+        "short": Case("jsonl", partial(texts, 700, write_jsonl), 50, rate=12),
+        "long": Case("jsonl", partial(texts, 4000, write_jsonl), 50, rate=25),
+        "parquet": Case("parquet", partial(texts, 2000, write_parquet), 50),
+    }
+    if SHARED.is_dir():
+        found["warc"] = Case("warc", pages, 10)
+        found["languages"] = Case("jsonl", tldr, 50, languages=FOURTEEN, stop_words=False)
+    return found
+
+
+def measure(name: str, case: Case, folder: Path, megabytes: float, rounds: int, python: Path | None) -> list[Figure]:
+    whole, quarter, few = (
+        make_input(name, case, folder / f"raw-{part}", size)
+        for part, size in (("whole", megabytes), ("quarter", megabytes / 4), ("start", START_MEGABYTES))
+    )
+    print(f"{name}: {whole.megabytes:.1f} MB", file=sys.stderr)
+    start = run_gristmill(few.settings, folder / "ours", 1)  # compiles and warms the disk's cache
+    start = run_gristmill(few.settings, folder / "ours", 1)
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(run_gristmill(whole.settings, folder / "ours", 1))
+        if python is not None:
+            theirs.append(run_datatrove(python, whole.source, whole.settings, folder / "theirs", 1, case.stop_words))
+    small = run_gristmill(quarter.settings, folder / "ours", 1)
+    figures = [*speed(whole, ours, theirs), *steps(name, ours[-1], start), *memory(name, ours[-1], small)]
+    if theirs:
+        figures += agreement(name, ours[-1], theirs[-1])
+    return [*figures, *two_workers(whole, folder, ours, python)]
+
+
+def make_input(name: str, case: Case, folder: Path, megabytes: float) -> Input:
+    folder.mkdir()
+    return Input(name, case, folder, case.write(folder, megabytes) / 1e6)
+
+
+def speed(whole: Input, ours: Sequence[Run], theirs: Sequence[Run]) -> list[Figure]:
+    """Ours with its start-up, datatrove without its imports."""
+    own = statistics.median(run.cpu_seconds for run in ours)
+    rate = whole.megabytes / own
+    figures = [Figure(f"{whole.name}_rate", rate, "MB/s/core", goal=whole.case.rate)]
+    if theirs:
+        other = statistics.median(run.cpu_seconds for run in theirs)
+        figures.insert(
+            0, Figure(whole.name, rate, "MB/s/core", whole.megabytes / other, PEER, other / own, whole.case.ratio)
+        )
+    return figures
+
+
+def steps(name: str, run: Run, start: Run) -> list[Figure]:
+    share = Figure(f"{name}_start_up", 100 * start.cpu_seconds / run.cpu_seconds, "% of CPU time")
+    seconds = Figure(f"{name}_start_up_seconds", start.seconds, "s, a few records")
+    parts = [
+        Figure(f"{name}_seconds_{step.replace(' ', '_')}", value, "s")
+        for step, value in sorted(run.steps.items(), key=lambda item: -item[1])
+        if value > 0
+    ]
+    return [share, seconds, *parts]
+
+
+def memory(name: str, run: Run, small: Run) -> list[Figure]:
+    records = len(run.kept) + len(run.removed) - len(small.kept) - len(small.removed)
+    slope = (run.peak_megabytes - small.peak_megabytes) * 1e6 / records
+    return [
+        Figure(f"{name}_peak", run.peak_megabytes, "MB", small.peak_megabytes, "a quarter of the input"),
+        Figure(f"{name}_peak_slope", slope, "bytes a record"),
+    ]
+
+
+def agreement(name: str, ours: Run, theirs: Run) -> list[Figure]:
+    """Records kept by both and by one; prints which rule of the other took them. Records that neither names (a page
+    without text, which datatrove drops silently) count as removed."""
+    ids = sorted({*ours.kept, *ours.removed, *theirs.kept, *theirs.removed})
+    own = {place: ours.removed.get(each, "not read") for place, each in enumerate(ids) if each not in ours.kept}
+    other = {place: theirs.removed.get(each, "not read") for place, each in enumerate(ids) if each not in theirs.kept}
+    table = Table("records", "ours", "datatrove", title=f"{name}: of {len(ids)} records, decisions that differ")
+    for count, own_reason, reason, _ in differences([name] * len(ids), own, other):
+        table.add_row(str(count), own_reason, reason)
+    Console(width=140, stderr=True).print(table)
+    counts = {
+        "both": len(ours.kept & theirs.kept),
+        "gristmill": len(ours.kept - theirs.kept),
+        "datatrove": len(theirs.kept - ours.kept),
+    }
+    return [Figure(f"{name}_kept_by_{who}", count, f"of {len(ids)} records") for who, count in counts.items()]
+
+
+def two_workers(whole: Input, folder: Path, ours: Sequence[Run], python: Path | None) -> list[Figure]:
+    """Seconds of one worker on one core over those of two on two; of datatrove, one task and two."""
+    if len(os.sched_getaffinity(0)) < 2:
+        print(f"{whole.name}_workers: this process may use one core only, so it is left out", file=sys.stderr)
+        return []
+    runs = [run_gristmill(whole.settings, folder / "two", 2) for _ in ours]
+    if runs[-1].kept != ours[-1].kept or runs[-1].removed != ours[-1].removed:
+        sys.exit(f"{whole.name}: two workers decide otherwise than one")
+    one, two = (statistics.median(run.seconds for run in each) for each in (ours, runs))
+    figures = [
+        Figure(
+            f"{whole.name}_workers", whole.megabytes / two, "MB/s", whole.megabytes / one, "one worker", one / two, 1.85
+        )
+    ]
+    if python is not None:
+        pair = run_datatrove(python, whole.source, whole.settings, folder / "theirs", 2, whole.case.stop_words)
+        rate = whole.megabytes / pair.seconds
+        ratio = pair.seconds / two
+        figures.append(
+            Figure(f"{whole.name}_two_workers", whole.megabytes / two, "MB/s", rate, f"{PEER}, two tasks", ratio)
+        )
+    return figures
+
+
+if __name__ == "__main__":
+    main()

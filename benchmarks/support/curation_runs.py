@@ -1,0 +1,133 @@
+"""One whole run of curation by `gristmill run` or datatrove's FineWeb example, with its outcome record by record."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from support.peers import ROOT
+
+from gristmill.data_pipeline.signals.language_model import BUNDLED, model_path
+
+STEP = re.compile(r"^(?P<step>[^:]+): .* in (?P<seconds>[\d.]+) s\b", re.M)
+
+
+@dataclass(frozen=True)
+class Run:
+    """seconds: of the clock; cpu_seconds: of all its processes; peak_megabytes: of the largest of them; steps: name ->
+    seconds. removed: id -> the rule or filter that took the record; the other ids are in kept."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_megabytes: float
+    steps: Mapping[str, float]
+    kept: frozenset[str]
+    removed: Mapping[str, str]
+
+
+def recipe(source: Path, file_format: str, languages: Sequence[str], stop_words: bool) -> dict[str, Any]:
+    """The rules of datatrove's examples/fineweb.py, as the recipe `fineweb` has them."""
+    extraction = {"extractor": "trafilatura_precision"} if file_format == "warc" else {}
+    paths = sorted(str(path) for path in source.iterdir())
+    return {
+        "name": "curation",
+        "seed": 1,
+        "sources": [{"name": "raw", "format": file_format, "paths": paths, **extraction}],
+        "curate": {
+            "languages": list(languages),
+            "language_id": {"threshold": 0.65},
+            "filters": [
+                "gopher_repetition",
+                "gopher_quality" if stop_words else {"gopher_quality": {"min_stop_words": None}},
+                {"c4": {"line_terminal_punctuation": None}},
+                "fineweb_quality",
+            ],
+            "exact_dedup": None,
+            "near_dedup": {"ngram": 5, "bands": 14, "rows": 8, "threshold": 0.75},
+            "pii": {"email": "replace", "ip": "replace"},
+        },
+    }
+
+
+def run_gristmill(settings: Mapping[str, Any], work: Path, workers: int) -> Run:
+    """`gristmill run RECIPE --to curate` in a new work folder, on as many cores as workers."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    (work / "recipe.yaml").write_text(json.dumps(settings))
+    program = Path(sys.executable).with_name("gristmill")
+    arguments = ["--to", "curate", "--workers", str(workers), "--workdir", str(work / "run")]
+    seconds, usage, log = timed([str(program), "run", str(work / "recipe.yaml"), *arguments], workers, work / "log")
+    steps: dict[str, float] = {}
+    for found in STEP.finditer(log):
+        steps[found["step"]] = steps.get(found["step"], 0.0) + float(found["seconds"])
+    kept, removed = outcome(work / "run" / "curate", settings["sources"][0]["paths"])
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6, steps, kept, removed)
+
+
+def timed(command: Sequence[str], cores: int, log: Path) -> tuple[float, Any, str]:
+    """(seconds, resource usage of the process and its descendants, standard error). Exits if the command fails."""
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    started = _clock()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    seconds = _clock() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-2000:]}")
+    return seconds, usage, log.read_text()
+
+
+def outcome(corpus: Path, paths: Sequence[str]) -> tuple[frozenset[str], dict[str, str]]:
+    """(ids kept, id -> rule) from the ledger; an id is FILE/NUMBER, as in curation_inputs."""
+    numbers = {hashlib.sha256(Path(path).read_bytes()).hexdigest(): place for place, path in enumerate(sorted(paths))}
+    kept, removed = set(), {}
+    for path in sorted((corpus / "ledger").glob("*.parquet")):
+        for row in pq.read_table(path, columns=["raw_digest", "record", "fate", "rule"]).to_pylist():
+            name = f"{numbers[row['raw_digest']]}/{row['record']}"
+            if row["fate"] == "kept":
+                kept.add(name)
+            else:
+                removed[name] = row["rule"] or row["fate"]
+    return frozenset(kept), removed
+
+
+def run_datatrove(
+    python: Path, source: Path, settings: Mapping[str, Any], work: Path, workers: int, stop_words: bool
+) -> Run:
+    """benchmarks/peers/datatrove_fineweb.py. Its seconds are without its imports and its reading of the results."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    options = {
+        "source": str(source),
+        "work": str(work),
+        "format": settings["sources"][0]["format"],
+        "tasks": workers,
+        "languages": settings["curate"]["languages"],
+        "language_model": str(model_path(BUNDLED)),
+        "stop_words": stop_words,
+    }
+    program = ROOT / "benchmarks" / "peers" / "datatrove_fineweb.py"
+    _, usage, log = timed([str(python), str(program), json.dumps(options)], workers, work / "log")
+    found = json.loads(log.strip().splitlines()[-1])
+    peak = usage.ru_maxrss * 1024 / 1e6
+    return Run(found["seconds"], found["cpu_seconds"], peak, {}, frozenset(found["kept"]), found["removed"])
+
+
+def _clock() -> float:
+    return os.times().elapsed
