@@ -78,7 +78,8 @@ def same_ids(content: dict[str, Any], reference: Encoder, other: Encoder) -> boo
     """True if both agree on the adversarial strings, concatenations of tokens, and COMPARED_CODE_POINTS."""
     pieces = [_bytes_of(piece) or b"" for piece in content["model"]["vocab"]]
     strings = adversarial_strings([piece.decode("utf-8", "ignore") for piece in pieces])
-    return first_difference(reference, other, strings + _code_points()) is None
+    strings += _code_points()
+    return first_difference(reference.encode_batch(strings), other, strings) is None
 
 
 def _code_points() -> list[str]:

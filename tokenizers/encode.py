@@ -6,17 +6,19 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill.data_pipeline.indexed.documents import SLICE_BYTES, DocumentRange, read
 from gristmill.data_pipeline.indexed.format import dtype_for, idx_path
 from gristmill.data_pipeline.indexed.writer import IndexedWriter, indexed_writer
+from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
-# Documents given to the encoder in one call.
-BATCH_DOCUMENTS = 256
+# Text given to the encoder in one call, about; a longer document is one call.
+BATCH_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ def encode_documents(task: EncodeTask) -> None:
     text_bytes = 0
     with indexed_writer(task.prefix, dtype_for(tokenizer.vocab_size), tokenizer.vocab_size) as writer:
         for documents in task.ranges:
-            texts = read(documents, "text")["text"].to_pylist()
+            texts = read(documents, "text")["text"].combine_chunks()
             _check_texts(documents, texts)
-            for start in range(0, len(texts), BATCH_DOCUMENTS):
-                text_bytes += _encode_batch(tokenizer, texts[start : start + BATCH_DOCUMENTS], writer)
+            buffer, offsets = utf8_of(texts)
+            _encode_texts(tokenizer, buffer, offsets, writer)
+            text_bytes += int(offsets[-1] - offsets[0])
     write_atomic(note, canonical_json({"bytes": text_bytes}))
 
 
@@ -66,16 +69,22 @@ def note_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
 
 
-def _encode_batch(tokenizer: Tokenizer, texts: list[str], writer: IndexedWriter) -> int:
-    """Appends the texts, each followed by an end-of-document token; returns their size in bytes."""
-    ids, lengths = tokenizer.encode_flat(texts)
-    writer.add_many(np.insert(ids, np.cumsum(lengths), tokenizer.end_of_document), lengths + 1)
-    return sum(len(text.encode()) for text in texts)
+def _encode_texts(tokenizer: Tokenizer, buffer: np.ndarray, offsets: np.ndarray, writer: IndexedWriter) -> None:
+    """Appends the texts, each followed by an end-of-document token. Text i is the UTF-8 buffer[offsets[i] : offsets[i +
+    1]], uint8 and int64[texts + 1]."""
+    first = 0
+    while first < len(offsets) - 1:
+        start = int(offsets[first])
+        last = max(first + 1, int(np.searchsorted(offsets, start + BATCH_BYTES, side="right")) - 1)
+        ends = offsets[first + 1 : last + 1] - start
+        ids, lengths = tokenizer.encode_utf8(buffer[start : start + int(ends[-1])], ends)
+        writer.add_many(np.insert(ids, np.cumsum(lengths), tokenizer.end_of_document), lengths + 1)
+        first = last
 
 
-def _check_texts(documents: DocumentRange, texts: list[str | None]) -> None:
-    if None in texts:
-        row = documents.first + texts.index(None)
+def _check_texts(documents: DocumentRange, texts: pa.Array) -> None:
+    if texts.null_count:
+        row = documents.first + texts.is_null().index(True).as_py()
         raise InputError(
             f"{documents.path}: row group {documents.row_group}, row {row} has no text; run `gristmill curate` again"
         )

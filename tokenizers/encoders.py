@@ -30,6 +30,11 @@ class Encoder(Protocol):
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
         return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, int(lengths.sum())), lengths
 
+    def encode_utf8(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """encode_flat, of the UTF-8 texts that lie one after another in a buffer. buffer: uint8; ends: int64[texts]."""
+        raw, edges = buffer.tobytes(), [0, *ends.tolist()]
+        return self.encode_flat([raw[start:end].decode() for start, end in itertools.pairwise(edges)])
+
 
 class SentencePieceEncoder(Encoder):
     name = "sentencepiece"
@@ -80,9 +85,9 @@ class HuggingFaceEncoder(Encoder):
             raise
 
 
-def first_difference(reference: Encoder, other: Encoder, strings: Sequence[str]) -> str | None:
-    """The first string that the two encode differently, None if there is none; the first string if `other` raises."""
-    expected = reference.encode_batch(strings)
+def first_difference(expected: Sequence[list[int]], other: Encoder, strings: Sequence[str]) -> str | None:
+    """The first string that `other` encodes to other ids than expected, None if there is none; the first string if it
+    raises."""
     try:
         found = other.encode_batch(strings)
     except Exception:  # whatever the error, `other` cannot replace the reference
@@ -91,18 +96,23 @@ def first_difference(reference: Encoder, other: Encoder, strings: Sequence[str])
     return next((text for text, ours, theirs in pairs if ours != theirs), None)
 
 
-def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor) -> Encoder:
+def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]) -> Encoder:
     """kitoken if it gives sentencepiece's ids on all adversarial strings of this model, else sentencepiece."""
-    reference = SentencePieceEncoder(processor)
+    strings = strings_for(pieces)
+    return fastest_on(path, processor, strings, SentencePieceEncoder(processor).encode_batch(strings))
+
+
+def fastest_on(
+    path: Path, processor: sentencepiece.SentencePieceProcessor, strings: Sequence[str], expected: Sequence[list[int]]
+) -> Encoder:
+    """kitoken if it gives the expected ids of the strings, else sentencepiece."""
     try:
         fast = KitokenEncoder(path)
     except Exception:  # kitoken cannot read every valid model
-        return reference
-    return reference if first_difference(reference, fast, strings_for(processor)) is not None else fast
+        return SentencePieceEncoder(processor)
+    return SentencePieceEncoder(processor) if first_difference(expected, fast, strings) is not None else fast
 
 
-def strings_for(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
+def strings_for(pieces: Sequence[str]) -> list[str]:
     """The adversarial strings for a model: the general ones and concatenations of its pieces."""
-    return adversarial_strings(
-        [processor.id_to_piece(piece).replace("▁", " ") for piece in range(processor.get_piece_size())]
-    )
+    return adversarial_strings([piece.replace("▁", " ") for piece in pieces])

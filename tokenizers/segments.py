@@ -3,7 +3,7 @@
 Two adjacent characters that are adjacent in no piece of the vocabulary are never merged. So BPE (and unigram, whose
 scores are additive) encodes the text before and after such a boundary independently: the ids of a text are the
 concatenated ids of its segments. Segments are short (a word, a run of punctuation) and repeat by Zipf's law. Splitting,
-lookup and output run in one pass over the UTF-8 bytes."""
+lookup and output run in one pass over the UTF-8 bytes. New segments are encoded by merges.py where the model allows."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,26 +13,30 @@ import numpy as np
 
 from gristmill.foundation.cached_njit import cached_njit
 from gristmill.tokenizers.encoders import Encoder
+from gristmill.tokenizers.merges import MergeTable
 
+# What an encoder's name says, so that a worker process builds the one that was compared.
+SEGMENTS, MERGES = "segments", "merges"
 BPE = 2  # TrainerSpec.ModelType
 
 # Longer segments (text without spaces, encoded data) hardly repeat; they are encoded each time.
 MAX_KEY_BYTES = 48
 # Bytes of text per step; the new segments of a step are encoded together.
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 18
 # Slots of the hash table, a power of two. It is cleared when half full, or when keys or ids exceed POOL_BYTES.
 NUM_SLOTS = 1 << 20
 POOL_BYTES = 1 << 26
 
 
-class SegmentEncoder:
-    """Encodes unseen segments with `inner` and caches them; the ids are exactly those of `inner`.
+class SegmentEncoder(Encoder):
+    """Encodes unseen segments by the merges, where they are given, or with `inner`, and caches them; the ids are
+    exactly those of `inner`.
 
     Only for models for which `is_local` is true. Each process has its own cache; the ids do not depend on it."""
 
-    def __init__(self, inner: Encoder, pieces: Sequence[str]):
-        self.name = f"segments of {inner.name}"
-        self._inner = inner
+    def __init__(self, inner: Encoder, pieces: Sequence[str], merges: MergeTable | None = None):
+        self.name = f"{SEGMENTS} of {inner.name}" if merges is None else f"{SEGMENTS} by {MERGES}, {inner.name}"
+        self._inner, self._merges = inner, merges
         self._joined = adjacent_bytes(pieces)
         self._slots = np.full((NUM_SLOTS, 2), -1, dtype=np.int64)  # columns: first 8 bytes; length << 32 | entry
         self._keys = np.zeros(0, dtype=np.uint8)
@@ -51,16 +55,18 @@ class SegmentEncoder:
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids: int32, those of all texts in a row; lengths: int64[len(texts)])."""
         raw = [text.encode() for text in texts]
-        buffer = np.frombuffer(b"".join(raw), dtype=np.uint8)
         ends = np.cumsum([len(each) for each in raw], dtype=np.int64)
-        lengths = np.zeros(len(texts), dtype=np.int64)
+        return self.encode_utf8(np.frombuffer(b"".join(raw), dtype=np.uint8), ends)
+
+    def encode_utf8(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """encode_flat, of texts that lie one after another in a buffer."""
+        lengths = np.zeros(len(ends), dtype=np.int64)
         found: list[np.ndarray] = [np.zeros(0, np.int32)]
         position = document = 0
         while position < len(buffer):
             size = _window_bytes(buffer, ends, position, WINDOW_BYTES, self._joined)
-            capacity = min(
-                size, WINDOW_BYTES
-            )  # at worst every byte of the window is a segment, and the last one is long
+            # At worst every byte of the window is a segment, and the last one is long.
+            capacity = min(size, WINDOW_BYTES)
             self._reserve(capacity, size)
             known = int(self._sizes[0])
             segments, owners = np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32)
@@ -75,21 +81,35 @@ class SegmentEncoder:
     def _encode_new_segments(self, known: int) -> None:
         """Encodes the segments first seen in this window."""
         new = self._entries[known : self._sizes[0]]
-        if not len(new):
+        left = np.arange(len(new)) if self._merges is None else self._merge_segments(new, self._merges)
+        if not len(left):
             return
-        first = int(new[0, 0])
-        keys = self._keys[first : self._sizes[1]].tobytes()
         encoded = self._inner.encode_batch(
-            [keys[start - first : start - first + length].decode() for start, length in new[:, :2].tolist()]
+            [self._keys[start : start + length].tobytes().decode() for start, length in new[left, :2].tolist()]
         )
         counts = np.array([len(ids) for ids in encoded], dtype=np.int64)
         used, total = int(self._sizes[2]), int(counts.sum())
-        if used + total > len(self._ids):
-            self._ids = np.concatenate([self._ids, np.zeros(max(total, len(self._ids)), np.int32)])
+        self._reserve_ids(total)
         self._ids[used : used + total] = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, total)
-        new[:, 2] = used + np.cumsum(counts) - counts
-        new[:, 3] = counts
+        new[left, 2] = used + np.cumsum(counts) - counts
+        new[left, 3] = counts
         self._sizes[2] = used + total
+
+    def _merge_segments(self, new: np.ndarray, merges: MergeTable) -> np.ndarray:
+        """Encodes the new entries that are short enough for the kernel; returns the places of the others."""
+        self._reserve_ids(int(new[:, 1].sum(dtype=np.int64)))
+        used = int(self._sizes[2])
+        starts, lengths = np.ascontiguousarray(new[:, 0]), np.ascontiguousarray(new[:, 1])
+        counts, written = merges.encode(self._keys, starts, lengths, self._ids[used:])
+        new[:, 3] = np.maximum(counts, 0)
+        new[:, 2] = used + np.cumsum(new[:, 3]) - new[:, 3]
+        self._sizes[2] = used + written
+        return np.flatnonzero(counts < 0)
+
+    def _reserve_ids(self, new_ids: int) -> None:
+        used = int(self._sizes[2])
+        if used + new_ids > len(self._ids):
+            self._ids = np.concatenate([self._ids[:used], np.zeros(max(new_ids, len(self._ids)), np.int32)])
 
     def _reserve(self, new_entries: int, new_bytes: int) -> None:
         """Grows the arrays for so many new entries and key bytes; clears the table when it is full."""

@@ -19,10 +19,12 @@ from gristmill.tokenizers.encoders import (
     KitokenEncoder,
     SentencePieceEncoder,
     fastest_equal,
+    fastest_on,
     first_difference,
     strings_for,
 )
-from gristmill.tokenizers.segments import SegmentEncoder, is_local
+from gristmill.tokenizers.merges import merge_table
+from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, is_local
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 MODEL_NAME = "tokenizer.model"
@@ -66,6 +68,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise _surrogate(error) from error
 
+    def encode_utf8(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """encode_flat, of the UTF-8 texts that lie one after another in a buffer. buffer: uint8; ends: int64[texts]."""
+        return self._encoder.encode_utf8(buffer, ends)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control symbols are skipped, bytes that are invalid UTF-8 give U+FFFD."""
         return self._decoder.decode([int(token) for token in ids])
@@ -101,12 +107,12 @@ def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
         return _load(folder, _fastest_in_bulk, fastest_byte_level)
     return _load(
         folder,
-        lambda path, processor: _by_name(path, processor, encoder),
+        lambda path, processor, pieces: _by_name(path, processor, pieces, encoder),
         lambda content, reference: _json_by_name(content, reference, encoder),
     )
 
 
-Choose = Callable[[Path, sentencepiece.SentencePieceProcessor], Encoder]
+Choose = Callable[[Path, sentencepiece.SentencePieceProcessor, Sequence[str]], Encoder]
 ChooseJson = Callable[[dict[str, Any], HuggingFaceEncoder], Encoder]
 
 
@@ -118,18 +124,26 @@ def _load(folder: Path, choose: Choose, choose_json: ChooseJson) -> Tokenizer:
     raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; not a tokenizer folder")
 
 
-def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor) -> Encoder:
-    inner = fastest_equal(path, processor)
-    if not is_local(sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())):
+def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]) -> Encoder:
+    strings = strings_for(pieces)
+    expected = SentencePieceEncoder(processor).encode_batch(strings)
+    inner = fastest_on(path, processor, strings, expected)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    if not is_local(proto):
         return inner
-    segments = SegmentEncoder(inner, _pieces(processor))
-    twice = strings_for(processor) * 2  # the second time from the cache
-    return inner if first_difference(SentencePieceEncoder(processor), segments, twice) is not None else segments
+    for merges in dict.fromkeys((merge_table(proto), None)):
+        segments = SegmentEncoder(inner, pieces, merges)
+        if first_difference(expected * 2, segments, strings * 2) is None:  # the second time from the cache
+            return segments
+    return inner
 
 
-def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, name: str) -> Encoder:
+def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str], name: str) -> Encoder:
     inner = KitokenEncoder(path) if name.endswith(KitokenEncoder.name) else SentencePieceEncoder(processor)
-    return SegmentEncoder(inner, _pieces(processor)) if name.startswith("segments") else inner
+    if not name.startswith(SEGMENTS):
+        return inner
+    proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    return SegmentEncoder(inner, pieces, merge_table(proto) if MERGES in name else None)
 
 
 def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: str) -> Encoder:
@@ -144,10 +158,6 @@ def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: 
     return found
 
 
-def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
-    return [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
-
-
 def _from_model(path: Path, choose: Choose) -> Tokenizer:
     content = path.read_bytes()
     processor = sentencepiece.SentencePieceProcessor()
@@ -158,8 +168,9 @@ def _from_model(path: Path, choose: Choose) -> Tokenizer:
     end = processor.eos_id()
     if end < 0:
         raise InputError(f"{path}: has no end-of-sentence piece to end documents with; train it with one")
+    pieces = [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
     fingerprint = hashlib.sha256(content).hexdigest()[:32]
-    return Tokenizer(choose(path, processor), processor, _pieces(processor), end, fingerprint)
+    return Tokenizer(choose(path, processor, pieces), processor, pieces, end, fingerprint)
 
 
 class _SkippingDecoder:

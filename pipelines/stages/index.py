@@ -50,7 +50,7 @@ def recipe_repeat_warnings(recipe: Recipe, dataset: Dataset) -> list[str]:
 
 STAGE: Stage = Stage(
     name="index",
-    code_version=1,
+    code_version=2,
     inputs=("curate", "tokenizer"),
     config=config,
     run=run,

@@ -53,9 +53,11 @@ def test_ordinary_text_would_hide_what_the_adversarial_set_finds(tmp_path, train
         )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / MODEL_NAME))
     reference, fast = SentencePieceEncoder(processor), KitokenEncoder(tmp_path / MODEL_NAME)
-    assert first_difference(reference, fast, ["plain words", "return the value"]) is None
-    assert first_difference(reference, fast, adversarial_strings()) is not None
-    assert fastest_equal(tmp_path / MODEL_NAME, processor).name == "sentencepiece"
+    plain, strings = ["plain words", "return the value"], adversarial_strings()
+    assert first_difference(reference.encode_batch(plain), fast, plain) is None
+    assert first_difference(reference.encode_batch(strings), fast, strings) is not None
+    pieces = [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
+    assert fastest_equal(tmp_path / MODEL_NAME, processor, pieces).name == "sentencepiece"
 
 
 def test_the_adversarial_set_is_the_same_every_time_and_holds_every_byte():
