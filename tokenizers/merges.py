@@ -144,8 +144,9 @@ def _characters(raw, start, stop, symbols, held, places):
 
 
 @cached_njit()
-def _merge(held, places, pairs, count, keys, joined, scores):
+def _merge(held, places, pairs, count, tables):
     """Joins the best pair until there is none; returns the number of symbols left. places has one entry more."""
+    _, keys, joined, scores, _ = tables
     for at in range(count - 1):
         pairs[at] = _join(held[at], held[at + 1], keys, joined)
     while True:
@@ -170,7 +171,7 @@ def _merge(held, places, pairs, count, keys, joined, scores):
 
 @cached_njit()
 def _encode_segments(raw, starts, lengths, tables, ids, counts):
-    symbols, keys, joined, scores, byte_ids = tables
+    symbols, _, _, scores, byte_ids = tables
     held, pairs = np.empty(MAX_MERGED_BYTES, np.int32), np.empty(MAX_MERGED_BYTES, np.int32)
     places = np.empty(MAX_MERGED_BYTES + 1, np.int64)
     used = 0
@@ -181,7 +182,7 @@ def _encode_segments(raw, starts, lengths, tables, ids, counts):
         before = used
         start = starts[segment]
         count = _characters(raw, start, start + lengths[segment], symbols, held, places)
-        count = _merge(held, places, pairs, count, keys, joined, scores)
+        count = _merge(held, places, pairs, count, tables)
         for at in range(count):
             if 0 <= held[at] < len(scores):
                 ids[used] = held[at]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.data_pipeline.indexed.documents import DocumentRange, document_ranges, read
@@ -18,13 +19,27 @@ MAX_DOCUMENT_CHARACTERS = 50_000
 CANDIDATE_FACTOR = 4
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A document that may be sampled. cell: (source, group); the group is the source again, or the language."""
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Documents of a source that may be sampled, in the order in which they are drawn.
 
-    cell: tuple[str, str]
-    text: str
-    bytes: int
+    texts: strings, each cut to MAX_DOCUMENT_CHARACTERS, of which row order[i] is document i. sizes: int64[N], bytes of
+    document i. groups: the source's name, or its languages; group: int64[N], places in groups."""
+
+    texts: pa.ChunkedArray
+    order: np.ndarray
+    sizes: np.ndarray
+    groups: tuple[str, ...]
+    group: np.ndarray
+
+    def first(self, group: int, num_bytes: int) -> tuple[list[str], int]:
+        """(the first texts of the group that have num_bytes together, or all of it; their bytes)."""
+        rows = np.flatnonzero(self.group == group)
+        ends = np.cumsum(self.sizes[rows])
+        count = min(len(rows), int(np.searchsorted(ends, num_bytes)) + 1) if num_bytes > 0 else 0
+        if not count:
+            return [], 0
+        return self.texts.take(pa.array(self.order[rows[:count]])).to_pylist(), int(ends[count - 1])
 
 
 def training_texts(
@@ -37,26 +52,24 @@ def training_texts(
     weight None: in proportion to the source's text. Raises InputError if a source has no training documents."""
     shares = {name: _text_bytes(corpus, name) if weight is None else weight for name, weight in weights.items()}
     by_source = {source: _candidates(corpus, source, config, seed) for source in shares if weights[source] != 0}
-    cells: dict[tuple[str, str], list[Candidate]] = {}
+    available: dict[tuple[str, str], int] = {}
     mass: dict[tuple[str, str], float] = {}
-    for source, candidates in by_source.items():
-        total = sum(candidate.bytes for candidate in candidates)
-        for candidate in candidates:
-            cells.setdefault(candidate.cell, []).append(candidate)
-            mass[candidate.cell] = mass.get(candidate.cell, 0.0) + shares[source] * candidate.bytes / total
-    names = sorted(cells)
-    available = [sum(candidate.bytes for candidate in cells[name]) for name in names]
-    quotas = allocate(_flattened(names, mass, config.temperature), available, config.sample_bytes)
+    for source, found in by_source.items():
+        share_of = shares[source] * found.sizes / found.sizes.sum()
+        for place, group in enumerate(found.groups):
+            inside = found.group == place
+            available[source, group] = int(found.sizes[inside].sum())
+            mass[source, group] = float(np.cumsum(share_of[inside])[-1])
+    cells = sorted(available)
+    quotas = allocate(
+        _flattened(cells, mass, config.temperature), [available[cell] for cell in cells], config.sample_bytes
+    )
     texts: list[str] = []
     sampled: dict[str, int] = {}
-    for name, quota in zip(names, quotas, strict=True):
-        left = quota
-        for candidate in cells[name]:
-            if left <= 0:
-                break
-            texts.append(candidate.text)
-            left -= candidate.bytes
-        sampled[name[1]] = sampled.get(name[1], 0) + quota - left
+    for (source, group), quota in zip(cells, quotas, strict=True):
+        drawn, num_bytes = by_source[source].first(by_source[source].groups.index(group), quota)
+        texts += drawn
+        sampled[group] = sampled.get(group, 0) + num_bytes
     return texts, sampled
 
 
@@ -91,36 +104,36 @@ def _flattened(
 
 
 def _text_bytes(corpus: Path, source: str) -> float:
-    return float(sum(part.bytes for part in document_ranges(corpus, "train", source)))
+    return float(sum(documents.bytes for documents in document_ranges(corpus, "train", source)))
 
 
-def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> list[Candidate]:
-    """Documents of the source in seeded random order."""
-    parts = document_ranges(corpus, "train", source)
-    if not parts:
+def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> Candidates:
+    """Documents of the source in seeded random order. Raises InputError if it has none."""
+    ranges = document_ranges(corpus, "train", source)
+    if not ranges:
         raise InputError(
             f"{corpus}: source {source!r} has no documents in the train split; look at what curate removed"
         )
     chosen: list[DocumentRange] = []
-    for place in Permutation(len(parts), key_of(seed, "tokenizer slices", source)).whole():
-        chosen.append(parts[place])
-        if sum(part.bytes for part in chosen) >= CANDIDATE_FACTOR * config.sample_bytes:
+    for place in Permutation(len(ranges), key_of(seed, "tokenizer slices", source)).whole():
+        chosen.append(ranges[place])
+        if sum(documents.bytes for documents in chosen) >= CANDIDATE_FACTOR * config.sample_bytes:
             break
-    found: list[Candidate] = []
-    for part in chosen:
-        found += _read(part, source, config)
-    order: np.ndarray = Permutation(len(found), key_of(seed, "tokenizer documents", source)).whole()
-    return [found[place] for place in order]
+    table = pa.concat_tables([_read(documents, source, config) for documents in chosen])
+    groups = pc.unique(table["group"]).to_pylist()
+    group_N = pc.index_in(table["group"], pa.array(groups, pa.string())).to_numpy().astype(np.int64)
+    order_N = np.asarray(Permutation(len(table), key_of(seed, "tokenizer documents", source)).whole())
+    sizes_N = table["size"].to_numpy()
+    return Candidates(table["text"], order_N, sizes_N[order_N], tuple(groups), group_N[order_N])
 
 
-def _read(part: DocumentRange, source: str, config: TokenizerConfig) -> list[Candidate]:
+def _read(documents: DocumentRange, source: str, config: TokenizerConfig) -> pa.Table:
+    """Columns text (cut), size (in bytes, never 0) and group."""
     by_language = config.group_by == "language"
-    table = read(part, "text", *(["language"] if by_language else []))
-    texts = pc.utf8_slice_codeunits(table["text"], 0, MAX_DOCUMENT_CHARACTERS)
-    sizes = pc.binary_length(texts).to_pylist()
-    groups = table["language"].to_pylist() if by_language else [source] * len(sizes)
-    return [
-        Candidate((source, name or "unknown"), text, size)
-        for text, size, name in zip(texts.to_pylist(), sizes, groups, strict=True)
-        if size
-    ]
+    table = read(documents, "text", *(["language"] if by_language else []))
+    # Offsets of 64 bits: the candidates together may have more than 2 GiB.
+    texts = pc.utf8_slice_codeunits(table["text"].cast(pa.large_string()), 0, MAX_DOCUMENT_CHARACTERS)
+    groups = pc.if_else(pc.equal(table["language"], ""), None, table["language"]) if by_language else None
+    column = pa.array([source] * len(table)) if groups is None else pc.fill_null(groups, "unknown")
+    columns = {"text": texts, "size": pc.binary_length(texts), "group": column}
+    return pa.table(columns).filter(pc.greater(columns["size"], 0))

@@ -72,7 +72,7 @@ class SegmentEncoder(Encoder):
             segments, owners = np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32)
             tables = (self._joined, self._slots, self._entries, self._keys, self._sizes)
             count, position, document = _split_segments(
-                buffer, ends, position, document, WINDOW_BYTES, tables, segments, owners
+                buffer, ends, (position, document), WINDOW_BYTES, tables, (segments, owners)
             )
             self._encode_new_segments(known)
             found.append(_gather(segments[:count], owners[:count], self._entries, self._ids, lengths))
@@ -185,12 +185,13 @@ def _window_bytes(buffer, ends, position, window, joined):
 
 
 @cached_njit()
-def _split_segments(buffer, ends, position, document, window, tables, segments, owners):
+def _split_segments(buffer, ends, place, window, tables, found):
     """Writes the entry of every segment of about a window of bytes, and adds entries for new segments.
 
     A slot holds the key's first 8 bytes, and its length and entry: short keys need one memory access.
     Returns the number of segments, and the position and document to continue with."""
     joined, slots, entries, keys, sizes = tables
+    (position, document), (segments, owners) = place, found
     count = 0
     mask = np.uint64(len(slots) - 1)
     stop = min(position + window, len(buffer))

@@ -20,7 +20,7 @@ class PhaseConfig(Config):
 
 
 class IndexConfig(Config):
-    """packing: concat cuts the stream of documents every `context` tokens; best_fit keeps whole what fits.
+    """packing: concat cuts the stream of documents every `sequence_length` tokens; best_fit keeps whole what fits.
 
     phases change the weights at given token counts; without any, the weights of the sources hold throughout.
     None of the fields changes the .bin and .idx files, only the samples that are drawn from them."""

@@ -1,4 +1,4 @@
-"""The documents of a curated corpus, as the later stages read them: CORPUS/documents/SPLIT/SOURCE-00000.parquet."""
+"""Reads the documents of a curated corpus, CORPUS/documents/SPLIT/SOURCE-00000.parquet, in ranges of rows."""
 
 import itertools
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from gristmill.foundation.errors import InputError
 
-# Text that is read at once, about: a row group that holds more is read in several slices.
+# Text that is read at once, about: a row group that holds more is read in several ranges.
 SLICE_BYTES = 4_000_000
 
 
@@ -25,9 +25,9 @@ class DocumentRange:
 
 
 def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange]:
-    """The source's documents in their canonical order, part by part and row by row. Empty if it has none.
+    """The source's documents in their canonical order, file by file and row by row. Empty if it has none.
 
-    Raises InputError if a part is no Parquet file or has no column `text`."""
+    Raises InputError if a file is no Parquet file or has no column `text`."""
     found: list[DocumentRange] = []
     for path in sorted((corpus / "documents" / split).glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet")):
         try:
@@ -44,13 +44,15 @@ def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange
     return found
 
 
-def read(part: DocumentRange, *columns: str) -> pa.Table:
+def read(documents: DocumentRange, *columns: str) -> pa.Table:
     """Raises InputError if the row group cannot be read."""
     try:
-        table = pq.ParquetFile(part.path).read_row_group(part.row_group, columns=list(columns))
+        table = pq.ParquetFile(documents.path).read_row_group(documents.row_group, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{part.path}: row group {part.row_group} cannot be read ({error}); curate again") from error
-    return table.slice(part.first, part.documents)
+        raise InputError(
+            f"{documents.path}: row group {documents.row_group} cannot be read ({error}); curate again"
+        ) from error
+    return table.slice(documents.first, documents.documents)
 
 
 def _cut(path: Path, row_group: int, rows: int, size: int) -> list[DocumentRange]:

@@ -1,6 +1,6 @@
-"""Several indexed files become one, or one becomes a part of itself: merge, append, slice.
+"""Merges indexed datasets into one, appends one to another, or cuts a range of documents out of one.
 
-The bytes depend on the documents and their order alone, never on how many files they came in."""
+The bytes depend on the documents and their order alone, not on how many files they came in."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +17,12 @@ from gristmill.foundation.errors import InputError
 BATCH_DOCUMENTS = 4096
 
 
-def merge(parts: Sequence[Path], prefix: Path, key: int | None = None) -> None:
-    """PREFIX holds the documents of all parts, part by part, or with a key in the keyed permutation of that order.
+def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None) -> None:
+    """Writes the documents of all datasets to PREFIX, one dataset after another, or with a key in the keyed permutation
+    of that order.
 
-    Memory: 4 bytes a document, however large the parts. Raises InputError if there are no parts, or of two dtypes."""
-    readers = [IndexedReader(part) for part in parts]
+    Memory: 4 bytes a document. Raises InputError if no dataset is given, or datasets of two dtypes."""
+    readers = [IndexedReader(each) for each in prefixes]
     if not readers:
         raise InputError(f"{bin_path(prefix)}: nothing to merge; name at least one dataset by its prefix")
     for reader in readers[1:]:

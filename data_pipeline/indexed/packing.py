@@ -1,4 +1,4 @@
-"""How the documents of one source become windows of context + 1 tokens: inputs and, one to the right, targets."""
+"""Packs one source's documents into windows of sequence_length + 1 tokens: inputs and, one to the right, targets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gristmill.foundation.cached_njit import cached_njit
 
 @dataclass(frozen=True)
 class Window:
-    """tokens: int64[context + 1]. starts: int64[n], where documents (or pieces) begin; 0 is always one.
+    """tokens: int64[sequence_length + 1]. starts: int64[n], where documents (or pieces) begin; 0 is always one.
 
     num_valid: tokens before the padding; those from there on are end-of-document tokens that nothing learns from."""
 
@@ -34,19 +34,20 @@ class Packing(Protocol):
 
 
 class Concat:
-    """GPT's way: one stream of documents, cut every `context` tokens; window i is tokens i * context and on.
+    """GPT's way: one stream of documents, cut every `sequence_length` tokens; window i begins at token
+    i * sequence_length.
 
     Neighbours share one token, which is the last target of one and the first input of the next: over an epoch every
     token but the stream's first and an incomplete last window is a target exactly once. Constant memory and time."""
 
-    def __init__(self, reader: IndexedReader, context: int, end_of_document: int):
+    def __init__(self, reader: IndexedReader, sequence_length: int, end_of_document: int):
         self._tokens = reader.tokens
-        self._context, self._end = context, end_of_document
-        self.num_windows = max(0, (reader.num_tokens - 1) // context)
+        self._sequence_length, self._end = sequence_length, end_of_document
+        self.num_windows = max(0, (reader.num_tokens - 1) // sequence_length)
 
     def window(self, index: int) -> Window:
-        first = index * self._context
-        tokens = self._tokens[first : first + self._context + 1].astype(np.int64)
+        first = index * self._sequence_length
+        tokens = self._tokens[first : first + self._sequence_length + 1].astype(np.int64)
         ends = np.flatnonzero(tokens[:-2] == self._end)
         return Window(tokens, np.concatenate([_ZERO, ends + 1]), len(tokens))
 
@@ -70,8 +71,8 @@ class BestFit:
     group to group, which the shuffle of the documents allows: it starts at a keyed place and takes the windows of a
     group in a keyed order."""
 
-    def __init__(self, reader: IndexedReader, context: int, end_of_document: int, first_window: np.ndarray):
-        self._reader, self._context, self._end = reader, context, end_of_document
+    def __init__(self, reader: IndexedReader, sequence_length: int, end_of_document: int, first_window: np.ndarray):
+        self._reader, self._sequence_length, self._end = reader, sequence_length, end_of_document
         self._pack = lru_cache(maxsize=4)(self._pack_group)
         self._first_window = first_window
         self.num_windows = int(first_window[-1])
@@ -80,13 +81,13 @@ class BestFit:
         group = self._group_of(index)
         edges, pieces = self._pack(group)
         place = index - int(self._first_window[group])
-        tokens = np.full(self._context + 1, self._end, dtype=np.int64)
+        tokens = np.full(self._sequence_length + 1, self._end, dtype=np.int64)
         starts, filled = [], 0
         for document_id, start, length in pieces[edges[place] : edges[place + 1]].tolist():
             tokens[filled : filled + length] = self._reader.document(document_id)[start : start + length]
             starts.append(filled)
             filled += length
-        if filled < self._context:
+        if filled < self._sequence_length:
             starts.append(filled)
         return Window(tokens, np.array(starts, dtype=np.int64), filled)
 
@@ -109,12 +110,14 @@ class BestFit:
         return int(np.searchsorted(self._first_window, index, side="right")) - 1
 
     def _pack_group(self, group: int) -> tuple[np.ndarray, np.ndarray]:
-        return pack_group(self._reader, self._context, group)
+        return pack_group(self._reader, self._sequence_length, group)
 
 
-def first_windows(reader: IndexedReader, context: int) -> np.ndarray:
+def first_windows(reader: IndexedReader, sequence_length: int) -> np.ndarray:
     """int64[groups + 1]: the first window of each group of documents, and the number of windows. Reads all lengths."""
-    counts = [len(pack_group(reader, context, group)[0]) - 1 for group in range(num_groups(reader.num_documents))]
+    counts = [
+        len(pack_group(reader, sequence_length, group)[0]) - 1 for group in range(num_groups(reader.num_documents))
+    ]
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -122,12 +125,12 @@ def num_groups(num_documents: int) -> int:
     return -(-num_documents // GROUP_DOCUMENTS)
 
 
-def pack_group(reader: IndexedReader, context: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+def pack_group(reader: IndexedReader, sequence_length: int, group: int) -> tuple[np.ndarray, np.ndarray]:
     """edges: int64[windows + 1]; pieces: int64[n, 3], columns (document, start in it, length), by window."""
     first = group * GROUP_DOCUMENTS
     last = min(first + GROUP_DOCUMENTS, reader.num_documents)
-    pieces = cut(document_lengths(reader, first, last), context)
-    windows = best_fit_decreasing(pieces[:, 2], context + 1)
+    pieces = cut(document_lengths(reader, first, last), sequence_length)
+    windows = best_fit_decreasing(pieces[:, 2], sequence_length + 1)
     by_window = np.argsort(windows, kind="stable")
     counts = np.bincount(windows)
     pieces[:, 0] += first
@@ -141,15 +144,19 @@ def document_lengths(reader: IndexedReader, first: int, last: int) -> np.ndarray
     return np.diff(before[bounds - bounds[0]])
 
 
-def cut(lengths: np.ndarray, context: int) -> np.ndarray:
-    """int64[n, 3], columns (document, start, length): documents in windows of context + 1 that overlap by one token.
+def cut(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
+    """Pieces of documents that fit a window, where consecutive pieces overlap by one token: int64[n, 3], columns
+    (document, start, length).
 
-    ([10, 3], context=4) -> [[0, 0, 5], [0, 4, 5], [0, 8, 2], [1, 0, 3]]: every token but the first is a target once."""
-    counts = np.maximum(1, -(-(lengths - 1) // context))
+    ([10, 3], sequence_length=4) -> [[0, 0, 5], [0, 4, 5], [0, 8, 2], [1, 0, 3]]: every token but the first is a target
+    once."""
+    counts = np.maximum(1, -(-(lengths - 1) // sequence_length))
     documents = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = number * context
-    return np.stack([documents, starts, np.minimum(context + 1, lengths[documents] - starts)], axis=1).astype(np.int64)
+    starts = number * sequence_length
+    return np.stack([documents, starts, np.minimum(sequence_length + 1, lengths[documents] - starts)], axis=1).astype(
+        np.int64
+    )
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The table that best-fit packing needs (`packing.first_windows`), kept beside the index: opening is one small read.
 
 cache/best_fit/KEY holds the SHA-256 of the rest, 32 bytes, then int64 little-endian, 8 bytes for 4096 documents. KEY
-names everything the table follows from, so a table of another file, context or version is never found."""
+names everything the table follows from, so a table of another file, sequence_length or version is never found."""
 
 import hashlib
 from collections.abc import Callable
@@ -22,12 +22,12 @@ SAID_FROM_DOCUMENTS = 2_000_000  # about two seconds of packing
 
 
 def kept_first_windows(
-    folder: Path, reader: IndexedReader, identity: Any, context: int, say: Callable[[str], None]
+    folder: Path, reader: IndexedReader, identity: Any, sequence_length: int, say: Callable[[str], None]
 ) -> np.ndarray:
-    """first_windows(reader, context), read if it was kept, else computed by one process and kept.
+    """first_windows(reader, sequence_length), read if it was kept, else computed by one process and kept.
 
     identity: equal as long as the .idx holds the same bytes (verify.CheckedSource)."""
-    path = table_path(folder, identity, context)
+    path = table_path(folder, identity, sequence_length)
     groups = num_groups(reader.num_documents)
     table = read_table(path, groups)
     if table is not None:
@@ -37,13 +37,13 @@ def kept_first_windows(
         if table is None:
             if reader.num_documents >= SAID_FROM_DOCUMENTS:
                 say(f"{reader.prefix}: packing {reader.num_documents:,} documents, once; the table is kept")
-            table = first_windows(reader, context)
+            table = first_windows(reader, sequence_length)
             write_table(path, table)
     return table
 
 
-def table_path(folder: Path, identity: Any, context: int) -> Path:
-    key = fingerprint({"idx": identity, "context": context, "group": GROUP_DOCUMENTS, "version": VERSION})
+def table_path(folder: Path, identity: Any, sequence_length: int) -> Path:
+    key = fingerprint({"idx": identity, "context": sequence_length, "group": GROUP_DOCUMENTS, "version": VERSION})
     return folder / CACHE_FOLDER / "best_fit" / key
 
 

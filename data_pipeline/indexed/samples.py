@@ -1,4 +1,5 @@
-"""Sample k of a dataset: a pure function of (dataset, split, context, seed, settings, k), in constant memory and time.
+"""Sample k of a dataset: a pure function of (dataset, split, sequence length, seed, settings, k), in constant memory
+and time.
 
 Nothing is built before training and nothing is stored: resuming is the one integer k, on any number of ranks.
 k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation of the epoch -> window."""
@@ -27,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class TooFewTokens(InputError):
-    """A split holds no whole sample of the context asked for; its files are sound."""
+    """A split has fewer tokens than one sample needs; its files are undamaged."""
 
 
 @dataclass(frozen=True)
@@ -48,44 +49,47 @@ class Samples:
         self,
         dataset: Dataset,
         packings: Mapping[str, Packing],
-        left_out: tuple[str, ...],
-        context: int,
+        sequence_length: int,
         seed: int,
         config: IndexConfig,
         identity: str,
     ):
         self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
         self.sources = tuple(packings)
-        self.left_out, self.context, self.fingerprint = left_out, context, identity
+        self.left_out = tuple(source.name for source in dataset.sources if source.name not in packings)
+        self.sequence_length, self.fingerprint = sequence_length, identity
         self._packings = tuple(packings.values())
         self._mask = config.mask_documents
         self._caps = [_cap_of(config, name) for name in self.sources]
         self._seed = seed
         self._schedule = Schedule(
-            self.sources, _phases(dataset, self.sources, context, config), config.block_samples, key_of(seed, "blend")
+            self.sources,
+            _phases(dataset, self.sources, sequence_length, config),
+            config.block_samples,
+            key_of(seed, "blend"),
         )
         self._fim = FillInTheMiddle.for_dataset(dataset, config, seed)
         self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
-        self._positions = np.arange(context, dtype=np.int64)
-        self._whole = np.array([0, context], dtype=np.int32)
+        self._positions = np.arange(sequence_length, dtype=np.int64)
+        self._whole = np.array([0, sequence_length], dtype=np.int32)
 
     def sample(self, k: int) -> Sample:
-        """tokens, targets, positions: int64[context]; weights: float32[context], 0 where nothing is to be learned;
-        document_bounds: int32[n + 1] from 0 to context, the cumulative lengths within which attention stays.
+        """tokens, targets, positions: int64[sequence_length]; weights: float32[sequence_length], 0 where nothing is
+        learned; document_bounds: int32[n + 1] from 0 to sequence_length: attention stays between two of them.
 
-        Without mask_documents the bounds are [0, context] and positions run through. Raises InputError if the source
-        is drawn more often than its cap allows."""
+        Without mask_documents the bounds are [0, sequence_length] and positions run through. Raises InputError if the
+        source is drawn more often than its cap allows."""
         source, ordinal = self._schedule.locate(k)
         epoch, index = divmod(ordinal, self._packings[source].num_windows)
         self._check_cap(source, ordinal)
         window = self._packings[source].window(self._order(source, epoch)(index))
         if self._fim is not None:
             window = self._fim.apply(window, self.sources[source], k)
-        weights = np.ones(self.context, dtype=np.float32)
+        weights = np.ones(self.sequence_length, dtype=np.float32)
         weights[max(0, window.num_valid - 1) :] = 0.0
         positions, bounds = self._positions.copy(), self._whole.copy()
         if self._mask:
-            bounds = np.append(window.starts, self.context).astype(np.int32)
+            bounds = np.append(window.starts, self.sequence_length).astype(np.int32)
             positions -= np.repeat(bounds[:-1], np.diff(bounds))
             weights[bounds[1:-1] - 1] = 0.0  # the next document's first token cannot be told from this one
         return {
@@ -107,7 +111,7 @@ class Samples:
         """What a run of `num_samples` takes from each source, computed without drawing."""
         counts = self._schedule.drawn(num_samples).tolist()
         return [
-            Draw(name, count, count * self.context, count / packing.num_windows, cap)
+            Draw(name, count, count * self.sequence_length, count / packing.num_windows, cap)
             for name, count, packing, cap in zip(self.sources, counts, self._packings, self._caps, strict=True)
         ]
 
@@ -123,8 +127,8 @@ class Samples:
     def repeat_warnings(self, num_samples: int) -> list[str]:
         """A line for each source that a run of `num_samples` sees more than 4 times."""
         epochs = {draw.source: draw.epochs for draw in self.drawn(num_samples)}
-        tokens = {name: self.samples_of(name) * self.context for name in self.sources}
-        return repeat_warnings(epochs, tokens, num_samples * self.context)
+        tokens = {name: self.samples_of(name) * self.sequence_length for name in self.sources}
+        return repeat_warnings(epochs, tokens, num_samples * self.sequence_length)
 
     def check_budget(self, num_samples: int) -> None:
         """Raises InputError, before training starts, if a run of `num_samples` would overdraw a capped source."""
@@ -143,7 +147,7 @@ class Samples:
 
 
 def open_samples(
-    folder: Path, split: str, context: int, seed: int, config: IndexConfig, say: Say = lambda message: None
+    folder: Path, split: str, sequence_length: int, seed: int, config: IndexConfig, say: Say = lambda message: None
 ) -> Samples:
     """The samples of one split of an `index` folder, whose files are checked first (verify.py). say hears of long work.
 
@@ -155,48 +159,50 @@ def open_samples(
     if split != "train":
         config = IndexConfig.model_validate({**config.model_dump(), "fim_rate": 0.0, "max_epochs": None})
     packings: dict[str, Packing] = {}
-    left_out: list[str] = []
     for source in dataset.sources:
         counts = source.splits.get(split)
         packing = None
         if counts is not None and counts.documents:
             checked = open_checked(folder, split, source, dataset, digests, say)
-            packing = _open_packing(checked, folder, dataset, context, config, say)
+            packing = _open_packing(checked, folder, dataset, sequence_length, config, say)
         if packing is not None and packing.num_windows:
             packings[source.name] = packing
         elif split == "train":
-            raise TooFewTokens(_too_short(folder, split, source, context))
-        else:
-            left_out.append(source.name)
+            raise TooFewTokens(_too_short(folder, split, source, sequence_length))
     if not packings:
-        raise TooFewTokens(_too_short(folder, split, dataset.sources[0], context))
-    identity = fingerprint([dataset.model_dump(mode="json"), split, context, seed, config.model_dump(mode="json")])
-    return Samples(dataset, packings, tuple(left_out), context, seed, config, identity)
+        raise TooFewTokens(_too_short(folder, split, dataset.sources[0], sequence_length))
+    identity = fingerprint(
+        [dataset.model_dump(mode="json"), split, sequence_length, seed, config.model_dump(mode="json")]
+    )
+    return Samples(dataset, packings, sequence_length, seed, config, identity)
 
 
 def _open_packing(
-    checked: CheckedSource, folder: Path, dataset: Dataset, context: int, config: IndexConfig, say: Say
+    checked: CheckedSource, folder: Path, dataset: Dataset, sequence_length: int, config: IndexConfig, say: Say
 ) -> Packing:
     end = dataset.end_of_document
     if config.packing == "concat":
-        return Concat(checked.reader, context, end)
+        return Concat(checked.reader, sequence_length, end)
     return BestFit(
-        checked.reader, context, end, kept_first_windows(folder, checked.reader, checked.identity, context, say)
+        checked.reader,
+        sequence_length,
+        end,
+        kept_first_windows(folder, checked.reader, checked.identity, sequence_length, say),
     )
 
 
-def _too_short(folder: Path, split: str, source: IndexedSource, context: int) -> str:
+def _too_short(folder: Path, split: str, source: IndexedSource, sequence_length: int) -> str:
     counts = source.splits.get(split)
     tokens = counts.tokens if counts else 0
     return (
-        f"{source_prefix(folder, split, source.name)}: {tokens} tokens, a sample of context {context} needs "
-        f"{context + 1}; set model.sequence_length to {max(1, tokens - 1)} or less, give the source more "
-        "text, or drop it"
+        f"{source_prefix(folder, split, source.name)}: {tokens} tokens, a sample of sequence length "
+        f"{sequence_length} needs {sequence_length + 1}; set model.sequence_length to {max(1, tokens - 1)} or less, "
+        "give the source more text, or drop it"
     )
 
 
 def _phases(
-    dataset: Dataset, sources: tuple[str, ...], context: int, config: IndexConfig
+    dataset: Dataset, sources: tuple[str, ...], sequence_length: int, config: IndexConfig
 ) -> list[tuple[int, Mapping[str, float]]]:
     """(first sample, weights) of each phase; token counts are rounded up to whole samples."""
     weights = {source.name: source.weight for source in dataset.sources if source.name in sources}
@@ -209,7 +215,7 @@ def _phases(
             )
         present = {name: weight for name, weight in phase.weights.items() if name in sources}
         if present:
-            phases.append((-(-phase.from_tokens // context), present))
+            phases.append((-(-phase.from_tokens // sequence_length), present))
     if not config.phases and (idle := [name for name, weight in weights.items() if weight == 0]):
         raise InputError(
             f"{DATASET_NAME}: source {idle[0]!r} has weight 0 and no phase draws from it; drop the source, "

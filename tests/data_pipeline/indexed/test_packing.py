@@ -19,8 +19,8 @@ def reader_of(tmp_path, documents) -> IndexedReader:
     return IndexedReader(tmp_path / "d")
 
 
-def packed(reader: IndexedReader, context: int) -> BestFit:
-    return BestFit(reader, context, END, first_windows(reader, context))
+def packed(reader: IndexedReader, sequence_length: int) -> BestFit:
+    return BestFit(reader, sequence_length, END, first_windows(reader, sequence_length))
 
 
 def test_concat_worked_by_hand(tmp_path):
@@ -37,11 +37,11 @@ def test_cut_worked_by_hand():
     assert cut(np.array([5, 6, 1]), 4).tolist() == [[0, 0, 5], [1, 0, 5], [1, 4, 2], [2, 0, 1]]
 
 
-@given(lengths=LENGTHS, context=st.integers(1, 8))
-def test_every_token_but_the_first_is_a_target_once(lengths, context):
+@given(lengths=LENGTHS, sequence_length=st.integers(1, 8))
+def test_every_token_but_the_first_is_a_target_once(lengths, sequence_length):
     targets = [
         (document, start + offset)
-        for document, start, length in cut(np.array(lengths), context).tolist()
+        for document, start, length in cut(np.array(lengths), sequence_length).tolist()
         for offset in range(1, length)
     ]
     assert targets == [(document, at) for document, length in enumerate(lengths) for at in range(1, length)]

@@ -25,7 +25,7 @@ def two_sources(make_dataset, random_documents):
     return make_dataset({"books": (0.75, books), "notes": (0.25, notes)}), {"books": books, "notes": notes}
 
 
-def naive(documents: dict, weights: list[float], context: int, seed: int, block: int, num_samples: int):
+def naive(documents: dict, weights: list[float], sequence_length: int, seed: int, block: int, num_samples: int):
     """All samples in order, from whole lists: streams, windows, shuffled epochs, and the blend slot by slot."""
     names = list(documents)
     blend = Blend(weights, block, key_of(key_of(seed, "blend"), 0))
@@ -35,7 +35,9 @@ def naive(documents: dict, weights: list[float], context: int, seed: int, block:
         name = names[blend.locate(slot)[0]]
         if not queues[name]:
             stream = [token for document in documents[name] for token in [*document, END]]
-            windows = [stream[at : at + context + 1] for at in range(0, len(stream) - context, context)]
+            windows = [
+                stream[at : at + sequence_length + 1] for at in range(0, len(stream) - sequence_length, sequence_length)
+            ]
             order = Permutation(len(windows), key_of(seed, "epoch", name, epochs[name])).whole()
             queues[name] = [windows[place] for place in order]
             epochs[name] += 1
@@ -176,7 +178,7 @@ def test_epochs_are_counted_and_capped(two_sources):
 def test_too_little_data_is_said_with_the_mend(make_dataset):
     folder = make_dataset({"books": (1.0, [[10, 11]])})
     with pytest.raises(
-        InputError, match=r"books: 3 tokens, a sample of context 8 needs 9; set model.sequence_length to 2"
+        InputError, match=r"books: 3 tokens, a sample of sequence length 8 needs 9; set model.sequence_length to 2"
     ):
         open_samples(folder, "train", 8, 0, IndexConfig())
     with pytest.raises(InputError, match="0 tokens"):

@@ -194,7 +194,9 @@ def packed(monkeypatch) -> list[int]:
     contexts: list[int] = []
     whole = packing_table.first_windows
     monkeypatch.setattr(
-        packing_table, "first_windows", lambda reader, context: contexts.append(context) or whole(reader, context)
+        packing_table,
+        "first_windows",
+        lambda reader, sequence_length: contexts.append(sequence_length) or whole(reader, sequence_length),
     )
     return contexts
 
