@@ -22,7 +22,7 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 from support.degraded import BOILERPLATE, SALAD, Source
-from support.judging import judge
+from support.filter_decisions import decide
 
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles
@@ -61,13 +61,13 @@ def kept_figures(texts: list[str]) -> list[Figure]:
     made = {"text": texts}
     for name, make in {**SALAD, **BOILERPLATE}.items():
         made[name] = [make(source, random.Random(place)) for place, source in enumerate(sources)]
-    natural = judge(texts, ours)
+    natural = decide(texts, ours)
     unknown = np.array([profile.startswith("und") for profile in natural.profiles])
     shares = {}
     for name, held in made.items():
-        judged = natural if name == "text" else judge(held, ours)
-        shares[name] = (judged.kept.mean(), judged.kept[unknown].mean(), judge(held, published).kept.mean())
-        rules = Counter(rule.partition(".")[2] for rule in judged.first() if rule).most_common(3)
+        decisions = natural if name == "text" else decide(held, ours)
+        shares[name] = (decisions.kept.mean(), decisions.kept[unknown].mean(), decide(held, published).kept.mean())
+        rules = Counter(rule.partition(".")[2] for rule in decisions.first_failed_rules() if rule).most_common(3)
         row = [f"{100 * share:.1f}" for share in shares[name]]
         table.add_row(name, *row, ", ".join(f"{rule} {count}" for rule, count in rules))
     console = Console(width=150, stderr=True)
@@ -94,13 +94,13 @@ def agreement_figures(texts: list[str], configs: list[dict]) -> list[Figure]:
             fields = {name: value for name, value in held.items() if name not in ("language", "script")}
             path = Path(folder) / f"{held['language']}_{held['script']}.yml"
             path.write_text(yaml.safe_dump(fields), encoding="utf-8")
-        theirs = judge(texts, CurateConfig(filters=THREE, profiles=folder))
+        theirs = decide(texts, CurateConfig(filters=THREE, profiles=folder))
     table = {(language_code(c["language"]), script_code(c["script"])): c for c in configs}
-    ours = judge(texts, CurateConfig(filters=THREE))
+    ours = decide(texts, CurateConfig(filters=THREE))
     both = [k for k, key in enumerate(ours.profiles) if tuple(key.split("_")) in table]
     same = float(np.mean([ours.kept[k] == theirs.kept[k] for k in both]))
     words = stop_word_rows(table)
-    taken = Counter(rule for k in both if (rule := theirs.first()[k]))
+    taken = Counter(rule for k in both if (rule := theirs.first_failed_rules()[k]))
     print(f"FineWeb-2's rules that take a declaration: {taken.most_common(8)}", file=sys.stderr)
     lost = [len(c["stopwords"]) - len(matched_words([str(w) for w in c["stopwords"]])) for c in configs]
     total = sum(len(c["stopwords"]) for c in configs)

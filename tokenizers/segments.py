@@ -37,7 +37,7 @@ class SegmentEncoder(Encoder):
     def __init__(self, inner: Encoder, pieces: Sequence[str], merges: MergeTable | None = None):
         self.name = f"{SEGMENTS} of {inner.name}" if merges is None else f"{SEGMENTS} by {MERGES}, {inner.name}"
         self._inner, self._merges = inner, merges
-        self._joined = adjacent_bytes(pieces)
+        self._adjacent = adjacent_bytes(pieces)
         self._slots = np.full((NUM_SLOTS, 2), -1, dtype=np.int64)  # columns: first 8 bytes; length << 32 | entry
         self._keys = np.zeros(0, dtype=np.uint8)
         self._entries = np.zeros((0, 4), dtype=np.int32)  # columns: key start, key length, ids start, number of ids
@@ -64,13 +64,13 @@ class SegmentEncoder(Encoder):
         found: list[np.ndarray] = [np.zeros(0, np.int32)]
         position = document = 0
         while position < len(buffer):
-            size = _window_bytes(buffer, ends, position, WINDOW_BYTES, self._joined)
+            size = _window_bytes(buffer, ends, position, WINDOW_BYTES, self._adjacent)
             # At worst every byte of the window is a segment, and the last one is long.
             capacity = min(size, WINDOW_BYTES)
             self._reserve(capacity, size)
             known = int(self._sizes[0])
             segments, owners = np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32)
-            tables = (self._joined, self._slots, self._entries, self._keys, self._sizes)
+            tables = (self._adjacent, self._slots, self._entries, self._keys, self._sizes)
             count, position, document = _split_segments(
                 buffer, ends, (position, document), WINDOW_BYTES, tables, (segments, owners)
             )
@@ -139,13 +139,13 @@ def adjacent_bytes(pieces: Sequence[str]) -> np.ndarray:
     """bool[65536]: entry 256 * a + b says that byte b follows byte a somewhere inside a piece, "▁" read as a space.
 
     Characters are never cut: a byte that continues one follows any."""
-    joined = np.zeros((256, 256), dtype=np.bool_)
+    adjacent = np.zeros((256, 256), dtype=np.bool_)
     between = b"\xff"  # a byte that no UTF-8 holds
     raw = np.frombuffer(between.join(piece.replace("▁", " ").encode() for piece in pieces), dtype=np.uint8)
-    joined[raw[:-1], raw[1:]] = True
-    joined[0xFF, :] = joined[:, 0xFF] = False
-    joined[:, 0x80:0xC0] = True
-    return joined.reshape(-1)
+    adjacent[raw[:-1], raw[1:]] = True
+    adjacent[0xFF, :] = adjacent[:, 0xFF] = False
+    adjacent[:, 0x80:0xC0] = True
+    return adjacent.reshape(-1)
 
 
 @cached_njit()
@@ -161,10 +161,10 @@ def _mixed(word):
 
 
 @cached_njit()
-def _continues_segment(buffer, start, at, end, joined):
+def _continues_segment(buffer, start, at, end, adjacent):
     """True if the byte at `at` belongs to the segment from `start`. Text is never split next to a literal "▁"."""
     before, here = buffer[at - 1], buffer[at]
-    if joined[before * 256 + here]:
+    if adjacent[before * 256 + here]:
         return True
     if here == 0xE2 and _is_space_sign(buffer, at, end):
         return True
@@ -172,14 +172,14 @@ def _continues_segment(buffer, start, at, end, joined):
 
 
 @cached_njit()
-def _window_bytes(buffer, ends, position, window, joined):
+def _window_bytes(buffer, ends, position, window, adjacent):
     """Bytes from `position` to the first boundary after the window. Boundaries depend on adjacent bytes only."""
     at = position + window
     if at >= len(buffer):
         return len(buffer) - position
     text = np.searchsorted(ends, at, side="right")
     start = ends[text - 1] if text else 0
-    while at > start and at < ends[text] and _continues_segment(buffer, start, at, ends[text], joined):
+    while at > start and at < ends[text] and _continues_segment(buffer, start, at, ends[text], adjacent):
         at += 1
     return at - position
 
@@ -190,7 +190,7 @@ def _split_segments(buffer, ends, place, window, tables, found):
 
     A slot holds the key's first 8 bytes, and its length and entry: short keys need one memory access.
     Returns the number of segments, and the position and document to continue with."""
-    joined, slots, entries, keys, sizes = tables
+    adjacent, slots, entries, keys, sizes = tables
     (position, document), (segments, owners) = place, found
     count = 0
     mask = np.uint64(len(slots) - 1)
@@ -209,7 +209,7 @@ def _split_segments(buffer, ends, place, window, tables, found):
                     first = word
                 value = _mixed(value ^ word)
                 word, shift = np.uint64(0), np.uint64(0)
-            if at >= end or not _continues_segment(buffer, position, at, end, joined):
+            if at >= end or not _continues_segment(buffer, position, at, end, adjacent):
                 break
         length = at - position
         if length < 8:

@@ -151,17 +151,17 @@ class _Tree:
         return Row(
             tokens=np.array(self.tokens, dtype=np.int64),
             positions=np.array(self.positions, dtype=np.int64),
-            segments=self._joined_segments(),
+            segments=self._merged_segments(),
             request_ids=tuple(self.request_ids),
             nodes=tuple(self.nodes),
         )
 
-    def _joined_segments(self) -> tuple[tuple[int, int, int], ...]:
+    def _merged_segments(self) -> tuple[tuple[int, int, int], ...]:
         """Merges a segment that continues the previous one into the same chain."""
-        joined: list[tuple[int, int, int]] = []
+        merged: list[tuple[int, int, int]] = []
         for first, end, parent in self.segments:
-            if joined and parent == first - 1 and joined[-1][1] == first:
-                joined[-1] = (joined[-1][0], end, joined[-1][2])
+            if merged and parent == first - 1 and merged[-1][1] == first:
+                merged[-1] = (merged[-1][0], end, merged[-1][2])
             else:
-                joined.append((first, end, parent))
-        return tuple(joined)
+                merged.append((first, end, parent))
+        return tuple(merged)

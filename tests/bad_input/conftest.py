@@ -1,10 +1,10 @@
-"""Fixture `refuses`: runs one row of the table of bad inputs."""
+"""Fixture `expect_error`: runs one row of the table of bad inputs."""
 
 import pytest
 
 
 @pytest.fixture
-def refuses(request, call, tmp_path, monkeypatch):
+def expect_error(request, call, tmp_path, monkeypatch):
     """Runs a case: its exit code, its words, and no traceback (in this process an unexpected error ends the test)."""
 
     def check(case) -> None:

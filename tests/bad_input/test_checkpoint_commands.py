@@ -117,5 +117,5 @@ CASES = [
 
 
 @each(CASES)
-def test_checkpoint_commands(case, refuses):
-    refuses(case)
+def test_checkpoint_commands(case, expect_error):
+    expect_error(case)

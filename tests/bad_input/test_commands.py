@@ -165,5 +165,5 @@ CASES = [
 
 
 @each(CASES)
-def test_commands(case, refuses):
-    refuses(case)
+def test_commands(case, expect_error):
+    expect_error(case)

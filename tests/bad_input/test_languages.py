@@ -25,5 +25,5 @@ CASES = [
 
 
 @each(CASES)
-def test_languages(case, refuses):
-    refuses(case)
+def test_languages(case, expect_error):
+    expect_error(case)

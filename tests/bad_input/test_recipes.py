@@ -237,5 +237,5 @@ CASES = [*TYPES, *NUMBERS, *HUGE, *CHOICES, *UNKNOWN, *SHAPES]
 
 
 @each(CASES)
-def test_recipes(case, refuses):
-    refuses(case)
+def test_recipes(case, expect_error):
+    expect_error(case)

@@ -117,5 +117,5 @@ CASES = [
 
 
 @each(CASES)
-def test_sources(case, refuses):
-    refuses(case)
+def test_sources(case, expect_error):
+    expect_error(case)

@@ -33,5 +33,5 @@ CASES = [
 
 
 @each(CASES)
-def test_training(case, refuses):
-    refuses(case)
+def test_training(case, expect_error):
+    expect_error(case)

@@ -88,5 +88,5 @@ CASES = [
 
 
 @each(CASES)
-def test_yaml(case, refuses):
-    refuses(case)
+def test_yaml(case, expect_error):
+    expect_error(case)

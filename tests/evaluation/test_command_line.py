@@ -61,7 +61,7 @@ def test_generate_streams_what_it_draws(call, random_checkpoint, tokenizer_folde
     assert code == 0 and stop not in stopped[len("The mill") :] and said[0].startswith(stopped.rstrip("\n"))
 
 
-def test_what_generate_refuses(call, random_checkpoint, tokenizer_folder):
+def test_errors_of_generate(call, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     assert call("generate", "--checkpoint", checkpoint, "--prompt", "")[0] == 2
     code, said = call("generate", "--checkpoint", checkpoint, "--prompt", "y" * 200)

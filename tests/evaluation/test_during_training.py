@@ -26,7 +26,7 @@ HANS_5 = EvaluateConfig(tasks=("gristmill_hans",), limit=5)
 SHAPE = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "sequence_length": 128}
 
 
-def test_a_live_model_scores_as_its_checkpoint_and_is_left_alone(tmp_path, hans, random_checkpoint, tokenizer_folder):
+def test_a_live_model_scores_as_its_checkpoint_and_does_not_change(tmp_path, hans, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     model, _ = load_model(checkpoint)
     model.train().requires_grad_(True)
@@ -81,7 +81,7 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     return scores
 
 
-def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_checkpoint, tokenizer_folder):
+def test_a_spent_budget_skips_tasks_with_a_message(tmp_path, hans, random_checkpoint, tokenizer_folder):
     (hans / "benchmarks" / "anli_r1_test.jsonl").write_text(
         json.dumps({"context": "It rains.", "hypothesis": "It is wet.", "label": "e"}) + "\n"
     )
@@ -95,7 +95,7 @@ def test_a_spent_budget_leaves_tasks_out_and_says_so(tmp_path, hans, random_chec
     assert list(evaluate_live(live, sources, config)) == ["gristmill_hans", "anli_r1"]
 
 
-def test_what_would_end_a_run_is_found_before_it_begins(hans, tokenizer_folder):
+def test_errors_are_found_before_a_run_begins(hans, tokenizer_folder):
     check_live(tokenizer_folder, 257, 256, ["gristmill_hans", "bits_per_byte"], hans)
     with pytest.raises(RecipeError, match="no task 'gristmill_hams'; the nearest is 'gristmill_hans'"):
         check_live(tokenizer_folder, 257, 256, ["gristmill_hams"], hans)

@@ -34,8 +34,8 @@ def clean(launcher, tmp_path_factory) -> tuple[Path, Path, dict[str, str], float
     """(recipe, work folder, its files, seconds of an undisturbed run with compiled kernels)."""
     folder = tmp_path_factory.mktemp("clean")
     recipe = write_corpus(folder / "raw")
-    launcher.whole("run", recipe, "--workdir", folder / "first", "--workers", 2, cwd=folder)  # compiles the kernels
-    _, seconds = launcher.whole("run", recipe, "--workdir", folder / "work", "--workers", 2, cwd=folder)
+    launcher.run("run", recipe, "--workdir", folder / "first", "--workers", 2, cwd=folder)  # compiles the kernels
+    _, seconds = launcher.run("run", recipe, "--workdir", folder / "work", "--workers", 2, cwd=folder)
     return recipe, folder / "work", files_of(folder / "work"), seconds
 
 
@@ -55,7 +55,7 @@ def kill_groups(launcher, clean, folder: Path, kills: int, seed: int) -> int:
             rng.uniform(0.0, seconds * rng.choice([0.1, 0.1, 0.33, 1.0])),
         ):
             killed += 1
-        launcher.whole(*command, 1, cwd=folder.parent)
+        launcher.run(*command, 1, cwd=folder.parent)
         assert files_of(folder) == expected, f"seed {seed}, after {killed} kills"
         shutil.rmtree(folder)
     return killed
@@ -73,7 +73,7 @@ def kill_workers(launcher, clean, folder: Path, kills: int, seed: int) -> int:
             if not kill_worker_at(run, rng.uniform(0.0, seconds * 0.25), rng):
                 break
             killed += 1
-        launcher.whole("curate", recipe, "--workdir", folder, "--workers", 1, cwd=folder.parent)
+        launcher.run("curate", recipe, "--workdir", folder, "--workers", 1, cwd=folder.parent)
         assert {n: d for n, d in files_of(folder).items() if n.startswith("curate/")} == wanted, f"seed {seed}"
         assert not [name for name in files_of(folder) if name.endswith(".tmp")]
         shutil.rmtree(folder)
@@ -115,7 +115,7 @@ def interrupt_each_stage(launcher, clean, folder: Path, seed: int) -> list[str]:
                 f"seed {seed}, {stage}: {said}"
             )
             met.append(stage)
-    launcher.whole("run", recipe, "--workdir", folder, cwd=folder.parent)
+    launcher.run("run", recipe, "--workdir", folder, cwd=folder.parent)
     assert files_of(folder) == expected, f"seed {seed}"
     shutil.rmtree(folder)
     return met

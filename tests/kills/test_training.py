@@ -22,8 +22,8 @@ class Training:
         self.recipe = write_corpus(folder / "corpus")
         self.launcher = Launcher(folder / "launcher")
         work = folder / "indexed"
-        self.launcher.whole("run", self.recipe, "--workdir", work, "--to", "index", "--workers", "1", cwd=folder)
-        _, self.seconds = self.launcher.whole(*self.arguments(self.fresh("whole")), cwd=folder)
+        self.launcher.run("run", self.recipe, "--workdir", work, "--to", "index", "--workers", "1", cwd=folder)
+        _, self.seconds = self.launcher.run(*self.arguments(self.fresh("whole")), cwd=folder)
         self.expected = files_of(folder / "whole" / "train")
 
     def fresh(self, name: str) -> Path:
@@ -54,9 +54,9 @@ def kill_until_whole(training: Training, kills: int, *more: str) -> int:
         assert files_of(work / "train") == training.expected
         work_number += 1
         work = training.fresh(f"killed-{more}-{work_number}")
-    training.launcher.whole(*training.arguments(work, *more), cwd=training.folder)
+    training.launcher.run(*training.arguments(work, *more), cwd=training.folder)
     assert files_of(work / "train") == training.expected
-    said, _ = training.launcher.whole("verify", work / "train", cwd=training.folder)
+    said, _ = training.launcher.run("verify", work / "train", cwd=training.folder)
     assert "identical" in said
     return met
 
@@ -80,9 +80,9 @@ def test_a_signal_saves_says_what_is_kept_and_the_run_goes_on(
     while run.running() and not any(path.stat().st_size for path in work.glob(".train-*/metrics.jsonl")):
         time.sleep(0.002)
     os.kill(run.pid, number)
-    assert run.finish() == code, run.said()
-    said = " ".join(run.said().split())
+    assert run.finish() == code, run.output()
+    said = " ".join(run.output().split())
     assert "Traceback" not in said
     assert "as asked, and saved; run the same command to go on. Kept:" in said and "checkpoints/step-000000" in said
-    training.launcher.whole(*training.arguments(work), cwd=training.folder)
+    training.launcher.run(*training.arguments(work), cwd=training.folder)
     assert files_of(work / "train") == training.expected

@@ -114,7 +114,7 @@ def test_names_of_the_hub_and_paths():
     assert [is_hub_name(name) for name in ("a/b/c", "./x", "~/x", "/x/y", "x.json", "a/x.model", "")] == [False] * 7
 
 
-def test_an_unreachable_hub_is_asked_once(monkeypatch):
+def test_one_request_to_an_unreachable_hub(monkeypatch):
     """huggingface_hub would try again for half a minute."""
     from huggingface_hub import constants
 

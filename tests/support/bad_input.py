@@ -1,13 +1,13 @@
 """A row of the table of bad inputs: the call, its files, the exit code, the required words of the message.
 
 A file of tests/bad_input/ is one area: a list CASES and one test, parametrised with `each(CASES)`, that calls the
-fixture `refuses`:
+fixture `expect_error`:
 
     CASES = [Case("heads", "check small.yaml", ("small.yaml:5", "heads=3"), files={"small.yaml": small("heads: 3")})]
 
     @each(CASES)
-    def test_recipes(case, refuses):
-        refuses(case)
+    def test_recipes(case, expect_error):
+        expect_error(case)
 """
 
 import copy

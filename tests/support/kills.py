@@ -65,14 +65,14 @@ class Run:
         """The signal to every process of the group, as a terminal sends Ctrl-C."""
         os.killpg(self.pid, number)
 
-    def check_sentence(self) -> None:
-        """Fails the test unless the run ended well, or said in one sentence that a worker was killed and what to do."""
-        code, said = self.finish(), self.said()
+    def check_message(self) -> None:
+        """Fails the test unless the run succeeded, or printed one error message about a killed worker with the fix."""
+        code, said = self.finish(), self.output()
         assert code in (0, 1), f"exit code {code}; its log:\n{said}"
         assert "Traceback" not in said, said
         assert code == 0 or "--workers" in said, said
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text("utf-8", "replace")
 
 
@@ -101,16 +101,16 @@ class Launcher:
     def wait(self, run: Run) -> int:
         if not self.answered(STUCK_SECONDS):
             run.kill_group()
-            raise TimeoutError(f"hangs; its log:\n{run.said()}")
+            raise TimeoutError(f"hangs; its log:\n{run.output()}")
         return os.waitstatus_to_exitcode(json.loads(self.process.stdout.readline())["status"])
 
-    def whole(self, *arguments: object, cwd: Path) -> tuple[str, float]:
-        """(what an undisturbed run said, its seconds). Fails the test if it does not exit with 0."""
+    def run(self, *arguments: object, cwd: Path) -> tuple[str, float]:
+        """(output, seconds) of an undisturbed run. Fails the test if it does not exit with 0."""
         started = time.monotonic()
         run = self.start(*arguments, cwd=cwd)
         code = run.finish()
-        assert code == 0, f"exit code {code}; its log:\n{run.said()}"
-        return run.said(), time.monotonic() - started
+        assert code == 0, f"exit code {code}; its log:\n{run.output()}"
+        return run.output(), time.monotonic() - started
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -120,7 +120,7 @@ class Launcher:
 def kill_group_at(run: Run, moment: float) -> bool:
     """SIGKILL to all processes of the run; False if it had ended by then."""
     if run.launcher.answered(moment):
-        run.check_sentence()
+        run.check_message()
         return False
     run.kill_group()
     return run.finish() == -signal.SIGKILL
@@ -139,10 +139,10 @@ def kill_worker_at(run: Run, moment: float, rng: random.Random) -> bool:
                 os.kill(rng.choice(workers), signal.SIGKILL)
             except ProcessLookupError:
                 continue
-            run.check_sentence()
+            run.check_message()
             return True
         time.sleep(0.002)
-    run.check_sentence()
+    run.check_message()
     return False
 
 
@@ -160,8 +160,8 @@ def files_of(folder: Path, left_out: Sequence[str] = ("logs",)) -> dict[str, str
     }
 
 
-def living_orphans(group: int) -> list[int]:
-    """Processes of the group of a run that are there still."""
+def orphans_of(group: int) -> list[int]:
+    """Process ids of the run's process group that still exist."""
     found = []
     for process in psutil.process_iter():
         try:

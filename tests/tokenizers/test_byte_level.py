@@ -63,7 +63,7 @@ def test_a_tokenizer_json_like_gpt2s_is_encoded_by_tiktoken(gpt2_like, tmp_path,
     assert bulk.encode_batch(held_out_texts) == load_tokenizer(tmp_path).encode_batch(held_out_texts)
 
 
-def test_a_text_that_tiktoken_refuses_is_encoded_by_the_reference(gpt2_like):
+def test_a_text_that_tiktoken_rejects_is_encoded_by_the_reference(gpt2_like):
     content = content_of(gpt2_like)
     reference = reference_of(content)
     fast = tiktoken_encoder(content, reference)

@@ -35,10 +35,10 @@ def test_cuts_worked_by_hand():
 
 
 def test_neighbours_are_bytes_and_characters_stay_whole():
-    joined = adjacent_bytes(["ab", "▁c"]).reshape(256, 256)
-    assert joined[ord("a"), ord("b")] and joined[ord(" "), ord("c")]
-    assert not joined[ord("b"), ord("a")]
-    assert joined[:, 0x80:0xC0].all()
+    adjacent = adjacent_bytes(["ab", "▁c"]).reshape(256, 256)
+    assert adjacent[ord("a"), ord("b")] and adjacent[ord(" "), ord("c")]
+    assert not adjacent[ord("b"), ord("a")]
+    assert adjacent[:, 0x80:0xC0].all()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_sentences_are_whole_lines_and_lose_nothing():
     assert found[0].endswith("\n")
 
 
-def test_digits_stand_alone_where_asked(trained):
+def test_digits_are_single_pieces_if_configured(trained):
     assert pieces_of(trained(), "in 2024") == [*pieces_of(trained(), "in "), "2", "0", "2", "4"]
     assert len(pieces_of(trained(strategy="default"), "0123456789")) < 10
 

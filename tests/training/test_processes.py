@@ -69,7 +69,7 @@ def test_the_number_of_restarts_is_read(monkeypatch) -> None:
     assert RankInfo.from_environment() == RankInfo(3, 1, 4, restarts=2)
 
 
-def test_a_rank_that_is_never_heard_of_is_no_hang(monkeypatch) -> None:
+def test_a_rank_that_never_answers_is_an_error_and_no_hang(monkeypatch) -> None:
     store = dist.HashStore()
     store.set_timeout(processes.timedelta(milliseconds=50))
     monkeypatch.setattr(processes.dist, "init_process_group", lambda *_, **__: None)

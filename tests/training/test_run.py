@@ -56,7 +56,7 @@ def test_equal_runs_write_equal_bytes(undisturbed: Path, tmp_path: Path) -> None
     assert digests(tmp_path) == digests(undisturbed)
 
 
-def test_a_run_that_was_asked_to_stop_goes_on_as_if_nothing_had_been(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="stopped after step 1 as asked"):
         new_run(tmp_path, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).train()
     new_run(tmp_path).train()

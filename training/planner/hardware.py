@@ -62,7 +62,7 @@ class Device(Config):
 
 
 class Cluster(Config):
-    """Nodes joined by one network. speed: how fast its GPUs compute, relative to the profile's device."""
+    """Nodes connected by one network. speed: how fast its GPUs compute, relative to the profile's device."""
 
     name: str
     nodes: int = Field(gt=0)
@@ -82,12 +82,12 @@ class Hardware(Config):
     host_link: Link = Link(kind="pcie", gb_per_second=32.0, efficiency=0.8)
     host_memory_gib_per_gpu: float = Field(128.0, ge=0)
     usd_per_gpu_hour: float | None = Field(None, ge=0)
-    clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as asked")
+    clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as requested")
     between_clusters: Link | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def clusters_are_joined(self) -> Self:
+    def clusters_are_connected(self) -> Self:
         if len(self.clusters) > 1 and self.between_clusters is None:
             raise ValueError(
                 f"{len(self.clusters)} clusters, but between_clusters is not given; "

@@ -110,21 +110,25 @@ def test_what_the_recipe_says_of_a_rule_holds_for_every_language():
 
 def test_text_is_kept_and_salad_and_boilerplate_are_not(shared_data):
     """The issue's figure on every ninth declaration; benchmarks/language_profiles.py has all of them."""
-    degraded, judging = (runpy.run_path(str(BENCHMARKS / name)) for name in ("degraded.py", "judging.py"))
+    degraded, filter_decisions = (
+        runpy.run_path(str(BENCHMARKS / name)) for name in ("degraded.py", "filter_decisions.py")
+    )
     texts = [record["text"] for record in records(shared_data("corpora/udhr.jsonl.zst"))[::9]]
     config = CurateConfig()
-    assert judging["judge"](texts, config).kept.mean() >= 0.9
+    assert filter_decisions["decide"](texts, config).kept.mean() >= 0.9
     sources = [degraded["Source"].of(text) for text in texts]
     for makers in (degraded["SALAD"], degraded["BOILERPLATE"]):
         made = [make(source, random.Random(k)) for make in makers.values() for k, source in enumerate(sources)]
-        assert judging["judge"](made, config).kept.mean() <= 0.2
+        assert filter_decisions["decide"](made, config).kept.mean() <= 0.2
 
 
 def test_decisions_with_fineweb2s_table_are_those_of_its_filters(shared_data, tmp_path):
     """Its three filters in plain Python, with our words, on texts and degraded texts of 40 languages."""
     table = {(language_code(r["language"]), script_code(r["script"])): r for r in records(
         shared_data("language_profiles/fineweb2_configs.jsonl.zst"))}  # fmt: skip
-    degraded, judging = (runpy.run_path(str(BENCHMARKS / name)) for name in ("degraded.py", "judging.py"))
+    degraded, filter_decisions = (
+        runpy.run_path(str(BENCHMARKS / name)) for name in ("degraded.py", "filter_decisions.py")
+    )
     found = records(shared_data("corpora/udhr.jsonl.zst"))[60::12]
     present = {language_code(record["bcp47"].partition("-")[0]) for record in found}
     table = {key: held for key, held in table.items() if key[0] in present}
@@ -137,14 +141,14 @@ def test_decisions_with_fineweb2s_table_are_those_of_its_filters(shared_data, tm
         fields = {name: value for name, value in held.items() if name not in ("language", "script")}
         (tmp_path / f"{held['language']}_{held['script']}.yml").write_text(yaml.safe_dump(fields))
     filters = ["gopher_repetition", "fineweb_quality", "gopher_quality"]
-    judged = judging["judge"](texts, CurateConfig(filters=filters, profiles=str(tmp_path)))
+    decisions = filter_decisions["decide"](texts, CurateConfig(filters=filters, profiles=str(tmp_path)))
     asked = 0
-    for text, key, ours in zip(texts, judged.profiles, judged.kept, strict=True):
+    for text, key, ours in zip(texts, decisions.profiles, decisions.kept, strict=True):
         language, _, script = key.partition("_")
         if (language, script) in table and language != "en":
             asked += 1
             wanted = fineweb2_keeps(text, table[language, script])
-            assert ours == wanted, (key, text[:80], judged.first()[texts.index(text)])
+            assert ours == wanted, (key, text[:80], decisions.first_failed_rules()[texts.index(text)])
             kept.append(wanted)
     assert asked >= 40 and Counter(kept)[True] >= 10 and Counter(kept)[False] >= 10
 

@@ -18,7 +18,7 @@ def results(folder, answers, asked="same"):
     return folder
 
 
-def test_a_clear_gain_is_told_from_luck(tmp_path):
+def test_significant_and_insignificant_differences(tmp_path):
     rng = np.random.default_rng(0)
     answers = (rng.random(400) < 0.5).astype(float)
     first = results(tmp_path / "first", answers)
@@ -66,7 +66,7 @@ def test_damaged_results_are_named(tmp_path):
             compare_folders(first, second)
 
 
-def test_questions_that_one_was_not_asked_whole_are_left_out(tmp_path):
+def test_questions_that_one_model_skipped_are_excluded(tmp_path):
     first, second = results(tmp_path / "a", [1.0, 0.0, 1.0]), results(tmp_path / "b", [1.0, 1.0, 1.0])
     lines = (first / "samples" / "quiz.jsonl").read_text().splitlines()
     lines[0] = json.dumps({"metrics": [], "not_evaluated": "too long"})

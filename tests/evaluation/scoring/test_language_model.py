@@ -37,7 +37,7 @@ def test_answers_are_scored_after_their_question(model):
     assert [value for value, _ in found] == pytest.approx(expected, abs=1e-9)
 
 
-def test_what_does_not_fit_the_context_whole_is_not_asked_and_said(model):
+def test_requests_longer_than_the_sequence_length_are_skipped_with_a_reason(model):
     """32 tokens are read; the last of 33 is scored only."""
     requests = [
         Instance("loglikelihood", {}, ("x" * context, "y" * answer), 0, metadata=("quiz", number, 1))

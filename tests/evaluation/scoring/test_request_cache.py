@@ -15,7 +15,7 @@ class Asked:
         self.args, self.task_name, self.doc_id = arguments, "quiz", len(arguments[0])
 
 
-def test_what_was_answered_is_not_asked_again(tmp_path, small_causal_lm, byte_codec):
+def test_cached_requests_are_not_run_again(tmp_path, small_causal_lm, byte_codec):
     pairs = [Asked("What is it?", " a cat"), Asked("What is it?", " a dog"), Asked("x" * 90, "long")]
     texts = [Asked("a text of some length")]
     prompts = [Asked(text, {"until": ["\n"], "max_gen_toks": 4}) for text in ("Q:", "y" * 63)]

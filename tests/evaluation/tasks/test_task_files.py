@@ -136,7 +136,7 @@ def test_what_is_no_task_is_named(data, text, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_bad_file_in_a_folder_is_told_when_its_task_is_asked_for(data):
+def test_the_error_of_a_bad_file_in_a_folder_comes_with_its_task(data):
     written(data, RIVERS)
     written(data, PLAIN + "process_docs: !function utils.f\n", "lakes.yaml")
     found, wrong = task_files_below(data / "mine")

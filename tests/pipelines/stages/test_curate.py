@@ -61,7 +61,7 @@ def test_from_the_recipe_to_the_evidence(call, place):
     assert "benchmarks" in call("plan", "one.yaml")[1]
 
 
-def test_a_corpus_is_protected_merged_and_asked(call, place):
+def test_a_corpus_is_protected_merged_and_queried(call, place):
     assert call("curate", "one.yaml", "--workers", 1)[0] == 0
     assert call("curate", "two.yaml", "--workers", 1)[0] == 0
     removed = json.loads((place / "work/two/curate/counts.json").read_bytes())["sources"]["notes"]["removed"]

@@ -135,7 +135,7 @@ def test_sources_without_weights_are_drawn_by_tokens_and_repeats_are_reported(st
     assert index.recipe_repeat_warnings(recipe_of(), read_dataset(tmp_path)) == []
 
 
-def test_training_refuses_an_index_altered_in_place(stages, tmp_path):
+def test_training_rejects_an_index_altered_in_place(stages, tmp_path):
     folder = tmp_path / "index"
     shutil.copytree(stages["index"], folder)
     write_manifest(folder, StageIdentity("index", 1), {}, {})

@@ -32,7 +32,7 @@ def test_zero_bubble_is_below_one_third_of_1f1b(ranks: int, micro_batches: int) 
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), SHAPES)
-def test_what_is_alive_at_the_peak(ranks: int, micro_batches: int) -> None:
+def test_stages_in_memory_at_the_peak(ranks: int, micro_batches: int) -> None:
     """GPipe holds every micro-batch; 1F1B on rank r at most p - r, whatever their number (section 2.2.1)."""
     assert play(actions("gpipe", ranks, micro_batches), ranks, ranks, micro_batches).peak == [micro_batches] * ranks
     peak = play(actions("1f1b", ranks, micro_batches), ranks, ranks, micro_batches).peak

@@ -48,7 +48,7 @@ def test_files_that_hold_no_profile(tmp_path):
         load_hardware(tmp_path / "absent.yaml")
 
 
-def test_clusters_must_be_joined():
+def test_clusters_must_be_connected():
     two = [{"name": "a", "nodes": 2}, {"name": "b", "nodes": 2}]
     with pytest.raises(RecipeError, match="between_clusters is not given"):
         parse_hardware(FIELDS | {"clusters": two}, "x.yaml")

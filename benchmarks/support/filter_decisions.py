@@ -14,7 +14,7 @@ from gristmill.data_pipeline.signals.table import measure
 
 
 @dataclass(frozen=True)
-class Judged:
+class FilterDecisions:
     """Decisions on N texts. failed: bool[rules, N]; profiles: the key of each, "" without profiles."""
 
     rules: Rules
@@ -25,13 +25,13 @@ class Judged:
     def kept(self) -> np.ndarray:
         return ~self.failed.any(axis=0)
 
-    def first(self) -> list[str]:
+    def first_failed_rules(self) -> list[str]:
         """First failed rule of each text; "" if it is kept."""
         at = self.failed.argmax(axis=0)
         return ["" if kept else self.rules.rules[k].label for k, kept in zip(at, self.kept, strict=True)]
 
 
-def judge(texts: Sequence[str], config: CurateConfig) -> Judged:
+def decide(texts: Sequence[str], config: CurateConfig) -> FilterDecisions:
     """Applies the filters as curation does, without normalization and text edits."""
     detected, measured = detect(texts, config.language_id), measure(texts, config.words)
     optional = optional_signals(config)
@@ -41,4 +41,4 @@ def judge(texts: Sequence[str], config: CurateConfig) -> Judged:
     profiles = None if (wanted := used_profiles(config)) is None else load_profiles(wanted)
     rules = rules_of(config.filters, config.languages, config.language_id, unmeasured_signals(config), (), profiles)
     held = table.column("profile").to_pylist() if profiles is not None else [""] * len(texts)
-    return Judged(rules, failures(table, rules), held)
+    return FilterDecisions(rules, failures(table, rules), held)
