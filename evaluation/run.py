@@ -113,8 +113,8 @@ def evaluate(
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     if paths.corpus is not None:
         rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
-    said = [*table_notes(config, held_out.unigram), *results.notes]
-    write_results(paths.output, results.summary, results.samples, rows, said)
+    notes = [*table_notes(config, held_out.unigram), *results.notes]
+    write_results(paths.output, results.summary, results.samples, rows, notes)
     return rows
 
 
@@ -180,17 +180,19 @@ def add_all_sources_group(results: Results, unigram: Mapping[str, Sequence[float
 
 def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
     """Notes below the table: definitions of the metrics, and settings that change the scores."""
-    said = []
+    notes = []
     if unigram:
-        said.append("chance of bits_per_byte: a unigram model of the training tokens on the same text; lower is better")
-        said.append(
+        notes.append(
+            "chance of bits_per_byte: a unigram model of the training tokens on the same text; lower is better"
+        )
+        notes.append(
             "acc_mutual_info chooses the line with the greatest ratio of probabilities with and without the context"
         )
-        said.append(
+        notes.append(
             "bits_per_byte counts the UTF-8 bytes of the text; each text is scored without any context before it"
         )
     if config.limit is not None:
-        said.append(f"only the first {config.limit} documents of each task were evaluated (limit)")
+        notes.append(f"only the first {config.limit} documents of each task were evaluated (limit)")
     if config.weights != "as_trained":
-        said.append(f"weights were quantized to {config.weights} for this evaluation")
-    return said
+        notes.append(f"weights were quantized to {config.weights} for this evaluation")
+    return notes

@@ -57,8 +57,8 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, IndexError, TypeError, pa.ArrowException, OSError) as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{folder}: a file in it is damaged ({said}); {_remedy(folder)}") from error
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{folder}: a file in it is damaged ({message}); {_remedy(folder)}") from error
 
 
 def _remedy(folder: Path) -> str:

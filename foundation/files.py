@@ -19,14 +19,14 @@ def file_digest(path: Path) -> str:
 
 def digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """One line for each file, by name, that is missing, new, or has a different SHA-256."""
-    said = [f"{name}: gone" for name in sorted(before.keys() - now.keys())]
-    said += [f"{name}: new" for name in sorted(now.keys() - before.keys())]
-    said += [
+    changes = [f"{name}: gone" for name in sorted(before.keys() - now.keys())]
+    changes += [f"{name}: new" for name in sorted(now.keys() - before.keys())]
+    changes += [
         f"{name}: sha256 was {before[name][:16]}..., is {now[name][:16]}..."
         for name in sorted(before.keys() & now.keys())
         if before[name] != now[name]
     ]
-    return said
+    return changes
 
 
 def write_atomic(path: Path, content: bytes) -> None:

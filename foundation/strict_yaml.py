@@ -277,8 +277,8 @@ class _Reader:
     def _refuse(self, event: Any, location: Location, reason: str) -> NoReturn:
         shown = [_shown(str(part)) for part in location]
         where = ".".join(shown if len(shown) <= 8 else [*shown[:6], "...", shown[-1]])
-        said = f"{where}: {reason}" if where else reason
-        raise RecipeError(f"{self._where(event.start_mark.line + 1)}: {_visible(said)}")
+        message = f"{where}: {reason}" if where else reason
+        raise RecipeError(f"{self._where(event.start_mark.line + 1)}: {_visible(message)}")
 
 
 def _copy(value: Any) -> Any:

@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError
 
 
 class StopRequest:
-    """asked: the signal that arrived, or None. A second Ctrl-C raises KeyboardInterrupt at once."""
+    """signal: the signal that arrived, or None. A second Ctrl-C raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -27,11 +27,11 @@ class StopRequest:
 
     def error(self, step: int, saved: Path) -> BaseException:
         """What ends the run: KeyboardInterrupt after Ctrl-C (exit code 130), else InputError (exit code 1)."""
-        said = (
-            f"stopped after step {step} as asked, and saved; run the same command to go on. Kept: {saved} and the "
+        message = (
+            f"stopped after step {step} as requested, and saved; run the same command to go on. Kept: {saved} and the "
             f"metrics of {step} steps"
         )
-        return KeyboardInterrupt(said) if self.signal == signal.SIGINT else InputError(said)
+        return KeyboardInterrupt(message) if self.signal == signal.SIGINT else InputError(message)
 
 
 @contextmanager

@@ -85,8 +85,10 @@ def read_huggingface(
         ) from error
     except ValidationError as error:
         found = error.errors()[0]
-        said = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
-        raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({said}); fetch the file again") from error
+        problem = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+        raise InputError(
+            f"{folder / CONFIG_NAME}: not a valid model config ({problem}); fetch the file again"
+        ) from error
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
     tensors = family.to_ours(config, _read_weights(folder))

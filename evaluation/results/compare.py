@@ -63,12 +63,12 @@ def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
                 f"{task}: {first} and {second} have different questions (other documents, prompts, shots or "
                 "limit); evaluate both with the same settings"
             )
-        asked = _read_samples(first, task), _read_samples(second, task)
-        if len(asked[0]) != len(asked[1]):
+        both = _read_samples(first, task), _read_samples(second, task)
+        if len(both[0]) != len(both[1]):
             raise InputError(
-                f"{task}: {first} has {len(asked[0])} samples and {second} {len(asked[1])}; evaluate both again"
+                f"{task}: {first} has {len(both[0])} samples and {second} {len(both[1])}; evaluate both again"
             )
-        pairs = [pair for pair in zip(*asked, strict=True) if not any(MARK in sample for sample in pair)]
+        pairs = [pair for pair in zip(*both, strict=True) if not any(MARK in sample for sample in pair)]
         if not pairs:
             raise InputError(
                 f"{task}: {first} and {second} have no question that both evaluated; evaluate models with a longer "

@@ -70,13 +70,13 @@ def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]
 
 def skipped_notes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """One note per task with skipped questions: their number, and the first one with its reason."""
-    said = []
+    notes = []
     for name, found in samples.items():
         reasons = {sample["doc_id"]: sample[MARK] for sample in found if MARK in sample}
         if reasons:
             total = len({sample["doc_id"] for sample in found})
-            said.append(
+            notes.append(
                 f"{name}: {len(reasons)} of {total} questions were not evaluated and are in no score; "
                 f"question {min(reasons)}: {reasons[min(reasons)]}"
             )
-    return said
+    return notes

@@ -53,12 +53,12 @@ def rows_of(
     unigram: Mapping[str, Sequence[float]],
 ) -> list[ScoreRow]:
     """The rows of one task or group. result: scores by "metric,filter"; samples: of its tasks."""
-    asked = {(task, sample["doc_id"]) for task, found in samples.items() for sample in found}
+    questions = {(task, sample["doc_id"]) for task, found in samples.items() for sample in found}
     kept = {task: evaluated(found) for task, found in samples.items()}
-    left_out = len(asked) - len({(task, sample["doc_id"]) for task, found in kept.items() for sample in found})
+    num_skipped = len(questions) - len({(task, sample["doc_id"]) for task, found in kept.items() for sample in found})
     better = summary["higher_is_better"].get(name, {})
     keys = [key for key in result if "," in key and "_stderr," not in key]
-    if not keys and left_out:
+    if not keys and num_skipped:
         keys = [f"{metric},none" for metric in better]
     rows = []
     for key in keys:
@@ -81,7 +81,7 @@ def rows_of(
                 higher_is_better=better.get(metric, True),
                 chance=chance,
                 verdict=verdict,
-                not_evaluated=left_out,
+                not_evaluated=num_skipped,
             )
         )
     return rows

@@ -190,16 +190,16 @@ class LanguageModel(TemplateLM):
 
         if self.cache is None or settings.sampling.temperature > 0:
             return write(prompts)
-        asked = [
+        digests = [
             request_digest("write", prompt, settings.stops, settings.max_new_tokens, settings.sampling.model_dump())
             for prompt in prompts
         ]
-        known = self.cache.find(asked)
-        new = {digest: prompt for digest, prompt in zip(asked, prompts, strict=True) if digest not in known}
+        known = self.cache.find(digests)
+        new = {digest: prompt for digest, prompt in zip(digests, prompts, strict=True) if digest not in known}
         answers = dict(zip(new, write([*new.values()]), strict=True))
         self.cache.add(answers)
         known |= answers
-        return [(known[digest][0], known[digest][1]) for digest in asked]
+        return [(known[digest][0], known[digest][1]) for digest in digests]
 
     @property
     def _generation_tokens(self) -> int:

@@ -52,18 +52,18 @@ def contamination_rows(results: Results, found: Mapping[str, Mapping[int, bool]]
         known = found.get(name.removeprefix(OURS))
         if known is None or name not in results.tasks:
             continue
-        asked = {sample["doc_id"] for sample in samples}
-        held = asked & known.keys()
-        left_in = sum(known[doc_id] for doc_id in held)
+        questions = {sample["doc_id"] for sample in samples}
+        contaminated = questions & known.keys()
+        left_in = sum(known[doc_id] for doc_id in contaminated)
         results.notes.append(
-            f"{name}: {len(held)} of {len(asked)} questions were found in the corpus (contaminated): "
-            f"{len(held) - left_in} were removed from it before training, {left_in} are still in it"
+            f"{name}: {len(contaminated)} of {len(questions)} questions were found in the corpus (contaminated): "
+            f"{len(contaminated) - left_in} were removed from it before training, {left_in} are still in it"
         )
-        if not held:
+        if not contaminated:
             continue
         stated = results.summary.setdefault("contamination", {}).setdefault(name, {"left_in_corpus": left_in})
         for part, is_held in (("clean", False), ("contaminated", True)):
-            chosen = [sample for sample in samples if (sample["doc_id"] in held) == is_held]
+            chosen = [sample for sample in samples if (sample["doc_id"] in contaminated) == is_held]
             result = _result(results, name, chosen)
             stated[part] = {"sample_len": len({sample["doc_id"] for sample in evaluated(chosen)}), **result}
             alias = results.summary["results"][name].get("alias", name).strip()

@@ -16,16 +16,16 @@ def set_shots(task: Task, shots: int | None) -> str | None:
         task.set_config("num_fewshot", shots or 0)
     wanted = task.get_config("num_fewshot")
     name = task.get_config("task")
-    said = None
+    note = None
     if wanted and task.OUTPUT_TYPE == "loglikelihood_rolling":
         raise RecipeError(f"task {name} scores whole texts, which have no few-shot examples; leave --shots out")
     if wanted:
-        said = _draw_from_another_split(task, name)
-        found = len(task.sampler.df) - (said is not None)
+        note = _draw_from_another_split(task, name)
+        found = len(task.sampler.df) - (note is not None)
         if wanted > found:
             raise RecipeError(f"task {name} has {found} few-shot examples, {wanted} are requested; lower the shots")
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    return said
+    return note
 
 
 def _draw_from_another_split(task: Task, name: str) -> str | None:
@@ -33,20 +33,20 @@ def _draw_from_another_split(task: Task, name: str) -> str | None:
     there is none. lm-eval removes a question from its own examples if `fewshot_cfg.split` equals `test_split` (also
     None)."""
     config, fewshot = task.config, task.fewshot_cfg
-    asked = config.test_split or config.validation_split
+    evaluated = config.test_split or config.validation_split
     chosen = fewshot.split or (
         None if fewshot.samples is not None else config.training_split or config.validation_split
     )
     if fewshot.split is None and fewshot.samples is None and chosen is None:
-        chosen = asked
-    if chosen != asked and len(task.sampler.df):
+        chosen = evaluated
+    if chosen != evaluated and len(task.sampler.df):
         return None
     others = {
         config.training_split: task.training_docs,
         config.validation_split: task.validation_docs,
     }
     for split, documents in others.items():
-        if split is not None and split != asked and len(found := list(documents() or ())):
+        if split is not None and split != evaluated and len(found := list(documents() or ())):
             task.sampler, fewshot.split = _sampler(task, found), split
             return None
     task.sampler, fewshot.split = _sampler(task, list(task.eval_docs)), config.test_split

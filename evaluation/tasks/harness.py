@@ -52,8 +52,8 @@ def run_tasks(
     14,683 tasks."""
     printed = io.StringIO()
     with offline(not sources.download), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
-        loaded, said = _load(tasks, sources)
-        examples = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
+        loaded, task_notes = _load(tasks, sources)
+        few_shot_notes = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
         with _local_rank(model.rank):
             try:
                 raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
@@ -70,7 +70,7 @@ def run_tasks(
         exclude_skipped(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
     summary = _portable(raw)
     add_standard_errors(summary, samples)
-    notes = [*skipped_notes(samples), *filter(None, examples), *said]
+    notes = [*skipped_notes(samples), *filter(None, few_shot_notes), *task_notes]
     return Results(summary, samples, loaded["tasks"], notes, printed.getvalue())
 
 
@@ -90,7 +90,7 @@ def _load(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[
     """(lm-eval's tasks and groups, notes for the reader)."""
     known = known_tasks([task for task in tasks if isinstance(task, str)], sources)
     known.require(sources.download)
-    named, left_out = expand(known.asked, known.manager.task_index, sources.data)
+    named, left_out = expand(known.names, known.manager.task_index, sources.data)
     given = [task for task in tasks if not isinstance(task, str)]
     if not named and not given:
         raise RecipeError("nothing to evaluate: " + ("; ".join(left_out) or "name tasks"))

@@ -32,11 +32,13 @@ def load(
     The parameters are the `dataset_kwargs` of a task's YAML. fields: required in every record. sha256: of the
     decompressed bytes; None accepts any file. fewshot_file: of the few-shot examples; "train" is empty if it is absent.
     Raises InputError with the expected file and format."""
-    shown = None if fewshot_file is None else find_packed(fewshot_file, data)
-    asked = find(file, data, fields)
+    fewshot_path = None if fewshot_file is None else find_packed(fewshot_file, data)
+    path = find(file, data, fields)
     return {
-        "train": Dataset.from_list([]) if shown is None else _documents(shown, _records(shown, fields, form, None)),
-        split: _documents(asked, _records(asked, fields, form, sha256)),
+        "train": Dataset.from_list([])
+        if fewshot_path is None
+        else _documents(fewshot_path, _records(fewshot_path, fields, form, None)),
+        split: _documents(path, _records(path, fields, form, sha256)),
     }
 
 

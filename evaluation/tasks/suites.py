@@ -41,7 +41,7 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
     """(tasks, notes on skipped ones). Tasks of a suite whose file is absent are skipped; tasks named by themselves
     never are. index: lm-eval's, task name to entry."""
     tasks: list[str] = []
-    said: list[str] = []
+    notes: list[str] = []
     for name in names:
         if name not in SUITES:
             tasks.append(name)
@@ -51,8 +51,8 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
             if absent is None:
                 tasks.append(member)
             else:
-                said.append(f"{member} of the suite {name} was skipped: {absent}")
-    return list(dict.fromkeys(tasks)), said
+                notes.append(f"{member} of the suite {name} was skipped: {absent}")
+    return list(dict.fromkeys(tasks)), notes
 
 
 def absent_file(task: str, index: Mapping[str, Any], data: Path | None) -> str | None:

@@ -27,18 +27,18 @@ class TaskSources:
 
 @dataclass
 class KnownTasks:
-    """manager: lm-eval's TaskManager with all tasks. asked: the requested names. notes: for the reader. wrong: errors
+    """manager: lm-eval's TaskManager with all tasks. names: the requested names. notes: for the reader. wrong: errors
     of files in the included folder."""
 
     manager: TaskManager
-    asked: list[str]
+    names: list[str]
     notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     def require(self, download: bool) -> None:
         """Raises RecipeError on an unknown task, with the nearest name and the errors of task files."""
         known = [*self.manager.task_index, *SUITES, *HELD_OUT_TASKS]
-        for name in self.asked:
+        for name in self.names:
             if name not in known:
                 near = nearest_name(name, known, cutoff=0.0)
                 hint = "" if download else "; use --download for lm-eval's own tasks"
@@ -60,7 +60,7 @@ def task_manager(data: Path | None, download: bool) -> TaskManager:
 
 
 def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
-    """names: of tasks and suites, or paths of task files. Raises InputError or RecipeError on a file that is asked for
+    """names: of tasks and suites, or paths of task files. Raises InputError or RecipeError on a requested file
     and cannot be used."""
     known = KnownTasks(task_manager(sources.data, sources.download), [])
     if sources.include_path is not None:
@@ -72,7 +72,7 @@ def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
             config = read_task_file(Path(name), sources.download)
             name = config.get("group", config.get("task"))
             _add(known, name, config)
-        known.asked.append(name)
+        known.names.append(name)
     return known
 
 

@@ -83,6 +83,6 @@ def test_a_signal_saves_says_what_is_kept_and_the_run_goes_on(
     assert run.finish() == code, run.output()
     said = " ".join(run.output().split())
     assert "Traceback" not in said
-    assert "as asked, and saved; run the same command to go on. Kept:" in said and "checkpoints/step-000000" in said
+    assert "as requested, and saved; run the same command to go on. Kept:" in said and "checkpoints/step-000000" in said
     training.launcher.run(*training.arguments(work), cwd=training.folder)
     assert files_of(work / "train") == training.expected

@@ -57,7 +57,7 @@ def test_equal_runs_write_equal_bytes(undisturbed: Path, tmp_path: Path) -> None
 
 
 def test_a_stopped_run_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="stopped after step 1 as asked"):
+    with pytest.raises(InputError, match="stopped after step 1 as requested"):
         new_run(tmp_path, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).train()
     new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
@@ -343,7 +343,7 @@ def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> Non
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate()
-    assert process.returncode == 0 or "as asked, and saved; run the same command to go on" in said
+    assert process.returncode == 0 or "as requested, and saved; run the same command to go on" in said
     new_run(tmp_path).train()
     assert digests(tmp_path) == digests(undisturbed)
 

@@ -155,11 +155,11 @@ def _rival(plan: SearchResult, best: Forecast, choice: Callable[[Layout], object
 def _against(plan: SearchResult, best: Forecast, axis: str, size: int) -> str:
     rivals = _by(plan, lambda one: getattr(one, axis))
     sizes = [s for s in (size // 2, size * 2) if s]
-    said = [
+    sentences = [
         f"{axis} {s} is {_slower(rivals[s], best)}" if s in rivals else f"with {axis} {s} no layout is legal and fits"
         for s in sizes
     ]
-    return "; ".join(said).capitalize() + "."
+    return "; ".join(sentences).capitalize() + "."
 
 
 def _slower(one: Forecast, best: Forecast) -> str:

@@ -94,13 +94,13 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 def _sentences(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    said = []
+    problems = []
     for one in error.errors():
         place = ".".join(str(part) for part in one["loc"])
         if one["type"] == "extra_forbidden":
             near = nearest_name(place, ModelConfig.model_fields, cutoff=0.3)
             hint = f"did you mean {near}?" if near else f"fields are {', '.join(ModelConfig.model_fields)}"
-            said.append(f"unknown field {place}; {hint}")
+            problems.append(f"unknown field {place}; {hint}")
         else:
-            said.append(f"{place}: {one['msg']}" if place else one["msg"])
-    return "; ".join(said)
+            problems.append(f"{place}: {one['msg']}" if place else one["msg"])
+    return "; ".join(problems)

@@ -96,14 +96,14 @@ def fixed_choice_errors(request: PlanRequest) -> Iterator[str]:
     wanted = {name: size for name, size in axes.items() if size is not None}
     product = prod(wanted.values())
     if request.gpus % product:
-        said = " x ".join(f"--{name} {size}" for name, size in wanted.items())
+        product_text = " x ".join(f"--{name} {size}" for name, size in wanted.items())
         count = -(-request.gpus // product) * product
         few = (
             f"more than --gpus {request.gpus}"
             if product > request.gpus
             else f"which {request.gpus} is not a multiple of"
         )
-        yield f"{said} = {product} GPUs, {few}; use --gpus {count}, or leave an axis open"
+        yield f"{product_text} = {product} GPUs, {few}; use --gpus {count}, or leave an axis open"
     layers, stages = len(shape.blocks), (fixed.pipeline or 1) * (fixed.virtual or 1)
     if fixed.pipeline is not None and stages > layers:
         yield f"--pipeline {fixed.pipeline} with {fixed.virtual or 1} stages each: {stages} stages, but {layers} layers"

@@ -94,8 +94,8 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
 def tables(plan: SearchResult, top: int = 10) -> Group:
     """Tables of the ranked layouts, of the best one by part, its explanation, and the rejected layouts."""
     best = plan.best
-    said = [Text(f"- {sentence}") for sentence in explain(plan)]
-    parts: list[Any] = [ranking(plan, top), by_part(plan, best), *said]
+    sentences = [Text(f"- {sentence}") for sentence in explain(plan)]
+    parts: list[Any] = [ranking(plan, top), by_part(plan, best), *sentences]
     if plan.failures:
         parts += [Text(""), failures(plan)]
     return Group(*parts)
