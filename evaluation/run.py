@@ -18,6 +18,7 @@ from gristmill.evaluation.results.write import write_results
 from gristmill.evaluation.scoring.language_model import LanguageModel, TextTokenizer
 from gristmill.evaluation.scoring.request_cache import RequestCache
 from gristmill.evaluation.tasks.contamination import contamination_rows, found_in_corpus
+from gristmill.evaluation.tasks.continuations import continuations
 from gristmill.evaluation.tasks.corpus_task_configs import (
     BITS_PER_BYTE,
     CLOZE,
@@ -33,7 +34,6 @@ from gristmill.evaluation.tasks.corpus_tasks import (
     require_questions,
 )
 from gristmill.evaluation.tasks.harness import Results, run_tasks
-from gristmill.evaluation.tasks.samples import continuations
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
 from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus

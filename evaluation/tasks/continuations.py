@@ -30,7 +30,7 @@ def continuations(
     config: EvaluateConfig,
 ) -> list[Continuation]:
     """Continuations of config.samples documents, taken from the sources in turn; prompts are their first tokens."""
-    chosen = _in_turn(documents, config.samples, codec)
+    chosen = _first_of_each_source(documents, config.samples, codec)
     prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
     encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
     prompts = [[codec.end_of_document, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
@@ -49,7 +49,7 @@ def continuations(
     ]
 
 
-def _in_turn(
+def _first_of_each_source(
     documents: Mapping[str, Sequence[HeldOutDocument]], count: int, codec: TextTokenizer
 ) -> list[HeldOutDocument]:
     """`count` documents with more than PROMPT_TOKENS tokens: the first of each source, then the second, and so on."""
