@@ -22,7 +22,7 @@ import numpy as np
 from measure import Figure, arguments, cpu_seconds, peak_megabytes, print_figures, wall_seconds
 from rich.console import Console
 from rich.table import Table
-from support.agreement import differences, varied_documents
+from support.decision_differences import differences, varied_documents
 from support.peers import PEER_PYTHON, peers_there
 from text import documents
 
