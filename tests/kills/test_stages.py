@@ -108,7 +108,7 @@ def interrupt_each_stage(launcher, clean, folder: Path, seed: int) -> list[str]:
         launcher.answered(rng.uniform(0.0, seconds[stage]))
         if run.running():
             run.send(signal.SIGINT)
-        code, said = run.finish(), " ".join(run.said().split())
+        code, said = run.finish(), " ".join(run.output().split())
         assert "Traceback" not in said, f"seed {seed}, {stage}: {said}"
         if code:
             assert code == 130 and "kept" in said.lower() and "the same command" in said, (
