@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 
 from gristmill.evaluation.config import EvaluateConfig
@@ -21,6 +22,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import read_model_config, step_folder, steps_in, verified
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.mesh import ALONE
 from gristmill.training.processes import RankInfo, init_distributed, local_device
 
 ONLY_PROCESS = RankInfo()
@@ -29,17 +31,20 @@ TIMEOUT_SECONDS = 1800.0  # as the recipe's default for training
 
 @dataclass(frozen=True)
 class ModelParallel:
-    """How many tensor-parallel ranks and pipeline stages one replica of the model is sharded over."""
+    """How many tensor-parallel ranks and pipeline stages one replica of the model is sharded over; expert: ranks of a
+    stage that its experts are divided over, the tensor ranks first."""
 
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
 
     @property
     def size(self) -> int:
-        return self.tensor * self.pipeline
+        return lcm(self.tensor, self.expert) * self.pipeline
 
     def __str__(self) -> str:
-        return f"tensor={self.tensor} x pipeline={self.pipeline}"
+        expert = f", expert={self.expert}" if self.expert > 1 else ""
+        return f"tensor={self.tensor} x pipeline={self.pipeline}{expert}"
 
 
 NO_MODEL_PARALLEL = ModelParallel()
@@ -96,8 +101,15 @@ def _evaluate_distributed(
         raise RecipeError(
             f"{rank.world_size} processes are not a multiple of {model_parallel}; start a multiple of the product"
         )
+    copies_exchange = model_parallel.tensor % model_parallel.expert > 0
+    if copies_exchange and rank.world_size != model_parallel.size:
+        raise RecipeError(
+            f"{rank.world_size} processes for {model_parallel}: ranks that exchange tokens with each other's experts "
+            f"read the same documents; start {model_parallel.size}, or set expert to a divisor of tensor"
+        )
     layout = LayoutConfig(
-        data=rank.world_size // model_parallel.size,
+        data=rank.world_size // (model_parallel.tensor * model_parallel.pipeline),
+        expert=model_parallel.expert,
         tensor=model_parallel.tensor,
         pipeline=model_parallel.pipeline,
         sequence_parallel=False,
@@ -111,6 +123,8 @@ def _evaluate_distributed(
     paths = replace(paths, cache=None) if sharded else paths
     digest = fingerprint([config.model_dump(mode="json"), checkpoint.name])
     heads = _model_config(checkpoint) if sharded else ModelConfig(layers=1, width=64, heads=1)
+    if model_parallel.expert > 1:
+        _check_experts(heads, model_parallel.expert)
     with init_distributed(rank, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
         loaded = (
             load_for_evaluation_sharded(source, config, layout, mesh)
@@ -118,7 +132,15 @@ def _evaluate_distributed(
             else load_for_evaluation(source, config, mesh.device)
         )
         first_rank_reporter = reporter if mesh.is_first else Reporter.silent()
-        return evaluate(loaded, paths, config, first_rank_reporter, mesh.data, mesh.is_first)
+        copies = ALONE if copies_exchange else mesh.data
+        return evaluate(loaded, paths, config, first_rank_reporter, copies, mesh.is_first)
+
+
+def _check_experts(model: ModelConfig, expert: int) -> None:
+    """Raises RecipeError unless the experts of every layer divide over so many ranks."""
+    counts = sorted({layer.experts for layer in model.layer_list if layer.experts})
+    if not counts or any(count % expert for count in counts):
+        raise RecipeError(f"expert={expert}: the model's layers have {counts or 'no'} experts; set a divisor, or 1")
 
 
 def _model_config(checkpoint: Path) -> ModelConfig:

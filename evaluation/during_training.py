@@ -25,8 +25,9 @@ from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import fill
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
-from gristmill.training.parallel.mesh import Mesh, single_process
+from gristmill.training.parallel.mesh import ALONE, Mesh, single_process
 
 LiveScores = dict[str, dict[str, float]]  # task -> metric, and metric_stderr where it is known -> value
 
@@ -82,6 +83,8 @@ def evaluate_live(
     reporter = reporter if reporter is not None and mesh.is_first else Reporter.silent()
     codec = load_tokenizer(sources.tokenizer)
     causal_lm = live_causal_lm(model)
+    # Ranks that exchange tokens with each other's experts must run the same passes, so they share no documents.
+    copies = mesh.data if model.layout.tensor % model.layout.expert_ranks == 0 else ALONE
     scores: LiveScores = {}
     begun = time.monotonic()
     for index, task in enumerate(config.tasks):
@@ -91,7 +94,7 @@ def evaluate_live(
             )
             break
         batch_tokens = config.pass_tokens(mesh.device.type)
-        language_model = LanguageModel(causal_lm, codec, batch_tokens, Reporter.silent(), data=mesh.data)
+        language_model = LanguageModel(causal_lm, codec, batch_tokens, Reporter.silent(), data=copies)
         rows = _rows(language_model, config, task, sources, mesh)
         for task_name, count in {row.task: row.not_evaluated for row in rows if row.not_evaluated}.items():
             reporter.say(
@@ -122,6 +125,8 @@ def _copy(live: Transformer, layout: LayoutConfig, mesh: Mesh) -> Transformer:
     values = _unsharded_over_data(live)
     copy = Transformer(live.config, live.vocab_size, mesh, layout, live.stage, ComputeOptions(live.dtype))
     fill(copy, lambda name, _: values[name])
+    for name, buffer in saved_buffers(live).items():
+        saved_buffers(copy)[name].copy_(buffer)
     return copy
 
 

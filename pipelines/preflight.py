@@ -145,10 +145,13 @@ def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    init_from = recipe.training().train.init_from
-    if init_from is not None and not (Path(init_from) / MANIFEST_NAME).is_file():
+    train = recipe.training().train
+    named = {"init_from": train.init_from, "teacher": train.teacher.checkpoint if train.teacher else None}
+    for field, folder in named.items():
+        if folder is None or (Path(folder) / MANIFEST_NAME).is_file():
+            continue
         yield Finding(
-            f"train.init_from: {init_from} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
+            f"train.{field}: {folder} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
         )

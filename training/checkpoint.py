@@ -37,6 +37,7 @@ from gristmill.foundation.manifest import (
 )
 from gristmill.foundation.progress import Reporter
 from gristmill.training.model.initialization import fill
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh
@@ -47,11 +48,11 @@ STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
 class SavedModelConfig(dict[str, Any]):
-    """Content of model.json: {"model": ModelConfig, "vocab_size", "end_of_document"}."""
+    """Content of model.json: {"model": ModelConfig, "vocab_size", "end_of_document"}; without moe if there is none."""
 
     @classmethod
     def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "SavedModelConfig":
-        config = model.model_dump(mode="json")
+        config = model.model_dump(mode="json", exclude={"moe"} if model.moe is None else None)
         return cls(model=config, vocab_size=vocab_size, end_of_document=end_of_document)
 
 
@@ -188,7 +189,7 @@ def load_model(
     config = ModelConfig.model_validate(saved_config["model"])
     model = Transformer(config, saved_config["vocab_size"], options=ComputeOptions(dtype))
     fill(model, lambda _, parameter: torch.empty(parameter.shape))
-    load(checkpoint, {f"model.{name}": value.detach() for name, value in model.named_parameters()}, model.tensor.mesh)
+    load(checkpoint, saved_tensors(dict(model.named_parameters()), saved_buffers(model)), model.tensor.mesh)
     return model.to(device, dtype).eval().requires_grad_(False), config
 
 
@@ -212,10 +213,14 @@ def read_model_config(checkpoint: Path) -> SavedModelConfig:
     return saved_config
 
 
-def saved_tensors(parameters: Mapping[str, nn.Parameter], optimizer_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def saved_tensors(
+    parameters: Mapping[str, nn.Parameter],
+    buffers: Mapping[str, Tensor],
+    optimizer_state: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """The tensors of a checkpoint by flat name, sharing memory with the run."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    return tensors | {f"optimizer.{name}": value for name, value in optimizer_state.items()}
+    tensors = {f"model.{name}": value.detach() for name, value in (*parameters.items(), *buffers.items())}
+    return tensors | {f"optimizer.{name}": value for name, value in (optimizer_state or {}).items()}
 
 
 def _verified_manifest(folder: Path) -> Manifest:

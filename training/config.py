@@ -77,6 +77,19 @@ class MonitoringConfig(Config):
     )
 
 
+class TeacherConfig(Config):
+    """Distillation: weight x temperature^2 x KL(teacher || student) is added to the loss of each token, over the first
+    `until` of the run's tokens (Mixture-of-Students, arXiv 2201.05596, section 4.4, stops it before the end)."""
+
+    checkpoint: str = Field(
+        description="a checkpoint with the same vocabulary; its digest, not its path, is part of what the run is",
+        json_schema_extra=EXECUTION,
+    )
+    weight: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, gt=0)
+    until: float = Field(1.0, gt=0, le=1, description="share of the run's tokens after which it stops")
+
+
 class TrainConfig(Config):
     """The `train` section of a recipe. tokens: of the whole training, rounded up to whole batches. batch_tokens: of one
     step, over all processes."""
@@ -96,6 +109,10 @@ class TrainConfig(Config):
         "import`; its digest, not its path, is part of what the run is",
         json_schema_extra=EXECUTION,
     )
+    upcycle: Literal["copy"] | None = Field(
+        None, description="init_from is a dense checkpoint; copy: each expert begins as its layer's MLP"
+    )
+    teacher: TeacherConfig | None = Field(None, description="distillation from a frozen model")
     guard: GuardConfig = GuardConfig()
     float8: bool = Field(False, description="float8 linear layers on GPUs that have them")
     layout: LayoutConfig = Field(LayoutConfig(), json_schema_extra=EXECUTION)
@@ -131,6 +148,12 @@ class TrainConfig(Config):
             raise ValueError(
                 f"batch_ramp has {steps} increments; raise increment_tokens, such as to {self.batch_tokens // 100}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def upcycles_something(self) -> Self:
+        if self.upcycle is not None and self.init_from is None:
+            raise ValueError("upcycle needs a dense checkpoint; set init_from to its folder, or leave upcycle out")
         return self
 
     @model_validator(mode="after")

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from gristmill.foundation.errors import InputError
 from gristmill.training import checkpoint
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.moe_config import MoeConfig
 from gristmill.training.parallel.mesh import Mesh
 
 
@@ -35,8 +34,7 @@ def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
 
 def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> None:
     """Loads the parameters, on any layout. The folder must have been checked."""
-    tensors: dict[str, Tensor] = {f"model.{name}": value.detach() for name, value in model.parameters.items()}
-    checkpoint.load(folder, tensors, mesh)
+    checkpoint.load(folder, checkpoint.saved_tensors(model.parameters, model.buffers), mesh)
     model.sync_tied_weights()
 
 
@@ -50,9 +48,21 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("mixer", "mlp", "window", "norm_order"):
         found[name] = [getattr(layer, name) for layer in config.layer_list]
     found |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}
-    found["hidden"] = [config.hidden_width(layer.mlp) for layer in config.layer_list]
+    for name in ("hidden", "experts", "top_k", "expert_hidden"):
+        found[name] = [getattr(layer, name) for layer in config.layer_list]
+    found |= _mixture(found.pop("moe", None) and config.moe)
     found["mup"] = config.mup_base_width / config.width if config.initialisation == "mup" else None
     return found
+
+
+def _mixture(moe: MoeConfig | None) -> dict[str, Any]:
+    """The fields of a mixture that decide what its weights and buffers are and mean; how it is balanced may differ."""
+    names = ("shared_experts", "residual", "router", "normalize_gates", "gate_scale", "groups", "top_groups")
+    if moe is None:
+        return dict.fromkeys(f"moe.{name}" for name in (*names, "balancing bias", "load of the last batch"))
+    buffers = {"balancing bias": moe.bias_update_rate > 0}
+    buffers["load of the last batch"] = moe.balance_loss > 0 and moe.balance_over == "batch"
+    return {f"moe.{name}": getattr(moe, name) for name in names} | {f"moe.{name}": on for name, on in buffers.items()}
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

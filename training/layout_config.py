@@ -14,7 +14,8 @@ Recompute = Literal["none", "full", "attention", "operators"]
 
 
 class LayoutConfig(Config):
-    """Degree of each parallelism. data x tensor x pipeline x context is the number of processes.
+    """Degree of each parallelism. data x tensor x pipeline x context is the number of processes; experts lie on the
+    same ones, divided over expert x expert_tensor of them.
 
     data is all data-parallel processes; of these, groups of data / replicate shard the state (FSDP), and the
     `replicate` groups hold copies (HSDP). tensor ranks are neighbours, pipeline ranks the farthest apart."""
@@ -26,7 +27,15 @@ class LayoutConfig(Config):
     tensor: int = Field(1, ge=1, le=MAX_PROCESSES)
     pipeline: int = Field(1, ge=1, le=MAX_PROCESSES)
     context: int = Field(1, ge=1, le=MAX_PROCESSES)
-    expert: int = Field(1, ge=1, le=MAX_PROCESSES)
+    expert: int = Field(
+        1,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="ranks that experts are divided over, taken from those of data x context x tensor",
+    )
+    expert_tensor: int = Field(
+        1, ge=1, le=MAX_PROCESSES, description="ranks that one expert's hidden width is divided over, likewise"
+    )
     sequence_parallel: bool = Field(True, description="norms and residuals on sequence shards; matters if tensor > 1")
     schedule: Schedule = "1f1b"
     virtual_stages: int = Field(
@@ -53,9 +62,13 @@ class LayoutConfig(Config):
             raise ValueError(
                 f"data={self.data} is not a multiple of replicate={self.replicate}; try one of {divisors(self.data)}"
             )
-        for axis in ("context", "expert"):
-            if getattr(self, axis) > 1:
-                raise ValueError(f"the {axis} axis is not built yet; set {axis}: 1")
+        if self.context > 1:
+            raise ValueError("the context axis is not built yet; set context: 1")
+        if self.stage_ranks % self.expert_ranks:
+            raise ValueError(
+                f"expert={self.expert} x expert_tensor={self.expert_tensor} does not divide the {self.stage_ranks} "
+                f"ranks of data x context x tensor that hold experts; try one of {divisors(self.stage_ranks)}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -107,6 +120,22 @@ class LayoutConfig(Config):
     @property
     def world_size(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline rank."""
+        return self.data * self.context * self.tensor
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that together hold all experts of a layer once; tokens are exchanged among them."""
+        return self.expert * self.expert_tensor
+
+    @property
+    def expert_replicate(self) -> int:
+        """Copies of the experts' sharded state: those of HSDP where its shard groups hold whole sets of experts, else
+        one, sharded over all ranks with the same experts."""
+        return self.replicate if self.stage_ranks // self.replicate % self.expert_ranks == 0 else 1
 
     @property
     def stages_per_rank(self) -> int:

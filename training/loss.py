@@ -59,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, targets, weights = hidden_BTD.flatten(0, 1), targets_BT.flatten(), weights_BT.flatten()
         head_VtD = head_VtD.to(hidden.dtype)
         hidden_gradient, head_gradient = torch.empty_like(hidden), None
-        chunks, terms_N2 = _chunks(len(targets), head_VtD), []
+        chunks, terms_N2 = token_chunks(len(targets), head_VtD), []
         memory = hidden.new_empty(max(chunk.stop - chunk.start for chunk in chunks), len(head_VtD))
         for chunk in chunks:
             raw_NVt = torch.mm(hidden[chunk], head_VtD.T, out=memory[: chunk.stop - chunk.start])
@@ -94,11 +94,11 @@ def _chunk_loss(
     The gradient by a logit is weight x (p (1 + 2 z log Z) - [it is the target]), and p = e / total. What is left in raw
     is that times total / weight, e - total at the target, so that dividing by the total costs one number a token and no
     pass over all logits. float16 cannot hold a total: there it is times 1024 / weight."""
-    highest_N = _over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
+    highest_N = over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
     index_N, mine_N = local_ids(targets_N, scoring.vocab_size, scoring.tensor, raw_NVt.shape[1])
     target_N = scoring.shaped(upcast(raw_NVt.gather(1, index_N.unsqueeze(1)).squeeze(1))) * mine_N
     total_N, bent_NVt = _exponentials(scoring, raw_NVt, highest_N, wanted)
-    total_N, target_N = _over_ranks(torch.stack([total_N, target_N]), scoring.tensor, dist.ReduceOp.SUM)
+    total_N, target_N = over_ranks(torch.stack([total_N, target_N]), scoring.tensor, dist.ReduceOp.SUM)
     log_z_N = total_N.log() + highest_N
     weights_N = weights_N.to(log_z_N.dtype)
     nll_N = weights_N * (log_z_N - target_N)
@@ -141,13 +141,13 @@ def _plus_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return wide.addmm_(left, right) if wide.dtype == left.dtype else wide.add_(left @ right)
 
 
-def _over_ranks(x: Tensor, tensor: TensorAxis, operation: Any) -> Tensor:
+def over_ranks(x: Tensor, tensor: TensorAxis, operation: Any) -> Tensor:
     if tensor.size > 1:
         dist.all_reduce(x, operation, group=tensor.mesh.tensor.group)
     return x
 
 
-def _chunks(tokens: int, head_VtD: Tensor) -> list[slice]:
+def token_chunks(tokens: int, head_VtD: Tensor) -> list[slice]:
     limit = CHUNK_LOGITS if head_VtD.device.type == "cpu" else CHUNK_LOGITS_GPU
     size = max(1, min(tokens, limit // len(head_VtD)))
     number = math.ceil(tokens / size)

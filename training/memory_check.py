@@ -5,7 +5,7 @@ import os
 from gristmill.foundation.errors import InputError
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.costs.parameters import expert_parameter_count, parameter_count
 from gristmill.training.model_config import ModelConfig
 
 # Weights, gradients and one moment of the optimizer, four bytes each (fp32; training/parallel/precision.py). AdamW has
@@ -16,9 +16,12 @@ LARGEST_DEVICE_BYTES = 2**40  # no accelerator has a TiB of its own; where the d
 
 def min_process_bytes(model: ModelConfig, train: TrainConfig, vocab_size: int) -> int:
     """Minimum bytes of one process's parameters, gradients and optimizer state, sharded evenly. 1e9 over 4 -> 3e9."""
-    layout = train.layout
+    layout, shape = train.layout, shape_of(model, vocab_size)
+    experts = expert_parameter_count(shape)
     shares = layout.tensor * layout.pipeline * layout.shard
-    return parameter_count(shape_of(model, vocab_size)) * MIN_BYTES_PER_PARAMETER // shares
+    expert_shares = layout.pipeline * layout.stage_ranks // layout.expert_replicate
+    numbers = (parameter_count(shape) - experts) / shares + experts / expert_shares
+    return int(numbers * MIN_BYTES_PER_PARAMETER)
 
 
 def check_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, memory_bytes: int) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from gristmill.foundation.config import Config
 from gristmill.training.divisors import divisors
 from gristmill.training.limits import MAX_LAYERS, MAX_SEQUENCE, MAX_WIDTH
+from gristmill.training.moe_config import MoeConfig
 
 Mixer = Literal["attention"]
 Mlp = Literal["swiglu", "gelu"]
@@ -14,12 +15,18 @@ NormOrder = Literal["pre", "post"]
 
 
 class LayerConfig(Config):
-    """Configuration of one layer. window: number of tokens that each token attends to, itself included; None: all."""
+    """Configuration of one layer. window: number of tokens that each token attends to, itself included; None: all.
+
+    hidden: width of the MLP that all tokens go through; in a mixture, that of its shared experts or of PR-MoE's MLP, 0
+    if it has neither. experts: of a mixture, 0 elsewhere; each token goes to top_k of them, each expert_hidden wide."""
 
     mixer: Mixer = "attention"
     mlp: Mlp = "swiglu"
+    hidden: int = 0
     window: int | None = None
-    experts: None = None
+    experts: int = 0
+    top_k: int = 0
+    expert_hidden: int = 0
     norm_order: NormOrder = "pre"
 
 
@@ -49,7 +56,9 @@ class ModelConfig(Config):
     biases: bool = False
     tied_embeddings: bool = False
     embedding_norm: bool = Field(False, description="a norm right after the embedding, as BLOOM has (arXiv 2211.05100)")
-    qk_norm: bool = False
+    qk_norm: bool | Literal["width"] = Field(
+        False, description="norm of queries and keys: true for each head (Qwen3), width over all heads (OLMoE)"
+    )
     logit_softcap: float | None = Field(None, gt=0, description="logits become cap x tanh(logits / cap)")
     dropout: float = Field(0.0, ge=0, lt=1)
     initialisation: Literal["scaled", "normal", "mup"] = Field(
@@ -57,6 +66,7 @@ class ModelConfig(Config):
     )
     init_std: float = Field(0.02, gt=0)
     mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
+    moe: MoeConfig | None = Field(None, description="mixture-of-experts layers; null: all layers have a plain MLP")
 
     @model_validator(mode="after")
     def heads_fit(self) -> Self:
@@ -84,6 +94,21 @@ class ModelConfig(Config):
             raise ValueError("window counts the position itself: it must be at least 1, or null for no limit")
         return self
 
+    @model_validator(mode="after")
+    def experts_are_legal(self) -> Self:
+        for name, pattern in (self.moe.patterns() if self.moe else {}).items():
+            if self.layers % len(pattern):
+                raise ValueError(
+                    f"moe.{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
+                )
+        for index, layer in enumerate(self.layer_list if self.moe else ()):
+            problem = self.moe.layer_problem(layer.experts, layer.top_k, layer.expert_hidden) if self.moe else None
+            if problem is not None:
+                raise ValueError(f"moe: layer {index}: {problem}")
+        if self.moe and not self.has_experts:
+            raise ValueError("moe.experts is 0 in every layer; leave moe out for plain MLPs")
+        return self
+
     @property
     def layer_list(self) -> tuple[LayerConfig, ...]:
         """One entry a layer: the source of pipeline stages, the planner's costs and the model."""
@@ -93,9 +118,26 @@ class ModelConfig(Config):
                 mlp=_entry(self.mlp, index),
                 window=_entry(self.window, index),
                 norm_order=_entry(self.norm_order, index),
+                **self._widths(index),
             )
             for index in range(self.layers)
         )
+
+    def _widths(self, index: int) -> dict[str, int]:
+        hidden = self.hidden_width(_entry(self.mlp, index))
+        if self.moe is None or not (experts := _entry(self.moe.experts, index)):
+            return {"hidden": hidden}
+        width = _entry(self.moe.hidden, index) or hidden
+        return {
+            "hidden": hidden if self.moe.residual else self.moe.shared_experts * width,
+            "experts": experts,
+            "top_k": _entry(self.moe.top_k, index),
+            "expert_hidden": width,
+        }
+
+    @property
+    def has_experts(self) -> bool:
+        return any(layer.experts for layer in self.layer_list)
 
     @property
     def num_kv_heads(self) -> int:

@@ -63,7 +63,7 @@ def init_distributed(
     try:
         with first_failure_named(rank_info.rank, store):
             check_same_recipe(recipe_digest, rank_info)
-            yield build_mesh(layout, model.num_kv_heads, device)
+            yield build_mesh(layout, model.num_kv_heads, device, model.has_experts)
     finally:
         dist.destroy_process_group()
 

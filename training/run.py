@@ -42,7 +42,9 @@ from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.saver import Saver
 from gristmill.training.stop_signals import StopRequest, stop_requests
+from gristmill.training.teacher import Teacher, check_teacher, load_teacher
 from gristmill.training.trainer import StepReport, Trainer
+from gristmill.training.upcycling import check_upcycling, load_upcycled
 from gristmill.training.validation import Validation
 from gristmill.training.watchdog import Watchdog
 
@@ -101,7 +103,9 @@ class Run:
         forward_backward = build_forward_backward(self.model, model, train, mesh)
         self.optimizer = build_optimizer(self.model.parameters, train.optimizer, model)
         self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
+        self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
         self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
+        self.trainer.teacher = self._load_teacher(model) if train.teacher is not None else None
         self.validation = None
         if data.held_out is not None and train.validation.every:
             self.validation = Validation(
@@ -112,7 +116,6 @@ class Run:
                 mesh,
                 data.mask_documents,
             )
-        self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
         self.saver = Saver(self.root, train.checkpoint, mesh)
         self.data_fingerprint = data.samples.fingerprint
         shape = shape_of(model, vocab_size)
@@ -194,11 +197,35 @@ class Run:
             checkpoint.verified(checkpoint.step_folder(self.root, step))
 
     def _init_from_checkpoint(self, initial: Path) -> None:
-        """Loads initial weights. Rank 0 validates the checkpoint and broadcasts the result."""
+        """Loads initial weights, of a dense model into experts where the recipe upcycles."""
+        model = ModelConfig.model_validate(self.saved_config["model"])
+        if self.config.upcycle is None:
+            self._check_on_first(lambda: check_init_from(initial, self.saved_config))
+            load_init_from(initial, self.model, self.mesh)
+        else:
+            self._check_on_first(lambda: check_init_from(initial, check_upcycling(initial, model, self.saved_config)))
+            load_upcycled(initial, self.model, self.mesh)
+        self.reporter.say(f"train: initialises from the weights of {initial}")
+
+    def _load_teacher(self, model: ModelConfig) -> Teacher:
+        """Loads the frozen teacher and hands its output table to the student's head."""
+        assert self.config.teacher is not None
+        folder = Path(self.config.teacher.checkpoint)
+        self._check_on_first(lambda: check_teacher(folder, model, self.config, self.saved_config))
+        local_model, distillation = load_teacher(folder, self.config, self.mesh)
+        for stage in self.model.stages.values():
+            if stage.head is not None:
+                stage.head.distillation = distillation
+        forward_backward = build_forward_backward(local_model, model, self.config, self.mesh)
+        self.reporter.say(f"train: learns from the teacher {folder}")
+        return Teacher(forward_backward, self.config.teacher.until * self.config.tokens)
+
+    def _check_on_first(self, check: Callable[[], object]) -> None:
+        """Rank 0 checks a checkpoint and broadcasts the result, so that all ranks raise the same InputError."""
         error = None
         if self._is_first:
             try:
-                check_init_from(initial, self.saved_config)
+                check()
             except InputError as found:
                 error = str(found)
         errors = [error]
@@ -206,8 +233,6 @@ class Run:
             dist.broadcast_object_list(errors, src=0)
         if errors[0] is not None:
             raise InputError(errors[0])
-        load_init_from(initial, self.model, self.mesh)
-        self.reporter.say(f"train: initialises from the weights of {initial}")
 
     def _save_if_due(self, now: bool) -> None:
         step = self.trainer.progress.step
@@ -220,7 +245,7 @@ class Run:
             self.saver.wait()
 
     def _tensors(self) -> dict[str, Tensor]:
-        return checkpoint.saved_tensors(self.model.parameters, self.optimizer.state())
+        return checkpoint.saved_tensors(self.model.parameters, self.model.buffers, self.optimizer.state())
 
     def _metrics(self, report: StepReport) -> dict[str, Any]:
         """Metrics of a step; equal for equal runs on the same layout."""
@@ -234,7 +259,9 @@ class Run:
         }
         if (per_token := self._bytes_per_token(report)) is not None:
             metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
-        if self.config.z_loss:
+        if report.expert_load is not None:
+            metrics["expert_load"] = report.expert_load
+        if self.config.z_loss or self.config.teacher is not None:
             metrics["objective"] = _finite(report.objective)
         if report.skipped is not None:
             metrics |= {"skipped": report.skipped, "samples": list(report.samples)}

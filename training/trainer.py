@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.expert_balance import ExpertBalance
 from gristmill.training.engine.forward_backward import ForwardBackward
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.guard import Guard
@@ -19,6 +20,7 @@ from gristmill.training.optim.norm import clip, global_norm, scale_gradients
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.sums import sum_over_world
+from gristmill.training.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class StepReport:
     objective: the minimised loss, with the z-loss.
 
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
-    (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping)."""
+    (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping).
+    expert_load: the tokens of the busiest expert over the mean of its layer, in the worst layer; None without experts.
+    """
 
     progress: Progress
     samples: range
@@ -49,6 +53,7 @@ class StepReport:
     stop: bool
     seconds: dict[str, float]
     tokens: int
+    expert_load: float | None = None
 
 
 class Trainer:
@@ -66,6 +71,8 @@ class Trainer:
         self.config, self.model, self.forward_backward = config, model, forward_backward
         self.optimizer, self.batches, self.mesh = optimizer, batches, mesh
         self.guard = Guard(config.guard)
+        self.teacher: Teacher | None = None
+        self.balance = ExpertBalance(model.stages.values(), mesh) if model.has_experts else None
         self.scale = LossScale(dynamic=config.precision == "fp16")
         self.progress = Progress()
 
@@ -80,8 +87,12 @@ class Trainer:
         batch = self._next_batch()
         clock.begin("token_count_allreduce")
         valid_tokens, stop = self._count_valid_tokens(batch, stop_wanted)
+        if self.teacher is not None:
+            clock.begin("teacher")
+            batch |= self.teacher.outputs(batch, self.progress.tokens)
         losses = self.forward_backward.train(batch, self.scale.value / valid_tokens, clock.begin)
         clock.begin("optimizer")
+        counts = self.balance.take_counts() if self.balance is not None else []
         self.model.sum_tied_gradients()
         scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
         loss, objective = self._mean_losses(losses, valid_tokens)
@@ -91,6 +102,8 @@ class Trainer:
         rate_factor = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
         if skipped is None:
             self._update(norm, rate_factor)
+            if self.balance is not None:
+                self.balance.update(counts)
         self.model.clear_gradients()
         return StepReport(
             progress=self.progress,
@@ -104,6 +117,7 @@ class Trainer:
             skipped=skipped,
             stop=stop,
             seconds=clock.end(),
+            expert_load=None if self.balance is None else self.balance.worst_load(counts),
         )
 
     def _update(self, norm: float, rate_factor: float) -> None:

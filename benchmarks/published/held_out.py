@@ -5,6 +5,7 @@ The tolerances are the measured errors rounded up, so that a change that makes a
 
 from typing import NamedTuple
 
+from published.experts import EXPERTS
 from published.h100 import H100
 from published.megatron import MEGATRON
 from published.run import PublishedRun
@@ -18,7 +19,7 @@ class Tolerance(NamedTuple):
     max: float
 
 
-HELD_OUT: dict[str, tuple[PublishedRun, ...]] = {**MEGATRON, **TORCH, **H100}
+HELD_OUT: dict[str, tuple[PublishedRun, ...]] = {**MEGATRON, **TORCH, **H100, **EXPERTS}
 TOLERANCES = {
     "Megatron-LM's tables of 2020, 1 to 1,024 A100 of 40 GB": Tolerance(0.04, 0.08),
     "table 1 of 2021, the other rows": Tolerance(0.03, 0.06),
@@ -32,4 +33,6 @@ TOLERANCES = {
     "Megatron-Core and Llama 3, 96 to 16,384 H100": Tolerance(0.08, 0.14),
     "NeMo in float8, 8 to 1,024 H100": Tolerance(0.06, 0.11),
     "small models, second-hand, 8 H100": Tolerance(0.10, 0.15),
+    # Many small experts: what their permutations, launches and uneven kernels cost is not in the forecast.
+    "mixtures of experts, 16 to 256 H100": Tolerance(0.38, 1.11),
 }

@@ -13,7 +13,15 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import Manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.checkpoint import CheckpointContent, load_model, read_model_config, save, step_folder
+from gristmill.training.checkpoint import (
+    CheckpointContent,
+    load_model,
+    read_model_config,
+    save,
+    saved_tensors,
+    step_folder,
+)
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.parallel.mesh import single_process
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -47,7 +55,7 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     check_tokenizer(folder, codec, saved_config["vocab_size"], codec.end_of_document, padded=True)
     saved_config["end_of_document"] = codec.end_of_document
     saved_config["padded_rows"] = saved_config["vocab_size"] - codec.vocab_size
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = saved_tensors(dict(model.named_parameters()), saved_buffers(model))
     content = CheckpointContent(tensors, saved_config, {"imported": True})
     save(output / "checkpoints", 0, content, single_process())
     copy_tokenizer(folder, output / "tokenizer")

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.foundation.errors import InputError
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
@@ -30,7 +31,9 @@ class Int8Linear(nn.Module):
 
 def quantize_int8(model: Transformer) -> None:
     """Replaces the linear modules of all layers. Embedding, head and norms are not quantized: they are a small share of
-    large models and the most sensitive."""
+    large models and the most sensitive. Raises InputError for a model with experts."""
+    if model.config.has_experts:
+        raise InputError("int8 weights are not built for experts yet; evaluate with weights: as_trained")
     for layer in model.layers.values():
         for block in (layer.mixer, layer.mlp):
             for name, module in list(block.named_children()):

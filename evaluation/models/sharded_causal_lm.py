@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.training.checkpoint import load, read_model_config, verified
+from gristmill.training.checkpoint import load, read_model_config, saved_tensors, verified
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.initialization import fill, stored_name
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh
@@ -93,8 +94,8 @@ def load_sharded(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torc
     part = split_model(config, saved_config["vocab_size"], layout)[mesh.pipeline.rank]
     model = Transformer(config, saved_config["vocab_size"], mesh, layout, part, ComputeOptions(dtype))
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
-    names = {f"model.{stored_name(name, config)}": value.detach() for name, value in model.named_parameters()}
-    load(checkpoint, names, mesh)
+    parameters = {stored_name(name, config): value for name, value in model.named_parameters()}
+    load(checkpoint, saved_tensors(parameters, saved_buffers(model)), mesh)
     return ShardedCausalLM({mesh.pipeline.rank: model.to(dtype)}, layout, config.sequence_length, mesh)
 
 

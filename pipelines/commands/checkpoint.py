@@ -42,6 +42,7 @@ class EvaluatedModel:
     )
     tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
     pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
+    expert: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks the experts are divided over.")] = 1
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path 
         print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
         return
     rank = RankInfo.from_environment()
-    evaluate_one(source, paths, config, reporter, rank, ModelParallel(model.tensor, model.pipeline))
+    evaluate_one(source, paths, config, reporter, rank, ModelParallel(model.tensor, model.pipeline, model.expert))
     if rank.rank == 0:
         print((folder / "table.md").read_text("utf-8"))
 

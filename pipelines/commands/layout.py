@@ -71,6 +71,8 @@ class FixedOptions:
     context_axis: Annotated[
         int | None, typer.Option(min=1, help="Fix the context axis (forecast only while the engine lacks it).")
     ] = None
+    expert: Annotated[int | None, typer.Option(min=1, help="Fix the expert axis.")] = None
+    expert_tensor: Annotated[int | None, typer.Option(min=1, help="Fix the ranks that share an expert's width.")] = None
     virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the stages per pipeline rank.")] = None
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Fix the samples of a micro-batch.")] = None
     schedule: Annotated[
@@ -89,6 +91,8 @@ class FixedOptions:
             replicate=self.replicate,
             shard=self.shard,
             context=self.context_axis,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
             virtual=self.virtual_stages,
             micro_batch=self.micro_batch,
             schedule=_one_of(self.schedule, "schedule", ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")),

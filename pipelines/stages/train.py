@@ -33,7 +33,9 @@ def config(recipe: Recipe) -> dict[str, Any]:
         "seed": recipe.seed,
     }
     if train.init_from is not None:
-        decides["init_from"] = init_from_digest(Path(train.init_from))
+        decides["init_from"] = checkpoint_digest("init_from", Path(train.init_from))
+    if train.teacher is not None:
+        decides["teacher"] = checkpoint_digest("teacher", Path(train.teacher.checkpoint))
     if train.evaluation.every:
         tasks = task_identity(train.evaluation.tasks, recipe.evaluate)
         decides["train"] = {**identity(train), "evaluation": {**identity(train.evaluation), "tasks": tasks}}
@@ -41,12 +43,12 @@ def config(recipe: Recipe) -> dict[str, Any]:
     return decides
 
 
-def init_from_digest(folder: Path) -> str:
+def checkpoint_digest(field: str, folder: Path) -> str:
     """Digest of the checkpoint's manifest, which holds the digests of its files. Raises InputError if there is none."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise InputError(
-            f"train.init_from: {folder} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
+            f"train.{field}: {folder} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`"
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -101,6 +101,7 @@ def byte_codec() -> ByteCodec:
 END = "<|end|>"
 SHAPES = {
     "llama": {"kv_heads": 2},
+    "experts": {"kv_heads": 2, "moe": {"experts": (0, 4), "top_k": 2, "hidden": 16, "bias_update_rate": 0.1}},
     "gpt2": {
         "positions": "learned",
         "norm": "layernorm",
@@ -123,7 +124,7 @@ def random_model(config: ModelConfig, vocab_size: int, dtype: torch.dtype = torc
     """Every parameter is drawn, norms and biases too, so that a forgotten one shows."""
     generator = torch.Generator().manual_seed(1)
     model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
-    spread = {1: 0.1, 2: 0.15}
+    spread = {1: 0.1, 2: 0.15, 3: 0.15}
 
     def draw(name: str, parameter: Tensor) -> Tensor:
         value = torch.randn(parameter.shape, generator=generator) * spread[parameter.dim()]

@@ -37,7 +37,9 @@ def asked_of_copies(checkpoint, tokenizer_folder):
 
 def asked_of_parts(checkpoint, tokenizer_folder, layout):
     codec = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig()).codec
-    causal_lm = load_sharded(checkpoint, layout, build_mesh(layout, 2, torch.device("cpu")), torch.float32)
+    causal_lm = load_sharded(
+        checkpoint, layout, build_mesh(layout, 2, torch.device("cpu"), experts=layout.expert > 1), torch.float32
+    )
     answers = asked(LanguageModel(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
     return answers, [list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12))]
 
@@ -67,6 +69,19 @@ def test_parts_of_a_model_answer_as_the_whole(axis, family, random_checkpoint, t
     results = pool.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout)
     expected, generated = asked_alone(checkpoint, tokenizer_folder)
     for answers, tokens in results:
+        assert_same(answers, expected)
+        assert tokens == generated
+
+
+@pytest.mark.parametrize(
+    "axes", [{"tensor": 2, "expert": 2}, {"data": 2, "expert": 2}, {"tensor": 2, "pipeline": 2, "expert": 2}], ids=str
+)
+def test_experts_on_ranks_answer_as_the_whole(axes, random_checkpoint, tokenizer_folder, pool):
+    """Token by token too, where a tensor rank may have no token of its own."""
+    checkpoint = random_checkpoint("experts")
+    layout = LayoutConfig(**axes, sequence_parallel=False)
+    expected, generated = asked_alone(checkpoint, tokenizer_folder)
+    for answers, tokens in pool.run(layout.world_size, asked_of_parts, checkpoint, tokenizer_folder, layout):
         assert_same(answers, expected)
         assert tokens == generated
 

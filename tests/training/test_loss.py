@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.loss import Scoring, _chunks, losses, upcast
+from gristmill.training.loss import Scoring, losses, token_chunks, upcast
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
 
@@ -52,7 +52,7 @@ def test_gradient_is_probability_minus_one_at_the_target() -> None:
 
 def test_chunks_cover_all_tokens_with_sizes_that_differ_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gristmill.training.loss.CHUNK_LOGITS", 12)  # 4 rows of a vocabulary of 3
-    assert _chunks(10, HEAD) == [slice(0, 3), slice(3, 6), slice(6, 10)]
+    assert token_chunks(10, HEAD) == [slice(0, 3), slice(3, 6), slice(6, 10)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

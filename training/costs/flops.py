@@ -30,10 +30,12 @@ def attended_pairs(sequence_length: int, window: int | None, causal: bool) -> fl
 
 
 def block_matmul_flops(block: Block) -> int:
-    """Forward FLOPs of one token in the weight matrices: 2 for each weight."""
+    """Forward FLOPs of one token in the weight matrices: 2 for each weight; of experts, for those it goes to."""
     attention = block.width * (2 * block.query_width + 2 * block.kv_width)
-    mlp = block.width * block.hidden * (3 if block.gated else 2)
-    return 2 * (attention + mlp)
+    hidden = block.hidden + block.top_k * block.expert_hidden
+    mlp = block.width * hidden * (3 if block.gated else 2)
+    router = block.width * (block.experts + 2 * block.coefficient)
+    return 2 * (attention + mlp + router)
 
 
 def block_macs_per_token(block: Block, sequence_length: int) -> int:

@@ -8,7 +8,10 @@ from gristmill.training.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. window: positions a query attends to, its own included; None is all."""
+    """One layer. window: positions a query attends to, its own included; None is all.
+
+    hidden: width of the MLP, of all tokens: 0 in a mixture of experts without one beside the experts. experts: 0 where
+    the layer is no mixture; each token goes to top_k of them, each expert_hidden wide. coefficient: PR-MoE's mix."""
 
     width: int
     heads: int
@@ -19,9 +22,13 @@ class Block:
     window: int | None
     biases: bool
     norm_bias: bool
-    qk_norm: bool
+    qk_norm: bool | str
     rope: bool
     post_norm: bool
+    experts: int = 0
+    top_k: int = 0
+    expert_hidden: int = 0
+    coefficient: bool = False
 
     @property
     def query_width(self) -> int:
@@ -44,6 +51,10 @@ class ModelShape:
     @property
     def width(self) -> int:
         return self.model.width
+
+    @property
+    def has_experts(self) -> bool:
+        return any(block.experts for block in self.blocks)
 
     @property
     def tied(self) -> bool:
@@ -69,7 +80,7 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             heads=model.heads,
             kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            hidden=model.hidden_width(layer.mlp),
+            hidden=layer.hidden,
             gated=layer.mlp == "swiglu",
             window=layer.window,
             biases=model.biases,
@@ -77,6 +88,10 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             qk_norm=model.qk_norm,
             rope=model.positions == "rope",
             post_norm=layer.norm_order == "post",
+            experts=layer.experts,
+            top_k=layer.top_k,
+            expert_hidden=layer.expert_hidden,
+            coefficient=bool(layer.experts and model.moe and model.moe.residual),
         )
         for layer in model.layer_list
     )

@@ -1,20 +1,21 @@
 """Every parameter of a model with its shape and tensor-parallel sharding: exact counts, in total and for each rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, gcd, prod
 from typing import Literal
 
 from gristmill.training.costs.model_shape import Block, ModelShape
 
-Sharding = Literal["output", "input", "key_value", "replicated"]
+Sharding = Literal["output", "input", "key_value", "replicated", "expert_output", "expert_input", "expert"]
 
 
 @dataclass(frozen=True)
 class Weight:
     """shape: of the unsharded parameter. output and input: that dimension is split over the tensor ranks; key_value:
-    over
-    as many of them as there are key/value heads; replicated: each rank has all of it."""
+    over as many of them as there are key/value heads; replicated: each rank has all of it. expert, expert_output and
+    expert_input: dimension 0 is split over the expert ranks, and of the last two dimension 1 or 2 over the ranks that
+    share an expert."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,6 +24,10 @@ class Weight:
     @property
     def count(self) -> int:
         return prod(self.shape)
+
+    @property
+    def of_experts(self) -> bool:
+        return self.sharding.startswith("expert")
 
     def local_shape(self, tensor: int, rank: int, kv_heads: int = 0) -> tuple[int, ...]:
         """Shape on one tensor rank, in chunks of ceil(n / tensor): 250 over 4 -> 63, 63, 63, 61."""
@@ -51,12 +56,38 @@ def block_weights(block: Block) -> list[Weight]:
     weights += _linear("mixer.value", block.kv_width, block.width, "key_value", bias)
     weights += _linear("mixer.output", block.width, block.query_width, "input", bias)
     if block.qk_norm:
-        weights += _norm("mixer.query_norm", block.head_dim, block.norm_bias)
-        weights += _norm("mixer.key_norm", block.head_dim, block.norm_bias)
+        over_heads = block.qk_norm == "width"
+        weights += _norm("mixer.query_norm", block.query_width if over_heads else block.head_dim, block.norm_bias)
+        weights += _norm("mixer.key_norm", block.kv_width if over_heads else block.head_dim, block.norm_bias)
     weights += _norm("mlp_norm", block.width, block.norm_bias)
+    if block.experts:
+        return weights + _mixture(block)
+    return weights + _mlp("mlp", block)
+
+
+def _mlp(name: str, block: Block) -> list[Weight]:
+    weights: list[Weight] = []
+    for inner in ("gate", "up") if block.gated else ("up",):
+        weights += _linear(f"{name}.{inner}", block.hidden, block.width, "output", block.biases)
+    return weights + _linear(f"{name}.down", block.width, block.hidden, "input", block.biases)
+
+
+def _mixture(block: Block) -> list[Weight]:
+    """Router, experts, and the MLP beside them."""
+    experts, inner = block.experts, block.expert_hidden
+    weights = [Weight("mlp.router.weight", (experts, block.width))]
     for name in ("gate", "up") if block.gated else ("up",):
-        weights += _linear(f"mlp.{name}", block.hidden, block.width, "output", bias)
-    return weights + _linear("mlp.down", block.width, block.hidden, "input", bias)
+        weights.append(Weight(f"mlp.experts.{name}.weight", (experts, inner, block.width), "expert_output"))
+        if block.biases:
+            weights.append(Weight(f"mlp.experts.{name}.bias", (experts, inner), "expert_output"))
+    weights.append(Weight("mlp.experts.down.weight", (experts, block.width, inner), "expert_input"))
+    if block.biases:
+        weights.append(Weight("mlp.experts.down.bias", (experts, block.width), "expert"))
+    if block.hidden:
+        weights += _mlp("mlp.residual" if block.coefficient else "mlp.shared", block)
+    if block.coefficient:
+        weights += [Weight("mlp.coefficient.weight", (2, block.width)), Weight("mlp.coefficient.bias", (2,))]
+    return weights
 
 
 def embedding_weights(shape: ModelShape) -> list[Weight]:
@@ -82,6 +113,23 @@ def parameter_count(shape: ModelShape) -> int:
     return sum(counts[kind] for kind in shape.kinds) + sum(w.count for w in ends)
 
 
+def active_parameters(shape: ModelShape) -> int:
+    """Parameters that a token meets: of the experts of a mixture, its top_k."""
+    idle = sum(
+        _in_experts(block) // block.experts * (block.experts - block.top_k) for block in shape.blocks if block.experts
+    )
+    return parameter_count(shape) - idle
+
+
+def expert_parameter_count(shape: ModelShape) -> int:
+    """Parameters of the experts of all mixtures, without routers and what stands beside the experts."""
+    return sum(_in_experts(block) for block in shape.blocks)
+
+
+def _in_experts(block: Block) -> int:
+    return sum(weight.count for weight in block_weights(block) if weight.of_experts)
+
+
 def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) -> float:
     """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh), arXiv 2104.04473, section 5.1: the GPT with all its biases and norms.
 
@@ -89,9 +137,49 @@ def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) 
     return 12 * layers * width**2 * (1 + 13 / (12 * width) + (vocab + sequence_length) / (12 * layers * width))
 
 
+@dataclass(frozen=True)
+class ExpertSharding:
+    """How the parameters of experts are split: over expert ranks, over ranks that share an expert's width, and by FSDP
+    over the ranks that hold the same experts."""
+
+    expert: int = 1
+    expert_tensor: int = 1
+    shard: int = 1
+
+    def local_shape(self, weight: Weight) -> tuple[int, ...]:
+        """Shape on one rank, before FSDP. [64, 1024, 512] over 8 x 2, expert_output -> [8, 512, 512]."""
+        experts, *rest = weight.shape
+        if weight.sharding == "expert_output":
+            rest[0] //= self.expert_tensor
+        elif weight.sharding == "expert_input":
+            rest[1] //= self.expert_tensor
+        return (experts // self.expert, *rest)
+
+    def count(self, weights: Iterable[Weight]) -> int:
+        """Numbers of the experts' parameters on one rank before FSDP."""
+        return sum(prod(self.local_shape(weight)) for weight in weights if weight.of_experts)
+
+    def sharded_count(self, weights: Iterable[Weight]) -> int:
+        """Numbers that the first rank of an FSDP group keeps."""
+        total = 0
+        for weight in weights:
+            if weight.of_experts:
+                shape = list(self.local_shape(weight))
+                dim = expert_shard_dim(shape, self.shard)
+                shape[dim] = chunk_length(shape[dim], self.shard, 0)
+                total += prod(shape)
+        return total
+
+
+def expert_shard_dim(local_shape: Sequence[int], ranks: int) -> int:
+    """The dimension in which FSDP splits a parameter of experts: the experts, or where they do not split evenly another
+    one that does (torch pads dimension 0 only). [2, 48, 32] over 4 -> 1."""
+    return next((dim for dim, size in enumerate(local_shape) if size % ranks == 0), 0)
+
+
 def rank_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int) -> int:
     """Number of parameters on one tensor rank before they are sharded over the data axis."""
-    return sum(prod(w.local_shape(tensor, rank, kv_heads)) for w in weights)
+    return sum(prod(w.local_shape(tensor, rank, kv_heads)) for w in weights if not w.of_experts)
 
 
 def sharded_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: int, shard: int, index: int = 0) -> int:
@@ -100,6 +188,8 @@ def sharded_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: i
     Index 0 holds the most. A norm of 64 over 5 ranks: 13, 13, 13, 13, 12."""
     total = 0
     for weight in weights:
+        if weight.of_experts:
+            continue
         rows, *rest = weight.local_shape(tensor, rank, kv_heads)
         total += chunk_length(rows, shard, index) * prod(rest)
     return total

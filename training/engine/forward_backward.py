@@ -1,6 +1,7 @@
 """Forward and backward passes over the micro-batches of one step; gradient accumulation without a pipeline."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -38,13 +39,14 @@ class GradientAccumulation:
     def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = no_callback) -> Tensor:
         micro_batches = list(split(batch, self.micro_batch))
         losses = []
-        for index, micro in enumerate(micro_batches):
-            self._sum_over_ranks(index == len(micro_batches) - 1)
-            begin("forward")
-            losses_b2 = self.model(**micro)
-            begin("backward")
-            (losses_b2[:, 0].sum() * factor).backward()
-            losses.append(losses_b2.detach())
+        with side_losses_scaled_by(factor, [self.model]):
+            for index, micro in enumerate(micro_batches):
+                self._sum_over_ranks(index == len(micro_batches) - 1)
+                begin("forward")
+                losses_b2 = self.model(**micro)
+                begin("backward")
+                (losses_b2[:, 0].sum() * factor).backward()
+                losses.append(losses_b2.detach())
         return torch.cat(losses)
 
     @torch.no_grad()
@@ -55,6 +57,19 @@ class GradientAccumulation:
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last)
             self.model.set_is_last_backward(last)
+
+
+@contextmanager
+def side_losses_scaled_by(factor: float, stages: Iterable[Transformer]) -> Iterator[None]:
+    """While this runs, passes are training passes: experts add their own losses, times factor, to the gradients."""
+    stages = list(stages)
+    for stage in stages:
+        stage.side_loss_factor = factor
+    try:
+        yield
+    finally:
+        for stage in stages:
+            stage.side_loss_factor = None
 
 
 def split(batch: Batch, micro_batch: int) -> Iterator[dict[str, Tensor]]:

@@ -1,11 +1,29 @@
 """Data parallelism: every block's parameters sharded over the data ranks with FSDP2, also where there is only one."""
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
+from gristmill.training.costs.parameters import expert_shard_dim
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
+
+
+def _shard_mixture(mixture: MixtureOfExperts, mesh: Mesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
+    """Experts over the ranks that hold the same ones; the router by itself, so that its weight is not cast."""
+    grid = mesh.expert_data_grid
+    options = {"mp_policy": policy, "reshard_after_forward": reshard}
+    ranks = grid.size(grid.ndim - 1)
+
+    def place(parameter: nn.Parameter) -> Shard:
+        return Shard(expert_shard_dim(parameter.to_local().shape, ranks))
+
+    fully_shard(mixture.experts, mesh=grid, shard_placement_fn=place, **options)
+    router_policy = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False)
+    fully_shard(mixture.router, mesh=mesh.data_grid, mp_policy=router_policy, reshard_after_forward=reshard)
 
 
 def shard_over_data(
@@ -19,6 +37,8 @@ def shard_over_data(
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = layout.reshard_after_forward and layout.pipeline == 1
     for layer in model.layers.values():
+        if layer.has_experts:
+            _shard_mixture(layer.mlp, mesh, policy, reshard)
         fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():

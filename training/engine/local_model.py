@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.engine.fsdp import shard_over_data
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import initialise, stored_name
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.local import local
@@ -40,6 +41,15 @@ class LocalModel:
     def norm_parameters(self) -> list[nn.Parameter]:
         """Parameters whose gradients this process adds to the global norm, so that a tied table is counted once."""
         return [parameter for name, parameter in self.parameters.items() if name not in self.excluded_from_norm]
+
+    @property
+    def has_experts(self) -> bool:
+        return any(part.config.has_experts for part in self.stages.values())
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside the parameters and no optimizer updates, by name."""
+        return {name: value for part in self.stages.values() for name, value in saved_buffers(part).items()}
 
     @torch.no_grad()
     def sum_tied_gradients(self) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from gristmill.training.costs.stage_splitting import stages_of_rank
-from gristmill.training.engine.forward_backward import Batch, no_callback, split
+from gristmill.training.engine.forward_backward import Batch, no_callback, side_losses_scaled_by, split
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import upcast_dtype
 from gristmill.training.model.transformer import Transformer
@@ -81,7 +81,8 @@ class PipelineSchedule:
             self._schedules[shape] = self._schedule(*shape)
         first = (tokens,) if 0 in self.stages else ()
         target = fields["weights"] if self._last in self.stages else None  # torch wants one; the head has its own
-        losses = self._schedules[shape].step(*first, target=target, loss_kwargs={"factor": factor}, **fields)
+        with side_losses_scaled_by(factor, self.stages.values()):
+            losses = self._schedules[shape].step(*first, target=target, loss_kwargs={"factor": factor}, **fields)
         return None if losses is None else losses.detach()
 
     @torch.no_grad()

@@ -66,7 +66,11 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
         self.output = RowParallelLinear(tensor, query_width, config.width, config.biases)
         self.query_norm = self.key_norm = None
-        if config.qk_norm:
+        self.norms_width = config.qk_norm == "width"
+        if self.norms_width:
+            self.query_norm = Norm(config, tensor, query_width)
+            self.key_norm = Norm(config, tensor, key_width)
+        elif config.qk_norm:
             self.query_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
             self.key_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
 
@@ -85,8 +89,10 @@ class Attention(nn.Module):
         return y_BTD, grown if metadata.keep_state else None
 
     def _heads(self, flat_BTF: Tensor, norm: Norm | None, metadata: AttentionMetadata) -> Tensor:
+        if norm is not None and self.norms_width:
+            flat_BTF = norm(flat_BTF)
         x_BTHK = flat_BTF.unflatten(-1, (-1, self.head_dim))
-        if norm is not None:
+        if norm is not None and not self.norms_width:
             x_BTHK = norm(x_BTHK)
         return x_BTHK if metadata.rotation_BTK is None else rotate(x_BTHK, metadata.rotation_BTK)
 

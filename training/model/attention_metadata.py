@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from gristmill.training.model.dropout import Dropout
+from gristmill.training.model.routing_metadata import RoutingMetadata
 
 Mask = Tensor | BlockMask | None  # None is plainly causal
 
@@ -21,13 +22,15 @@ Mask = Tensor | BlockMask | None  # None is plainly causal
 class AttentionMetadata:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None means plainly causal, which
     needs no mask. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK: cosine and sine of the
-    rotary angles, or None. keep_state: mixers return their state."""
+    rotary angles, or None. keep_state: mixers return their state. routing: what routers need in training; None
+    elsewhere."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
     rotation_BTK: tuple[Tensor, Tensor] | None = None
     dropout: Dropout | None = None
     keep_state: bool = False
+    routing: RoutingMetadata | None = None
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)

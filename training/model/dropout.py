@@ -33,14 +33,27 @@ class Dropout:
 
 def _keep(dropout: Dropout, layer: int, site: int) -> Tensor:
     """bool[B, T, D]; each element is kept with probability 1 - rate."""
-    place = torch.tensor((dropout.seed * 1_000_003 + layer) * 1_009 + site, device=dropout.samples_B.device)
-    token_BT = _hash(_hash(place + dropout.samples_B * _GOLDEN).unsqueeze(-1) + dropout.positions_T)
+    place = _place(dropout.seed, layer, site, dropout.samples_B.device)
+    token_BT = _token_hashes(place, dropout.samples_B, dropout.positions_T)
     feature_D = _hash(place + dropout.features_D)
     low_BT1, high_BT1 = token_BT.to(torch.int32).unsqueeze(-1), (token_BT >> 32).to(torch.int32).unsqueeze(-1)
     mixed_BTD = feature_D.to(torch.int32) * (high_BT1 | 1) + low_BT1
     mixed_BTD = (mixed_BTD ^ _shifted(mixed_BTD, 15, bits=32)) * 0x2C1B3C6D
     mixed_BTD = mixed_BTD ^ _shifted(mixed_BTD, 13, bits=32)
     return mixed_BTD >= int((dropout.rate - 0.5) * 2**32)
+
+
+def token_priorities(seed: int, layer: int, samples_B: Tensor, positions_T: Tensor) -> Tensor:
+    """A random number for each token of each sample, int64[B, T]: a hash, equal on every layout."""
+    return _token_hashes(_place(seed, layer, 2, samples_B.device), samples_B, positions_T)
+
+
+def _place(seed: int, layer: int, site: int, device: torch.device) -> Tensor:
+    return torch.tensor((seed * 1_000_003 + layer) * 1_009 + site, device=device)
+
+
+def _token_hashes(place: Tensor, samples_B: Tensor, positions_T: Tensor) -> Tensor:
+    return _hash(_hash(place + samples_B * _GOLDEN).unsqueeze(-1) + positions_T)
 
 
 def _hash(x: Tensor) -> Tensor:

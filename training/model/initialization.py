@@ -35,7 +35,8 @@ def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor
 
 
 def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
-    """Replaces each parameter by value(name, parameter); parameters that are one stay one."""
+    """Replaces each parameter by value(name, parameter); parameters that are one stay one. Buffers go to their
+    device."""
     replaced: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
@@ -43,6 +44,9 @@ def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
                 name = f"{path}.{leaf}" if path else leaf
                 replaced[id(parameter)] = nn.Parameter(value(name, parameter))
             module.register_parameter(leaf, replaced[id(parameter)])
+    for module in model.modules():
+        for leaf, buffer in module.named_buffers(recurse=False):
+            setattr(module, leaf, buffer.to(next(iter(replaced.values())).device))
 
 
 def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:

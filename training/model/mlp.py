@@ -12,10 +12,9 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallel
 class SwiGLU(nn.Module):
     """down(silu(gate x) * up x) (arXiv 2002.05202)."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorAxis):
+    def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
         self.tensor = tensor
-        hidden = config.hidden_width("swiglu")
         self.gate = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
         self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
         self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
@@ -29,10 +28,9 @@ class SwiGLU(nn.Module):
 class GELU(nn.Module):
     """down(gelu(up x)), with GPT-2's tanh form of gelu."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorAxis):
+    def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
         self.tensor = tensor
-        hidden = config.hidden_width("gelu")
         self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
         self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
 

@@ -1,13 +1,14 @@
 """The transformer, or one pipeline stage of it: embedding, layers, head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gristmill.training.costs.stage_splitting import StageSpec
+from gristmill.training.distillation import Distillation, distillation_losses
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import Scoring, losses
 from gristmill.training.model.attention_metadata import (
@@ -22,6 +23,7 @@ from gristmill.training.model.attention_metadata import (
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.norm import Norm
+from gristmill.training.model.routing_metadata import RoutingMetadata
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
 from gristmill.training.parallel.mesh import Mesh, single_process
@@ -49,16 +51,28 @@ class Head(nn.Module):
         self.tensor = tensor
         self.weight = tensor.parameter((vocab_size, config.width), Sharding.OUTPUT)
         scale = config.mup_base_width / config.width if config.initialisation == "mup" else 1.0
+        self.distillation: Distillation | None = None
         self.scoring = Scoring(tensor, vocab_size, scale, config.logit_softcap, z_loss)
 
-    def forward(self, x_BTD: Tensor, targets_BT: Tensor | None, weights_BT: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        targets_BT: Tensor | None,
+        weights_BT: Tensor | None,
+        teacher_BTD: Tensor | None = None,
+    ) -> Tensor:
         hidden_BTD = self.tensor.enter(x_BTD)
         if targets_BT is None:
             return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Sharding.OUTPUT, x_BTD.dtype))
         head_VtD = self.tensor.local(
             self.weight, Sharding.OUTPUT, self.weight.dtype
         )  # its gradient is summed in this dtype
-        return losses(self.scoring, hidden_BTD, head_VtD, targets_BT, weights_BT)
+        losses_B2 = losses(self.scoring, hidden_BTD, head_VtD, targets_BT, weights_BT)
+        if teacher_BTD is None or self.distillation is None:
+            return losses_B2
+        teacher_BTD = self.tensor.enter(teacher_BTD)
+        taught_B = distillation_losses(self.scoring, hidden_BTD, head_VtD, teacher_BTD, weights_BT, self.distillation)
+        return torch.stack([losses_B2[:, 0] + taught_B, losses_B2[:, 1]], dim=1)
 
 
 class Transformer(nn.Module):
@@ -79,6 +93,7 @@ class Transformer(nn.Module):
         self.config, self.vocab_size, self.options = config, vocab_size, options
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, options.float8)
+        self.side_loss_factor: float | None = None  # set during training passes (forward_backward.py)
         self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
         if self.stage.embeds:
             self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, options.dtype)
@@ -88,7 +103,10 @@ class Transformer(nn.Module):
                 self.positions = PositionEmbedding(self.tensor, config.sequence_length, config.width)
         indices = range(self.stage.first, self.stage.last)
         self.layers = nn.ModuleDict(
-            {str(i): Layer(config, i, self.tensor, activation_checkpointing(layout, i)) for i in indices}
+            {
+                str(i): Layer(config, i, self.tensor, activation_checkpointing(layout, i), layout.expert_tensor)
+                for i in indices
+            }
         )
         if self.stage.scores:
             self.final_norm = Norm(config, self.tensor, config.width)
@@ -97,24 +115,20 @@ class Transformer(nn.Module):
                 self.head.weight = self.embedding.weight
 
     def forward(
-        self,
-        x: Tensor,
-        targets: Tensor | None = None,
-        weights: Tensor | None = None,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        samples: Tensor | None = None,
+        self, x: Tensor, targets: Tensor | None = None, weights: Tensor | None = None, **fields: Tensor
     ) -> Tensor:
         """tokens int64[B, T] (or, after the first stage, hidden states) -> hidden states, or at the end logits float[B,
-        T, Vt], or losses [B, 2] where targets are given. positions restart where documents do; both are int64[B, T].
-        samples int64[B], the samples' numbers, turn dropout on."""
-        metadata = self.attention_metadata(x, positions, documents, samples)
-        hidden_BTD, _ = self.hidden_states(x, metadata)
-        return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights)
+        T, Vt], or losses [B, 2] where targets are given.
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.options.dtype
+        fields: of a batch, by name. positions and documents int64[B, T]: positions restart where documents do. samples
+        int64[B], the samples' numbers, turn dropout on. teacher: final hidden states of the teacher, for the head."""
+        teacher = fields.pop("teacher", None)
+        metadata = self.attention_metadata(x, **fields)
+        if self.side_loss_factor is not None and self.config.has_experts:
+            routing = RoutingMetadata(fields["samples"], weights, self.side_loss_factor, self.options.seed)
+            metadata = replace(metadata, routing=routing)
+        hidden_BTD, _ = self.hidden_states(x, metadata)
+        return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights, teacher)
 
     def hidden_states(
         self, x: Tensor, metadata: AttentionMetadata, caches: Sequence[Any] | None = None

@@ -54,17 +54,18 @@ class Muon:
         momentum.mul_(self.config.muon_momentum).add_(gradient)
         ahead = stored_like(gradient.add(momentum, alpha=self.config.muon_momentum), parameter)
         whole = ahead.full_tensor() if hasattr(ahead, "full_tensor") else ahead
-        rows, columns = whole.shape
+        rows, columns = whole.shape[-2:]
         return local_shard(orthogonal(whole), parameter) * max(1.0, rows / columns) ** 0.5
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Nearly the orthogonal factor of the matrix: singular values near 1, singular vectors kept."""
+    """Nearly the orthogonal factor of the matrix: singular values near 1, singular vectors kept. Of several matrices
+    [experts, rows, columns], that of each."""
     a, b, c = COEFFICIENTS
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / (x.norm() + 1e-7)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.mT if tall else matrix
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     for _ in range(ROUNDS):
-        square = x @ x.T
+        square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.T if tall else x
+    return x.mT if tall else x

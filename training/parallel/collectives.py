@@ -103,3 +103,60 @@ def gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
 def scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """g under sequence parallelism: reduce-scatter over the tokens forward, all-gather backward."""
     return _ScatterTokens.apply(x_BTD, group)
+
+
+class _TakeShare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.rows, ctx.group = len(x_ND), group
+        return take_share(x_ND, rank, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_nD: Tensor) -> tuple[Tensor, None, None, None]:
+        return all_gather_rows(gradient_nD, ctx.rows, ctx.group), None, None, None
+
+
+class _JoinShares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.rank, ctx.size = rank, size
+        return all_gather_rows(x_nD, rows, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return take_share(gradient_ND, ctx.rank, ctx.size), None, None, None, None
+
+
+def share_of_rows(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """First row and number of rows of a rank, in runs of ceil(rows / size). 5 rows over 2 ranks: (0, 3), (3, 2)."""
+    share = -(-rows // size)
+    start = min(rank * share, rows)
+    return start, min(share, rows - start)
+
+
+def take_share(x_ND: Tensor, rank: int, size: int) -> Tensor:
+    """A copy of a rank's rows: a view would keep the memory of all rows."""
+    start, length = share_of_rows(len(x_ND), rank, size)
+    return x_ND.narrow(0, start, length).clone()
+
+
+def all_gather_rows(x_nD: Tensor, rows: int, group: dist.ProcessGroup) -> Tensor:
+    """Each rank's share of the rows -> all rows on all."""
+    size = dist.get_world_size(group)
+    share = -(-rows // size)
+    padded = torch.cat([x_nD, x_nD.new_zeros((share - len(x_nD), *x_nD.shape[1:]))]).contiguous()
+    gathered = padded.new_empty((share * size, *padded.shape[1:]))
+    dist.all_gather_into_tensor(gathered, padded, group=group)
+    return gathered[:rows].contiguous()
+
+
+def split_rows(x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+    """This rank's run of rows that all ranks have; backward the gradients of all runs are gathered."""
+    return _TakeShare.apply(x_ND, rank, size, group)
+
+
+def join_rows(x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+    """All rows from each rank's run; backward each rank takes the gradient of its run."""
+    return _JoinShares.apply(x_nD, rows, rank, size, group)

@@ -24,6 +24,7 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     yield from _world(layout, world_size)
     yield from _tensor(model, layout, vocab_size)
     yield from _pipeline(model, layout)
+    yield from _experts(model, train)
     yield from _batches(model, train)
     if train.float8:
         yield from _float8(model, train)
@@ -80,13 +81,15 @@ def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterat
 
 
 def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig) -> Iterator[str]:
+    if model.qk_norm == "width":
+        yield "qk_norm: width looks at all heads, which is not built over ranks yet; use qk_norm: true"
     if model.heads % size:
         yield f"{model.heads} heads do not split evenly"
     if model.num_kv_heads % size and size % model.num_kv_heads:
         yield f"{model.num_kv_heads} key/value heads neither split over the ranks nor repeat over them evenly"
-    for mlp in sorted({layer.mlp for layer in model.layer_list}):
-        if model.hidden_width(mlp) % size:
-            yield f"the hidden width {model.hidden_width(mlp)} does not split evenly"
+    for hidden in sorted({layer.hidden for layer in model.layer_list}):
+        if hidden % size:
+            yield f"the hidden width {hidden} does not split evenly"
     if (size - 1) * math.ceil(vocab_size / size) >= vocab_size:
         yield f"a vocabulary of {vocab_size} leaves the last rank without a row"
     if layout.sequence_parallel and model.sequence_length % size:
@@ -103,6 +106,29 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
         )
     if layout.split_points and (layout.split_points[0] < 1 or layout.split_points[-1] >= model.layers):
         yield f"split_points {list(layout.split_points)} must lie between 1 and {model.layers - 1}"
+
+
+def _experts(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    layout, mixtures = train.layout, [layer for layer in model.layer_list if layer.experts]
+    if not mixtures:
+        if layout.expert_ranks > 1:
+            yield (
+                f"expert {layout.expert} x expert_tensor {layout.expert_tensor}: the model has no experts; set both to "
+                "1, or give the model some (model.moe)"
+            )
+        return
+    shared = math.gcd(*(layer.experts for layer in mixtures))
+    if shared % layout.expert:
+        counts = sorted({layer.experts for layer in mixtures})
+        yield f"expert {layout.expert}: layers with {counts} experts do not split evenly; try one of {divisors(shared)}"
+    widths = math.gcd(*(layer.expert_hidden for layer in mixtures))
+    if widths % layout.expert_tensor:
+        yield f"expert_tensor {layout.expert_tensor}: the experts' width does not split evenly; try {divisors(widths)}"
+    if layout.recompute == "operators" and layout.world_size > 1:
+        yield "recompute: operators does not work with experts that FSDP shards; set recompute: full"
+    for name, wanted in (("compile", train.compile), ("float8", train.float8)):
+        if wanted:
+            yield f"{name} is not built for experts yet; set {name}: false"
 
 
 def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
@@ -146,7 +172,7 @@ def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         "tokens of a micro-batch": micro_batch_size(model, train) * model.sequence_length,
     }
     for layer in model.layer_list:
-        sizes["hidden width on a tensor rank"] = model.hidden_width(layer.mlp) // tensor
+        sizes["hidden width on a tensor rank"] = layer.hidden // tensor
     for name, size in sizes.items():
         if size % 16:
             yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"

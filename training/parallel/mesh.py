@@ -4,6 +4,7 @@ import logging
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,10 @@ class Mesh:
     key_value_grid: DeviceMesh | None = None
     data_grid: DeviceMesh | None = None
     ranks: torch.Tensor | None = None
+    expert: Axis = ALONE
+    stage: Axis = ALONE
+    expert_grid: DeviceMesh | None = None
+    expert_data_grid: DeviceMesh | None = None
 
     @property
     def distributed(self) -> bool:
@@ -57,9 +62,10 @@ def single_process(device: torch.device | str = "cpu") -> Mesh:
     return Mesh(torch.device(device))
 
 
-def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device) -> Mesh:
+def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device, experts: bool = False) -> Mesh:
     """The mesh of the default process group: pipeline, replicate, shard, context, tensor, the last changing fastest, so
-    that tensor ranks are neighbours. layout.rank_order was applied when the processes joined the group.
+    that tensor ranks are neighbours. layout.rank_order was applied when the processes joined the group. experts: the
+    model has some, so the groups for them are made.
 
     With fewer key/value heads than tensor ranks, consecutive ranks share one head: kv_shard x kv_copy = tensor."""
     kv_shard = math.gcd(num_kv_heads, layout.tensor)
@@ -80,7 +86,24 @@ def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device) ->
         key_value_grid=grid["kv_shard", "kv_copy"],
         data_grid=grid["replicate", "fsdp"] if layout.replicate > 1 else sharded,
         ranks=ranks.flatten(1),
+        **(_expert_mesh(layout, device) if experts else {}),
     )
+
+
+def _expert_mesh(layout: LayoutConfig, device: torch.device) -> dict[str, Any]:
+    """The ranks of a pipeline rank as expert_replicate x expert_shard x expert x expert_tensor, the last fastest."""
+    shard = layout.stage_ranks // layout.expert_ranks // layout.expert_replicate
+    sizes = (layout.pipeline, layout.expert_replicate, shard, layout.expert, layout.expert_tensor)
+    names = ("expert_pipeline", "expert_replicate", "expert_shard", "expert", "expert_tensor")
+    ranks = torch.arange(math.prod(sizes)).reshape(sizes)
+    grid = DeviceMesh(device.type, ranks, mesh_dim_names=names)
+    copied = layout.expert_replicate > 1
+    return {
+        "expert": _axis(grid["expert", "expert_tensor"]._flatten("expert_ranks")),
+        "stage": _axis(grid[names[1:]]._flatten("stage")),
+        "expert_grid": grid["expert", "expert_tensor"],
+        "expert_data_grid": grid["expert_replicate", "expert_shard"] if copied else grid["expert_shard"],
+    }
 
 
 def silence_redistribution() -> None:

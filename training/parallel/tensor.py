@@ -25,6 +25,7 @@ class Sharding(Enum):
     KEY_VALUE = "key_value"  # dimension 0 is split over the key/value heads, replicated where ranks share a head
     REPLICATED = "replicated"  # every rank holds all of it and applies it to its tokens
     REPLICATED_OVER_HEADS = "replicated_over_heads"  # every rank holds all of it and applies it to its heads
+    SPLIT_TOKENS = "split_tokens"  # every rank holds all of it and applies it to tokens of its own
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ class TensorAxis:
             placements = list(_STORED[sharding])
             if sharding is Sharding.KEY_VALUE:
                 placements = [Shard(0), Partial()]
-            elif sharding is Sharding.REPLICATED_OVER_HEADS or (sharding is Sharding.REPLICATED and self.shards_tokens):
+            elif sharding in (Sharding.REPLICATED_OVER_HEADS, Sharding.SPLIT_TOKENS) or (
+                sharding is Sharding.REPLICATED and self.shards_tokens
+            ):
                 placements = [Partial()]
             parameter = parameter.to_local(grad_placements=placements)
         return parameter.to(dtype)
@@ -98,6 +101,7 @@ _STORED = {
     Sharding.KEY_VALUE: (Shard(0), Replicate()),
     Sharding.REPLICATED: (Replicate(),),
     Sharding.REPLICATED_OVER_HEADS: (Replicate(),),
+    Sharding.SPLIT_TOKENS: (Replicate(),),
 }
 
 

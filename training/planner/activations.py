@@ -12,6 +12,8 @@ from gristmill.training.planner.block_time import widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 
+INDEX_BYTES = 8  # of an int64
+
 
 def korthikanti_layer(
     block: Block,
@@ -62,7 +64,7 @@ def layer_bytes(
 ) -> ActivationBytes:
     """Activation bytes of one layer of the model under the layout's recomputation."""
     sequence_length, dropout, norm = shape.sequence_length, shape.model.dropout > 0, shape.model.norm
-    if framework.activations == "literature":
+    if framework.activations == "literature" and not block.experts:  # the papers' formula has no experts
         return _megatron_layer(block, layout, sequence_length, framework)
     mixer = _mixer(block, layout, sequence_length, sizes, dropout, norm)
     mlp = _mlp(block, layout, sequence_length, sizes, dropout, norm)
@@ -143,14 +145,31 @@ def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes
     """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
     w = widths(block, layout, sequence_length)
     total = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    if block.experts:
+        total += _experts(block, layout, sequence_length, sizes)
+        if not block.hidden:
+            return total
     return total + w.tokens * (block.width + (4 if block.gated else 2) * w.hidden) * sizes.compute
+
+
+def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+    """The router's input, scores, gates and permutations; the sorted tokens of this rank's experts and their inner
+    activations; the results of its own tokens. Tokens are taken to be balanced over the experts."""
+    w = widths(block, layout, sequence_length)
+    inner = (4 if block.gated else 2) * block.expert_hidden // layout.expert_tensor
+    copies = w.routed_tokens * block.top_k
+    stream = 0 if block.hidden and layout.tensor == 1 else block.width * sizes.compute  # else the MLP beside keeps it
+    wide = 0 if sizes.statistics == sizes.compute else block.width * sizes.statistics
+    router = w.routed_tokens * (stream + wide + block.experts * sizes.statistics)
+    router += copies * (3 * INDEX_BYTES + 2 * sizes.statistics)
+    return router + copies * (layout.expert_tensor * (block.width + inner) + block.width) * sizes.compute
 
 
 def _products(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Bytes that `recompute: operators` keeps: results of matmuls and of attention."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
-    count = w.tokens * (w.query + 2 * w.key_value + 2 * block.width + inner) * sizes.compute
+    count = w.tokens * (w.query + 2 * w.key_value + (1 + bool(block.hidden)) * block.width + inner) * sizes.compute
     if _block_weights(block, layout, sequence_length, sizes):
         return count
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics

@@ -17,7 +17,8 @@ from gristmill.training.planner.rates import Rates
 
 
 class TimeParts(NamedTuple):
-    """Seconds by kind. tensor and context: exposed collectives, not overlapped with compute."""
+    """Seconds by kind. tensor, context and expert (the exchange of tokens): exposed collectives, not overlapped with
+    compute."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -25,13 +26,14 @@ class TimeParts(NamedTuple):
     tensor: float = 0.0
     context: float = 0.0
     hidden: float = 0.0
+    expert: float = 0.0
 
     def plus(self, other: "TimeParts", times: float = 1.0) -> "TimeParts":
         return TimeParts(*(a + times * b for a, b in zip(self, other, strict=True)))
 
     @property
     def seconds(self) -> float:
-        return self.matmul + self.attention + self.memory + self.tensor + self.context
+        return self.matmul + self.attention + self.memory + self.tensor + self.context + self.expert
 
 
 class BlockTimes(NamedTuple):
@@ -52,10 +54,12 @@ class Widths(NamedTuple):
     key_value: int
     hidden: int
     heads: int
+    routed_tokens: float = 0.0
 
 
 def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
-    """tokens: of the micro-batch on this context rank. Tensor ranks that share a key/value head each compute it."""
+    """tokens: of the micro-batch on this context rank; routed_tokens: those that this tensor rank sends to experts.
+    Tensor ranks that share a key/value head each compute it."""
     tokens = layout.micro_batch * sequence_length // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
     return Widths(
@@ -65,6 +69,7 @@ def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
         key_value=block.kv_width // gcd(block.kv_heads, layout.tensor),
         hidden=-(-block.hidden // layout.tensor),
         heads=max(1, block.heads // layout.tensor),
+        routed_tokens=tokens / layout.tensor,
     )
 
 
@@ -85,6 +90,9 @@ def block_times(
     ring = _context_comm(w, layout, links.context)
     forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
     backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
+    if block.experts:
+        experts_forward, experts_backward = _experts(block, layout, w, rates, links.expert)
+        forward, backward = forward.plus(experts_forward), backward.plus(experts_backward)
     if framework.selective == "core":
         return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=ring))
     # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
@@ -93,6 +101,30 @@ def block_times(
     mixer = _mixer_linears(block, w, rates)
     selective = TimeParts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if sharded else 0.0), ring)
     return BlockTimes(forward, backward, full, selective)
+
+
+def _experts(block: Block, layout: Layout, w: Widths, rates: Rates, link: GroupLink) -> tuple[TimeParts, TimeParts]:
+    """(forward, backward) of the router, the exchange of tokens and the experts, on balanced load.
+
+    Each rank sends its tokens' top_k copies to every rank that shares the expert, and gets as many back: two
+    all-to-alls each way, which move S (g-1)/g through a rank's link as an all-gather does. Rows are copied at each sort
+    (2 + 2 bytes a number: into expert order, after the exchange, before and after the way back) and summed by token."""
+    copies = w.routed_tokens * block.top_k
+    rows, experts = copies * layout.expert_tensor, block.experts // layout.expert
+    hidden = block.expert_hidden // layout.expert_tensor
+    inner, each = hidden * (2 if block.gated else 1), max(1, round(rows / experts))
+    up = rates.matmul(each, block.width, inner, experts)
+    down = rates.matmul(each, hidden, block.width, experts)
+    up_back = rates.matmul(each, inner, block.width, experts) + rates.matmul(inner, each, block.width, experts)
+    down_back = rates.matmul(each, block.width, hidden, experts) + rates.matmul(block.width, each, hidden, experts)
+    router = rates.matmul(max(1, round(w.routed_tokens)), block.width, block.experts)
+    sorts = 4 if layout.expert_ranks > 1 else 2
+    light = 4 * sorts * copies * block.width + 3 * copies * block.width + (6 if block.gated else 4) * rows * hidden
+    heavy = 4 * sorts * copies * block.width + 4 * copies * block.width + (10 if block.gated else 6) * rows * hidden
+    exchange = 2 * gather_seconds(2 * rows * block.width, layout.expert_ranks, link)
+    forward = TimeParts(matmul=up + down + router, memory=rates.memory(light), expert=exchange)
+    backward = TimeParts(matmul=up_back + down_back + 2 * router, memory=rates.memory(heavy), expert=exchange)
+    return forward, backward
 
 
 def embedding_times(
@@ -137,6 +169,7 @@ def _linears(block: Block, w: Widths, rates: Rates, framework: Framework) -> tup
         (w.hidden, block.width),
     )
     cast = framework.float8_cast_bytes
+    shapes = tuple(shape for shape in shapes if all(shape))  # a mixture may have no MLP beside its experts
     forward = sum(rates.linear(w.tokens, depth, columns, cast) for depth, columns in shapes)
     inputs = sum(rates.linear(w.tokens, columns, depth, cast) for depth, columns in shapes)
     weights = sum(rates.linear(columns, w.tokens, depth, cast) for depth, columns in shapes)
@@ -202,12 +235,20 @@ def _tensor_comm(
     arXiv 1909.08053, figure 4, and 2205.05198, figure 5. Overlap is with the linear layers' matmuls."""
     if layout.tensor == 1:
         return 0.0, 0.0, 0.0
-    one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link)
+    one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link) * _tensor_layers(block, layout) / 2
     hidden = min(2 * one * framework.tensor_hidden, compute)
     again = 0.0
     if layout.sequence_parallel and framework.regather_in_backward:
         again = (1 - framework.tensor_hidden) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
     return 2 * one - hidden, 2 * one - hidden + again, hidden
+
+
+def _tensor_layers(block: Block, layout: Layout) -> float:
+    """How many pairs of column- and row-parallel layers a block has: attention and the MLP. A mixture without an MLP
+    beside its experts has one; without sequence parallelism its results are gathered, half an all-reduce."""
+    if not block.experts:
+        return 2.0
+    return 1.0 + bool(block.hidden) + (0.0 if layout.sequence_parallel else 0.5)
 
 
 def _context_comm(w: Widths, layout: Layout, link: GroupLink) -> float:

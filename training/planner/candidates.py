@@ -1,6 +1,8 @@
 """Candidate layouts of a search: every combination of the choices that are not fixed."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import gcd
 
 from gristmill.training.divisors import divisors
 from gristmill.training.layout_config import STAGES_PER_RANK, Schedule
@@ -63,19 +65,34 @@ def _pipeline_and_data(request: PlanRequest, base: Layout, fail: Callable[[str, 
             for schedule, virtual in schedules:
                 for micro_batch in micro_batches:
                     for reshard in (False, True) if pipeline == 1 and shard > 1 else (False,):
-                        yield Layout(
-                            tensor=base.tensor,
-                            pipeline=pipeline,
-                            replicate=data // shard,
-                            shard=shard,
-                            context=base.context,
-                            virtual=virtual,
-                            micro_batch=micro_batch,
-                            schedule=schedule,
-                            recompute=fixed.recompute or "none",
-                            sequence_parallel=base.sequence_parallel,
-                            reshard=reshard,
+                        yield from _with_experts(
+                            request,
+                            Layout(
+                                tensor=base.tensor,
+                                pipeline=pipeline,
+                                replicate=data // shard,
+                                shard=shard,
+                                context=base.context,
+                                virtual=virtual,
+                                micro_batch=micro_batch,
+                                schedule=schedule,
+                                recompute=fixed.recompute or "none",
+                                sequence_parallel=base.sequence_parallel,
+                                reshard=reshard,
+                            ),
                         )
+
+
+def _with_experts(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+    """The layout, with every size of the expert axis that divides its ranks and the experts of all layers."""
+    if not request.shape.has_experts:
+        yield layout
+        return
+    shares, ranks = request.fixed.expert_tensor or 1, layout.data * layout.context * layout.tensor
+    sizes = divisors(gcd(*(block.experts for block in request.shape.blocks)))
+    for size in _choices(request.fixed.expert, sizes):
+        if ranks % (size * shares) == 0:
+            yield replace(layout, expert=size, expert_tensor=shares)
 
 
 def _choices(fixed: int | None, open_choices: Sequence[int]) -> Sequence[int]:

@@ -41,6 +41,7 @@ def _summary(plan: SearchResult, best: Forecast) -> str:
         "memory-bound work": time.memory,
         "recomputation": time.recompute,
         "tensor collectives": time.tensor,
+        "the exchange of tokens with experts": time.expert,
         "sends between stages": time.pipeline,
         "the bubble": time.bubble,
         "exposed data-parallel traffic": time.data,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gristmill.training.costs.parameters import ExpertSharding
 from gristmill.training.layout_config import STAGES_PER_RANK, LayoutConfig, Recompute, Schedule
 
 
@@ -20,6 +21,26 @@ class Layout:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     reshard: bool = False
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold all experts of a layer once and exchange tokens."""
+        return self.expert * self.expert_tensor
+
+    @property
+    def expert_replicate(self) -> int:
+        """Copies of the experts' sharded state, as LayoutConfig has it."""
+        shard_ranks = self.tensor * self.context * self.shard
+        return self.replicate if shard_ranks % self.expert_ranks == 0 else 1
+
+    @property
+    def expert_sharding(self) -> ExpertSharding:
+        ranks = self.tensor * self.context * self.data
+        return ExpertSharding(
+            self.expert, self.expert_tensor, max(1, ranks // self.expert_ranks // self.expert_replicate)
+        )
 
     @property
     def data(self) -> int:
@@ -49,6 +70,8 @@ class Layout:
             tensor=self.tensor,
             pipeline=self.pipeline,
             context=self.context,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
             sequence_parallel=self.sequence_parallel or self.tensor == 1,
             schedule=self.schedule,
             virtual_stages=0 if default or self.pipeline == 1 else self.virtual,
@@ -69,6 +92,9 @@ class Layout:
             copies = f" ({self.replicate} copies x shard {self.shard})" if self.replicate > 1 and self.shard > 1 else ""
             axes.append(f"data {self.data}{copies}")
         extras = [f"micro-batch {self.micro_batch}"]
+        if self.expert_ranks > 1:
+            shares = f" of {self.expert_tensor} shares" if self.expert_tensor > 1 else ""
+            extras.insert(0, f"expert {self.expert}{shares}")
         if self.tensor > 1 and self.sequence_parallel:
             extras.append("sequence parallel")
         if self.pipeline == 1 and self.shard > 1:
@@ -92,4 +118,6 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         recompute=config.recompute,
         sequence_parallel=config.sequence_parallel and config.tensor > 1,
         reshard=config.reshard_after_forward and config.pipeline == 1,
+        expert=config.expert,
+        expert_tensor=config.expert_tensor,
     )

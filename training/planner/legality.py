@@ -31,6 +31,8 @@ def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: boo
     model: ModelConfig = shape.model
     if tensor == 1:
         return None
+    if model.qk_norm == "width":
+        return f"tensor {tensor}: qk_norm over the width is not built over ranks"
     if model.heads % tensor:
         return f"tensor {tensor}: {model.heads} heads do not split evenly"
     kv_heads = model.num_kv_heads
@@ -49,11 +51,31 @@ def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: boo
     return None
 
 
+def expert_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
+    """Why the model's experts cannot be laid over the ranks so; None if they can."""
+    mixtures = [block for block in shape.distinct if block.experts]
+    if not mixtures:
+        return f"expert {layout.expert_ranks}: the model has no experts" if layout.expert_ranks > 1 else None
+    if layout.data * layout.context * layout.tensor % layout.expert_ranks:
+        return f"expert {layout.expert_ranks} does not divide the ranks of data x context x tensor"
+    for block in mixtures:
+        if block.experts % layout.expert:
+            return f"expert {layout.expert}: {block.experts} experts do not split evenly"
+        if block.expert_hidden % layout.expert_tensor:
+            return f"expert_tensor {layout.expert_tensor}: a width of {block.expert_hidden} does not split evenly"
+    return None
+
+
 def illegal_reason(layout: Layout, shape: ModelShape, samples: int) -> str | None:
     """The first reason why the engine rejects a layout for a step of `samples` samples; None if it runs."""
     tensor = tensor_illegal_reason(shape, layout.tensor, layout.sequence_parallel)
     if tensor is not None:
         return tensor
+    experts = expert_illegal_reason(shape, layout)
+    if experts is not None:
+        return experts
+    if shape.has_experts and layout.recompute == "operators" and layout.gpus > 1:
+        return "experts that FSDP shards cannot recompute by operator"
     if layout.pipeline > 1 and layout.stages > len(shape.blocks):
         return f"more pipeline stages than the {len(shape.blocks)} layers"
     if shape.sequence_length % layout.context:

@@ -61,7 +61,7 @@ class MemoryModel:
         self, shape: ModelShape, framework: Framework, sizes: ElementSizes = BF16_CUDA, offload: bool = False
     ) -> None:
         self.shape, self.framework, self.sizes, self.offload = shape, framework, sizes, offload
-        self._counts: dict[tuple[int, RankLayers, int], int] = {}
+        self._counts: dict[tuple[object, ...], int] = {}
         self._layers: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
     def weights(self, rank_layers: RankLayers) -> list[Weight]:
@@ -76,9 +76,10 @@ class MemoryModel:
         found += embedding_weights(shape) if rank_layers.embeds else []
         return found + (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [])
 
-    def count(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:
+    def count(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> int:
         """Number of parameters on the first rank of a shard group, which holds the most rows of each."""
-        key = (layout.tensor, rank_layers, shard)
+        shard = layout.shard * layout.context if sharded else 1
+        key = (layout.tensor, rank_layers, shard, sharded, layout.expert_sharding)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
             parts = [
@@ -90,8 +91,14 @@ class MemoryModel:
             parts.append(
                 (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [], 1)
             )
+            experts = layout.expert_sharding
             self._counts[key] = sum(
-                times * sharded_count(weights, layout.tensor, 0, kv_heads, shard) for weights, times in parts
+                times
+                * (
+                    sharded_count(weights, layout.tensor, 0, kv_heads, shard)
+                    + (experts.sharded_count(weights) if sharded else experts.count(weights))
+                )
+                for weights, times in parts
             )
         return self._counts[key]
 
@@ -122,7 +129,7 @@ class MemoryModel:
         return max((self.rank(layout, one, place, microbatches) for one, place in seen.items()), key=lambda m: m.total)
 
     def _static(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
-        framework, unsharded = self.framework, self.count(layout, rank_layers, 1)
+        framework, unsharded = self.framework, self.count(layout, rank_layers, sharded=False)
         if framework.data_parallel == "fsdp":
             return self._fsdp(layout, rank_layers, microbatches, unsharded)
         share = layout.data * layout.context if framework.data_parallel == "optimizer_shard" else 1
@@ -141,14 +148,18 @@ class MemoryModel:
         A rank keeps copies of all its weights from the first forward to the last backward pass; resharded, of the ends
         and two layers (the current and the prefetched one). Gradients of several micro-batches are summed unsharded."""
         compute, exact = self.sizes.compute, self.sizes.statistics
-        sharded = self.count(layout, rank_layers, layout.shard * layout.context)
+        sharded = self.count(layout, rank_layers, sharded=True)
         layers = sum(rank_layers.kinds)
         one_layer = max(
-            (self.count(layout, _only(rank_layers, kind), 1) for kind, count in enumerate(rank_layers.kinds) if count),
+            (
+                self.count(layout, _only(rank_layers, kind), sharded=False)
+                for kind, count in enumerate(rank_layers.kinds)
+                if count
+            ),
             default=0,
         )
         ends = unsharded - sum(
-            count * self.count(layout, _only(rank_layers, kind), 1)
+            count * self.count(layout, _only(rank_layers, kind), sharded=False)
             for kind, count in enumerate(rank_layers.kinds)
             if count
         )
@@ -185,6 +196,7 @@ class MemoryModel:
 
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        key += (layout.expert, layout.expert_tensor)
         if key not in self._layers:
             self._layers[key] = [
                 layer_bytes(block, self.shape, layout, self.framework, self.sizes) for block in self.shape.distinct

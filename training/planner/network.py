@@ -23,7 +23,8 @@ class GroupLink(NamedTuple):
 
 @dataclass(frozen=True)
 class AxisLinks:
-    """Links of each axis's groups, from the innermost axis: tensor, context, shard, replicate, pipeline."""
+    """Links of each axis's groups, from the innermost axis: tensor, context, shard, replicate, pipeline. expert: ranks
+    that exchange tokens with each other's experts; expert_data: those that hold the same experts."""
 
     tensor: GroupLink
     context: GroupLink
@@ -31,6 +32,8 @@ class AxisLinks:
     replicate: GroupLink
     data: GroupLink
     pipeline: GroupLink
+    expert: GroupLink
+    expert_data: GroupLink
 
 
 def group_link(rates: Rates, size: int, stride: int, gpus: int | None = None) -> GroupLink:

@@ -84,6 +84,7 @@ def axis_groups(layout: Layout, order: np.ndarray) -> dict[str, np.ndarray]:
         size = int(np.prod([grid.shape[index] for index in last]))
         return grid.transpose(*first, *last).reshape(-1, size)
 
+    folded = np.asarray(order).reshape(layout.pipeline, -1, layout.expert_ranks)
     return {
         "tensor": along("tensor"),
         "context": along("context"),
@@ -91,6 +92,8 @@ def axis_groups(layout: Layout, order: np.ndarray) -> dict[str, np.ndarray]:
         "replicate": along("replicate"),
         "data": along("replicate", "shard", "context"),
         "pipeline": along("pipeline"),
+        "expert": folded.reshape(-1, layout.expert_ranks),
+        "expert_data": folded.transpose(0, 2, 1).reshape(-1, folded.shape[1]),
     }
 
 

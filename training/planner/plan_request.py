@@ -30,6 +30,8 @@ class FixedChoices:
     schedule: Schedule | None = None
     recompute: Recompute | None = None
     sequence_parallel: bool | None = None
+    expert: int | None = None
+    expert_tensor: int | None = None
     wide: bool = False
 
 
@@ -91,6 +93,8 @@ def fixed_choice_errors(request: PlanRequest) -> Iterator[str]:
         if reason is not None:
             legal = [size for size in divisors(shape.model.heads) if tensor_illegal_reason(shape, size, False) is None]
             yield f"--{reason}; legal for this model: {', '.join(map(str, legal))}"
+    if not shape.has_experts and (fixed.expert or 1) * (fixed.expert_tensor or 1) > 1:
+        yield "--expert: the model has no experts; leave it out, or give the model some (model.moe)"
     axes = {"tensor": fixed.tensor, "context-axis": fixed.context, "pipeline": fixed.pipeline}
     axes |= {"replicate": fixed.replicate, "shard": fixed.shard}
     wanted = {name: size for name, size in axes.items() if size is not None}

@@ -1,6 +1,6 @@
 """A plan as JSON, and as tables for a terminal."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from rich.console import Group
@@ -12,7 +12,7 @@ from gristmill.training.planner.explain import explain
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast, Planner, SearchResult
-from gristmill.training.planner.volumes import volumes
+from gristmill.training.planner.volumes import expert_data_volumes, volumes
 
 # Reasons shown in the table; the JSON has all.
 SHOWN_FAILURES = 8
@@ -61,9 +61,12 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         layout,
         request.samples,
         request.framework,
-        planner.steps.local_parameters(layout.tensor, held),
+        planner.steps.dense_parameters(layout.tensor, held),
         sum(held.kinds),
     )
+    experts = planner.steps.expert_parameters(layout, held)
+    reduced, gathered = expert_data_volumes(experts, layout, request.samples, request.framework)
+    sent = replace(sent, reduce=sent.reduce + reduced, gather=sent.gather + gathered)
     return {
         "layout": {f.name: getattr(layout, f.name) for f in fields(layout)},
         "name": layout.name(),

@@ -175,7 +175,7 @@ def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
     if minimum > MAX_OVERSUBSCRIPTION * planner.capacity:
         return None, minimum
     for mode in modes:
-        if mode == "operators" and layout.schedule in SPLIT_BACKWARD:
+        if mode == "operators" and (layout.schedule in SPLIT_BACKWARD or planner.request.shape.has_experts):
             continue
         one = replace(layout, recompute=mode)
         memory = planner.memory(one, split_points)

@@ -41,6 +41,7 @@ class StepTime:
     recompute: float = 0.0
     tensor: float = 0.0
     context: float = 0.0
+    expert: float = 0.0
     pipeline: float = 0.0
     bubble: float = 0.0
     data: float = 0.0
@@ -54,7 +55,7 @@ class StepTime:
     @property
     def total(self) -> float:
         compute = self.matmul + self.attention + self.memory + self.recompute
-        exposed = self.tensor + self.context + self.pipeline + self.bubble + self.data
+        exposed = self.tensor + self.context + self.expert + self.pipeline + self.bubble + self.data
         return compute + exposed + self.optimizer + self.contention + self.other
 
 
@@ -73,6 +74,8 @@ def default_links(layout: Layout, rates: Rates) -> AxisLinks:
         replicate=link(layout.replicate, beside_replicate),
         data=link(layout.data * layout.context, layout.tensor),
         pipeline=link(layout.pipeline, beside_shard * layout.data),
+        expert=link(layout.expert_ranks, 1),
+        expert_data=link(beside_shard * layout.data // layout.expert_ranks, layout.expert_ranks),
     )
 
 
@@ -109,6 +112,7 @@ class StepModel:
     def block_times(self, layout: Layout, links: AxisLinks) -> tuple[list[BlockTimes], BlockTimes, BlockTimes]:
         """Times of each kind of block, of the embedding, and of the head, for one micro-batch."""
         key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, links.tensor, links.context)
+        key += (layout.expert, layout.expert_tensor, links.expert)
         if key not in self._block_times:
             length = self.shape.sequence_length
             blocks = [
@@ -119,8 +123,21 @@ class StepModel:
             self._block_times[key] = (blocks, first, last)
         return self._block_times[key]
 
-    def local_parameters(self, tensor: int, rank_layers: RankLayers) -> int:
-        """Number of parameters on tensor rank 0 of a pipeline rank, before the data axis shards them."""
+    def local_parameters(self, layout: Layout, rank_layers: RankLayers) -> int:
+        """Parameters on tensor rank 0 of a pipeline rank, before the data axis shards them."""
+        return self.dense_parameters(layout.tensor, rank_layers) + self.expert_parameters(layout, rank_layers)
+
+    def expert_parameters(self, layout: Layout, rank_layers: RankLayers) -> int:
+        """Those of them that are experts'."""
+        sharding = layout.expert_sharding
+        return sum(
+            count * sharding.count(block_weights(block))
+            for block, count in zip(self.shape.distinct, rank_layers.kinds, strict=True)
+            if block.experts
+        )
+
+    def dense_parameters(self, tensor: int, rank_layers: RankLayers) -> int:
+        """Those of them that are not."""
         key = (tensor, rank_layers)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
@@ -171,6 +188,7 @@ class StepModel:
             recompute=again.seconds * microbatches,
             tensor=parts.tensor * microbatches,
             context=parts.context * microbatches,
+            expert=parts.expert * microbatches,
             pipeline=sends * microbatches,
             bubble=bubble,
             data=data,
@@ -206,7 +224,7 @@ class StepModel:
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)
         if microbatches > 1:
-            added = self.local_parameters(layout.tensor, rank_layers) * self.framework.accumulate_bytes
+            added = self.local_parameters(layout, rank_layers) * self.framework.accumulate_bytes
             backward = backward.plus(TimeParts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
         if speed != 1.0:
             forward, backward, again = (TimeParts().plus(part, 1 / speed) for part in (forward, backward, again))
@@ -243,25 +261,25 @@ class StepModel:
         them. fsdp: reduce-scatter over the shard ranks, all-reduce of the shard over the replicate ranks; weights are
         gathered once with a pipeline, else in each forward pass; the layers' again in each backward pass where they are
         resharded (ZeRO-3)."""
-        framework, count = self.framework, self.local_parameters(layout.tensor, rank_layers)
-        ranks = layout.data * layout.context
-        reduced, weights = count * framework.reduce_bytes, count * framework.weight_bytes
-        layers = self.local_parameters(layout.tensor, RankLayers(rank_layers.kinds, False, False))
-        gather = 0.0
-        if framework.data_parallel == "replicate":
-            reduce = all_reduce_seconds(reduced, ranks, links.data)
-        elif framework.data_parallel == "optimizer_shard":
-            reduce = gather_seconds(reduced, ranks, links.data)
-            gather = gather_seconds(weights, ranks, links.data)
-        else:
-            shard = layout.shard * layout.context
-            reduce = gather_seconds(reduced, shard, links.shard)
-            reduce += all_reduce_seconds(reduced / shard, layout.replicate, links.replicate)
-            gather = gather_seconds(weights, shard, links.shard)
-            if shard > 1:  # one message for each layer
-                gather += (sum(rank_layers.kinds) - 1) * links.shard.latency * log2(shard)
-            if layout.pipeline == 1:
-                gather *= microbatches * (1 + layers / count if layout.reshard else 1)
+        framework, dense = self.framework, self.dense_parameters(layout.tensor, rank_layers)
+        experts, sharding = self.expert_parameters(layout, rank_layers), layout.expert_sharding
+        groups = [
+            (dense, layout.shard * layout.context, layout.replicate, links.shard, links.data),
+            (experts, sharding.shard, layout.expert_replicate, links.expert_data, links.expert_data),
+        ]
+        reduce = gather = 0.0
+        for count, shard, copies, shard_link, link in groups if experts else groups[:1]:
+            ranks = shard * copies
+            reduced, weights = count * framework.reduce_bytes, count * framework.weight_bytes
+            if framework.data_parallel == "replicate":
+                reduce += all_reduce_seconds(reduced, ranks, link)
+            elif framework.data_parallel == "optimizer_shard":
+                reduce += gather_seconds(reduced, ranks, link)
+                gather += gather_seconds(weights, ranks, link)
+            else:
+                reduce += gather_seconds(reduced, shard, shard_link)
+                reduce += all_reduce_seconds(reduced / shard, copies, links.replicate)
+                gather += self._gather_weights(layout, rank_layers, weights, shard, shard_link, microbatches)
         share = framework.data_hidden if layout.pipeline == 1 else framework.data_hidden_in_pipeline
         max_hidden = one * microbatches if layout.pipeline == 1 else one - backward
         hidden = min(share * reduce, backward) + min(share * gather, max_hidden)
@@ -271,6 +289,19 @@ class StepModel:
             tied = all_reduce_seconds(table, 2, links.pipeline)
         return reduce + gather - hidden + tied, hidden
 
+    def _gather_weights(
+        self, layout: Layout, rank_layers: RankLayers, weights: float, shard: int, link: GroupLink, microbatches: int
+    ) -> float:
+        """Seconds of a step's all-gathers of so many bytes of weights under FSDP, one message for each layer."""
+        seconds = gather_seconds(weights, shard, link)
+        if shard > 1:
+            seconds += (sum(rank_layers.kinds) - 1) * link.latency * log2(shard)
+        if layout.pipeline > 1:
+            return seconds
+        layers = self.local_parameters(layout, RankLayers(rank_layers.kinds, False, False))
+        again = layers / self.local_parameters(layout, rank_layers) if layout.reshard else 0.0
+        return seconds * microbatches * (1 + again)
+
     def _optimizer(self, layout: Layout, rank_layers: RankLayers) -> float:
         """Seconds of clipping, the update and the cast of what this rank updates.
 
@@ -278,7 +309,11 @@ class StepModel:
         4), and the host's Adam reads and writes its state at HOST_BYTES_PER_SECOND for each GPU."""
         data, shard = layout.data * layout.context, layout.shard * layout.context
         shares = {"replicate": 1, "optimizer_shard": data, "fsdp": shard}
-        count = self.local_parameters(layout.tensor, rank_layers) / shares[self.framework.data_parallel]
+        count = self.dense_parameters(layout.tensor, rank_layers) / shares[self.framework.data_parallel]
+        sharding = layout.expert_sharding
+        expert_data = sharding.shard * layout.expert_replicate
+        shares = {"replicate": 1, "optimizer_shard": expert_data, "fsdp": sharding.shard}
+        count += self.expert_parameters(layout, rank_layers) / shares[self.framework.data_parallel]
         if not self.offload:
             return self.rates.memory(count * self.framework.optimizer_bytes)
         bandwidth, _ = self.rates.link(self.rates.hardware.host_link)

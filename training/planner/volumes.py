@@ -20,6 +20,7 @@ class Volumes:
     pipeline: float
     reduce: float
     gather: float
+    expert: float = 0.0
 
 
 def tensor_volume(
@@ -33,7 +34,13 @@ def tensor_volume(
     """Of the layers: two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each
     under sequence parallelism, and what recomputation sends again."""
     all_reduce = 2 * gather_volume(_tokens(shape, layout, samples) * shape.width * compute_bytes, layout.tensor)
-    return (4 + _sent_again(layout, framework)) * all_reduce * layers
+    return (4 + _sent_again(layout, framework)) * all_reduce * layers * _share_with_mlp(shape)
+
+
+def _share_with_mlp(shape: ModelShape) -> float:
+    """All-reduces of the model's average layer over those of a layer with attention and an MLP: a mixture without an
+    MLP beside its experts has half."""
+    return sum(1 + (not block.experts or bool(block.hidden)) for block in shape.blocks) / len(shape.blocks) / 2
 
 
 def ends_tensor_volume(shape: ModelShape, layout: Layout, samples: int, compute_bytes: int = 2) -> float:
@@ -71,6 +78,15 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
     return 3 * layers * gather_volume(tokens * width * compute_bytes, layout.context)
 
 
+def expert_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
+    """Four all-to-alls a layer of each token's top_k copies, and two more where the forward pass is computed again; on
+    balanced load, over the model's average layer."""
+    copies = sum(block.top_k for block in shape.blocks) / len(shape.blocks) * layout.expert_tensor
+    sent = _tokens(shape, layout, samples) / layout.tensor * copies * shape.width * compute_bytes
+    exchanges = 6 if layout.recompute in ("full", "operators") else 4
+    return exchanges * gather_volume(sent, layout.expert_ranks) * layers
+
+
 def pipeline_volume(
     shape: ModelShape, layout: Layout, samples: int, framework: Framework, compute_bytes: int = 2
 ) -> float:
@@ -103,6 +119,19 @@ def data_volumes(
     return reduce, times * gather_volume(weights + again, shard)
 
 
+def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: Framework) -> tuple[float, float]:
+    """The same for the parameters of experts on one rank, which are shared with other ranks than the rest."""
+    shard, copies = layout.expert_sharding.shard, layout.expert_replicate
+    reduced, weights = experts * framework.reduce_bytes, experts * framework.weight_bytes
+    if framework.data_parallel == "replicate":
+        return 2 * gather_volume(reduced, shard * copies), 0.0
+    if framework.data_parallel == "optimizer_shard":
+        return gather_volume(reduced, shard * copies), gather_volume(weights, shard * copies)
+    times = 1 if layout.pipeline > 1 else layout.microbatches(samples) * (2 if layout.reshard else 1)
+    reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, copies)
+    return reduce, times * gather_volume(weights, shard)
+
+
 def volumes(
     shape: ModelShape, layout: Layout, samples: int, framework: Framework, parameters: int, layers: int
 ) -> Volumes:
@@ -118,4 +147,5 @@ def volumes(
         pipeline=pipeline_volume(shape, layout, samples, framework),
         reduce=reduce,
         gather=gather,
+        expert=expert_volume(shape, layout, samples, layers),
     )

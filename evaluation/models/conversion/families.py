@@ -4,10 +4,11 @@ from gristmill.evaluation.models.conversion.bloom import BLOOM
 from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
 from gristmill.evaluation.models.conversion.llama import LLAMA
+from gristmill.evaluation.models.conversion.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
-FAMILIES = (LLAMA, GPT2, BLOOM)
+FAMILIES = (LLAMA, GPT2, BLOOM, MIXTRAL, QWEN3_MOE, OLMOE)
 
 
 def family_for(config: ModelConfig) -> Family:

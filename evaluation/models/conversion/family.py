@@ -29,10 +29,10 @@ class Family:
 
     def to_theirs(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """gristmill tensors by Hugging Face names."""
-        return {
-            rule.theirs: rule.form.join([tensors[name] for name in rule.ours], config).contiguous()
-            for rule in self._all_rules(config)
-        }
+        found: dict[str, Tensor] = {}
+        for rule in self._all_rules(config):
+            found |= rule.to_theirs(tensors, config)
+        return found
 
     def to_ours(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hugging Face tensors by gristmill names. Raises InputError if one is absent or unexpected."""
@@ -40,11 +40,11 @@ class Family:
         taken = set()
         tensors = _with_prefix(tensors)
         for rule in self._all_rules(config):
-            if rule.theirs not in tensors:
-                raise InputError(f"the weights lack {rule.theirs}; this {self.architecture} is incomplete")
-            parts = rule.form.split(tensors[rule.theirs], config)
-            found.update(zip(rule.ours, (part.contiguous() for part in parts), strict=True))
-            taken.add(rule.theirs)
+            for name in rule.names():
+                if name not in tensors:
+                    raise InputError(f"the weights lack {name}; this {self.architecture} is incomplete")
+            found |= _converted(rule, tensors, config)
+            taken.update(rule.names())
         self._nothing_left(config, sorted(tensors.keys() - taken))
         return found
 
@@ -57,7 +57,14 @@ class Family:
 
     def _all_rules(self, config: ModelConfig) -> Iterable[Rule]:
         for rule in self.rules(config):
-            yield from (rule.at(layer) for layer in range(config.layers)) if rule.per_layer else (rule,)
+            yield from rule.expanded(config.layers)
+
+
+def _converted(rule: Rule, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    try:
+        return rule.to_ours(tensors, config)
+    except RuntimeError as error:
+        raise InputError(f"the weights of {rule.names()[0]} do not fit the config ({error}); fetch both") from error
 
 
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # buffers that old versions saved
@@ -74,7 +81,10 @@ def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 def unsupported_fields(config: ModelConfig, **wanted: Any) -> list[str]:
     """Fields in which the config differs from `wanted`, or that no architecture supports, as name=value."""
     wanted = {"qk_norm": False, "logit_softcap": None, "embedding_norm": False, **wanted}
+    moe = wanted.pop("moe", None)
     found = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
+    if config.moe != moe:
+        found.append("mixture of experts (moe)")
     if any(layer.window is not None for layer in config.layer_list):
         found.append(f"window={config.window}")
     if any(layer.norm_order != "pre" for layer in config.layer_list):

@@ -8,24 +8,35 @@ from gristmill.evaluation.models.conversion.tensor_conversion import Rule
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
+ATTENTION = {
+    "self_attn.q_proj": "mixer.query",
+    "self_attn.k_proj": "mixer.key",
+    "self_attn.v_proj": "mixer.value",
+    "self_attn.o_proj": "mixer.output",
+}
+MLP = {"mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
 
-def _rules(config: ModelConfig) -> list[Rule]:
-    pairs = {
-        "self_attn.q_proj": "mixer.query",
-        "self_attn.k_proj": "mixer.key",
-        "self_attn.v_proj": "mixer.value",
-        "self_attn.o_proj": "mixer.output",
-        "mlp.gate_proj": "mlp.gate",
-        "mlp.up_proj": "mlp.up",
-        "mlp.down_proj": "mlp.down",
-    }
+
+def attention_rules(config: ModelConfig) -> list[Rule]:
+    return _linear_rules(ATTENTION, config)
+
+
+def mlp_rules(config: ModelConfig) -> list[Rule]:
+    return _linear_rules(MLP, config)
+
+
+def _linear_rules(pairs: Mapping[str, str], config: ModelConfig) -> list[Rule]:
     leaves = ("weight", "bias") if config.biases else ("weight",)
-    rules = [
+    return [
         Rule(f"model.layers.{{i}}.{theirs}.{leaf}", (f"layers.{{i}}.{ours}.{leaf}",))
         for theirs, ours in pairs.items()
         for leaf in leaves
     ]
-    rules += [
+
+
+def ends_rules(config: ModelConfig) -> list[Rule]:
+    """Embedding, norms and head."""
+    rules = [
         Rule("model.embed_tokens.weight", ("embedding.weight",)),
         Rule("model.layers.{i}.input_layernorm.weight", ("layers.{i}.mixer_norm.weight",)),
         Rule("model.layers.{i}.post_attention_layernorm.weight", ("layers.{i}.mlp_norm.weight",)),
@@ -34,7 +45,11 @@ def _rules(config: ModelConfig) -> list[Rule]:
     return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
 
 
-def _write(config: ModelConfig) -> Fields:
+def _rules(config: ModelConfig) -> list[Rule]:
+    return attention_rules(config) + mlp_rules(config) + ends_rules(config)
+
+
+def write_llama(config: ModelConfig) -> Fields:
     return {
         "hidden_size": config.width,
         "intermediate_size": config.hidden_width("swiglu"),
@@ -53,7 +68,7 @@ def _write(config: ModelConfig) -> Fields:
     }
 
 
-def _read(fields: Mapping[str, Any]) -> Fields:
+def read_llama(fields: Mapping[str, Any]) -> Fields:
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     require_value(fields, "hidden_act", "silu")
     for name in ("rope_parameters", "rope_scaling"):
@@ -80,4 +95,4 @@ def _unsupported(config: ModelConfig) -> list[str]:
     return unsupported_fields(config, positions="rope", norm="rmsnorm", mlp="swiglu")
 
 
-LLAMA = Family("LlamaForCausalLM", "llama", _unsupported, _rules, _write, _read)
+LLAMA = Family("LlamaForCausalLM", "llama", _unsupported, _rules, write_llama, read_llama)

@@ -1,7 +1,7 @@
 """Conversion of one Hugging Face tensor from and to gristmill tensors: transpose, concatenate, interleave."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,15 +46,38 @@ BY_HEAD = TensorConversion(_interleave, _separate)
 
 @dataclass(frozen=True)
 class Rule:
-    """One Hugging Face tensor and the gristmill tensors it is made of. `{i}` is the layer index."""
+    """One Hugging Face tensor and the gristmill tensors it is made of. `{i}` is the layer index; layers: those that
+    have it, None for all. With `{e}`, the tensors of all `experts` are one of gristmill's, stacked."""
 
     theirs: str
     ours: tuple[str, ...]
     form: TensorConversion = SAME
+    layers: tuple[int, ...] | None = None
+    experts: int = 0
 
-    @property
-    def per_layer(self) -> bool:
-        return "{i}" in self.theirs
+    def expanded(self, layers: int) -> list["Rule"]:
+        """One rule for each layer that has the tensor."""
+        if "{i}" not in self.theirs:
+            return [self]
+        return [self._at(layer) for layer in (range(layers) if self.layers is None else self.layers)]
 
-    def at(self, layer: int) -> "Rule":
-        return Rule(self.theirs.format(i=layer), tuple(name.format(i=layer) for name in self.ours), self.form)
+    def names(self) -> list[str]:
+        """Their tensors: one, or one for each expert."""
+        if not self.experts:
+            return [self.theirs]
+        return [self.theirs.replace("{e}", str(expert)) for expert in range(self.experts)]
+
+    def to_theirs(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        joined = self.form.join([tensors[name] for name in self.ours], config)
+        parts = joined.unbind() if self.experts else [joined]
+        return {name: part.contiguous() for name, part in zip(self.names(), parts, strict=True)}
+
+    def to_ours(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        found = [tensors[name] for name in self.names()]
+        whole = torch.stack(found) if self.experts else found[0]
+        parts = self.form.split(whole, config)
+        return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
+
+    def _at(self, layer: int) -> "Rule":
+        ours = tuple(name.replace("{i}", str(layer)) for name in self.ours)
+        return replace(self, theirs=self.theirs.replace("{i}", str(layer)), ours=ours)

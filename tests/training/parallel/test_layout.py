@@ -61,7 +61,7 @@ def test_what_a_batch_needs() -> None:
     [
         ({"data": 4, "replicate": 3}, "try one of [1, 2, 4]"),
         ({"context": 2}, "set context: 1"),
-        ({"expert": 2}, "set expert: 1"),
+        ({"expert": 2}, "does not divide the 1 ranks of data x context x tensor that hold experts; try one of [1]"),
         ({"pipeline": 2, "schedule": "1f1b", "virtual_stages": 2}, "leave virtual_stages out"),
         ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),
         ({"pipeline": 2, "schedule": "zbv", "recompute": "operators"}, "set recompute: full"),

@@ -28,7 +28,7 @@ def process(world_size: int, rank: int) -> Iterator[None]:
 
 def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: int) -> LocalModel:
     with process(layout.world_size, rank):
-        mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
+        mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"), model.has_experts)
         train = TrainConfig(tokens=1, batch_tokens=1, layout=layout)
         return build_local_model(model, vocab, train, mesh, 0, materialise=False)
 

@@ -31,13 +31,19 @@ MODELS = {
     "gpt2": ModelConfig(**SIZE, **GPT2),
     "gpt2_dropout": ModelConfig(**SIZE, **GPT2, dropout=0.1),
     "qk_norm": ModelConfig(**SIZE, kv_heads=4, qk_norm=True),
+    "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "hidden": 96}),
+    "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "hidden": 64, "shared_experts": 1}),
 }
 NUMBERS = {torch.float32: ElementSizes(4, 4, cuda=False), torch.bfloat16: ElementSizes(2, 4, cuda=False)}
 
 
 def saved_bytes(model: ModelConfig, layout: LayoutConfig, samples: int, dtype: torch.dtype) -> int:
     """What autograd keeps of one micro-batch, each storage once, parameters left out: measured on the real model."""
-    mesh = single_process() if layout.tensor == 1 else build_mesh(layout, model.num_kv_heads, torch.device("cpu"))
+    mesh = (
+        single_process()
+        if layout.tensor == 1
+        else build_mesh(layout, model.num_kv_heads, torch.device("cpu"), model.has_experts)
+    )
     part = Transformer(model, 512, mesh, layout, options=ComputeOptions(dtype)).to_empty(device="cpu").to(dtype)
     own = {_local(p).untyped_storage().data_ptr() for p in part.parameters()}
     kept: dict[int, torch.Tensor] = {}

@@ -8,6 +8,7 @@ from model_counts import count_parameters
 from gristmill.training.costs.model_shape import gpt, shape_of
 from gristmill.training.costs.parameters import (
     Weight,
+    active_parameters,
     chunk_length,
     paper_parameters,
     parameter_count,
@@ -71,6 +72,44 @@ def test_counts_of_the_papers_models(layers, width, heads, billions):
 @pytest.mark.parametrize("name", MODELS)
 def test_count_equals_the_real_model(name):
     assert parameter_count(shape_of(MODELS[name], 101)) == count_parameters(MODELS[name], 101)
+
+
+MIXTURES = {
+    "mixtral": ModelConfig(**LLAMA, hidden=192, moe={"experts": (0, 8), "top_k": 2, "hidden": 48}),
+    "pr_moe": ModelConfig(**GPT2, moe={"experts": (4, 8), "top_k": 1, "residual": True}),
+    "shared": ModelConfig(**LLAMA, moe={"experts": 4, "top_k": 2, "hidden": 64, "shared_experts": 1}),
+}
+EXPERT_LAYOUTS = [
+    {"data": 4},
+    {"data": 4, "expert": 4},
+    {"data": 8, "expert": 2},  # more ranks with the same experts than experts on each
+    {"data": 4, "tensor": 2, "expert": 2, "expert_tensor": 2},
+    {"data": 4, "replicate": 2, "tensor": 2, "expert": 4, "pipeline": 2},
+    {"data": 4, "replicate": 4, "expert": 2},
+]
+
+
+@pytest.mark.parametrize("axes", EXPERT_LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_of_a_rank_equal_the_engines(name, axes, hardware, engine_shapes):
+    model, layout = MIXTURES[name], LayoutConfig(**axes)
+    shape, planned = shape_of(model, 101), from_config(layout, 1)
+    assert parameter_count(shape) == count_parameters(model, 101)
+    held = StepModel(shape, Rates(hardware, FITTED), GRISTMILL).rank_layers(planned)
+    memory = MemoryModel(shape, GRISTMILL)
+    for place in range(layout.pipeline):
+        shapes = engine_shapes(model, 101, layout, place * layout.stage_ranks)
+        copied = prod(shapes.pop("", (0,)))
+        real = sum(prod(s) for s in shapes.values())
+        assert memory.count(planned, held[place], sharded=True) == real
+        forecast = memory.rank(planned, held[place], place, 1)
+        assert forecast.parameters == forecast.gradients == 4 * (real + copied)
+
+
+def test_active_parameters_of_a_mixture_by_hand():
+    """Mixtral's shape in small: of 8 experts of 3 x 48 x 64 numbers a token meets 2."""
+    shape = shape_of(ModelConfig(**(LLAMA | {"layers": 1}), moe={"experts": 8, "top_k": 2, "hidden": 48}), 101)
+    assert parameter_count(shape) - active_parameters(shape) == 6 * 3 * 48 * 64
 
 
 LAYOUTS = [

@@ -16,7 +16,8 @@ from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 
-RECIPES = ("demo", "gpt2_124m", "llama_1b", "megatron_8.3b", "ptdp_1t", "mt_nlg_530b")
+EXPERTS = ("dsmoe_1.3b_128e", "prmoe_31b", "mos_27b", "qwen3_30b_a3b")
+RECIPES = ("demo", "gpt2_124m", "llama_1b", "megatron_8.3b", "ptdp_1t", "mt_nlg_530b", *EXPERTS)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -43,7 +44,9 @@ def test_what_the_first_a_middle_and_the_last_rank_keep(name, hardware, engine_s
         shapes = engine_shapes(model, vocab, layout, rank)
         copied = prod(shapes.pop("", (0,)))
         real = sum(prod(each) for each in shapes.values())
-        assert sharded_count(memory.weights(held[place]), layout.tensor, 0, model.num_kv_heads, layout.shard, 0) == real
+        weights = memory.weights(held[place])
+        counted = sharded_count(weights, layout.tensor, 0, model.num_kv_heads, layout.shard, 0)
+        assert counted + planned.expert_sharding.sharded_count(weights) == real
         forecast = memory.rank(
             planned, held[place], place, planned.microbatches(recipe.train.batch_tokens // model.sequence_length)
         )

@@ -1,0 +1,175 @@
+"""The loss of mixtures against a dense model at equal FLOPs per token: the recipe `moe_tiny` with several seeds each.
+
+Five models see the same tokens in the same order: the dense one, the recipe's mixture, PR-MoE, and PR-MoE with a layer
+less, alone and taught by PR-MoE for half the run. --data is the work folder of the recipe, whose stages up to `index`
+must be complete:
+
+    gristmill run moe_tiny --to index --workdir DIR
+    python benchmarks/moe_quality.py --data DIR
+
+A second table shows the load of the busiest expert over the mean, on tokens whose frequencies are heavily skewed, with
+and without the balancing bias."""
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import Figure, arguments, print_figures
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.training.checkpoint import step_folder, steps_in
+from gristmill.training.config import TrainConfig
+from gristmill.training.costs.flops import flops_per_token
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.costs.parameters import active_parameters, parameter_count
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.run import CHECKPOINTS, Data, Run, RunConfig
+
+# Two-sided 95 % quantiles of Student's t by number of seeds.
+STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+SKEWED_STEPS = 200
+
+
+class Skewed:
+    """Samples of tokens by Zipf's law: of 512, the commonest is 15 % of all."""
+
+    vocab_size, fingerprint = 512, "skewed"
+
+    def __init__(self, sequence_length: int):
+        self.sequence_length = sequence_length
+        weights = np.arange(1, self.vocab_size + 1) ** -1.0
+        self.chances = weights / weights.sum()
+
+    def sample(self, k: int) -> dict[str, np.ndarray]:
+        tokens = np.random.default_rng(k).choice(self.vocab_size, self.sequence_length + 1, p=self.chances)
+        return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": np.ones(self.sequence_length, np.float32)}
+
+    def source_of(self, k: int) -> str:
+        return "skewed"
+
+
+def models_of(mixture: ModelConfig) -> dict[str, ModelConfig]:
+    """By name; of equal FLOPs per token but for the router, and but for the student, which has a layer less.
+
+    PR-MoE's token goes through a plain MLP and one expert, each half as wide as the dense MLP."""
+    fields = mixture.model_dump()
+    half = mixture.hidden // 2
+    residual = {
+        "experts": 8,
+        "top_k": 1,
+        "hidden": half,
+        "residual": True,
+        "bias_update_rate": 3e-3,
+        "balance_loss": 1e-3,
+    }
+    pr_moe = fields | {"hidden": half, "moe": residual}
+    return {
+        "dense": ModelConfig(**(fields | {"moe": None})),
+        "mixture": mixture,
+        "PR-MoE": ModelConfig(**pr_moe),
+        "student alone": ModelConfig(**(pr_moe | {"layers": mixture.layers - 1})),
+        "student taught": ModelConfig(**(pr_moe | {"layers": mixture.layers - 1})),
+    }
+
+
+def train(folder: Path, model: ModelConfig, config: TrainConfig, seed: int, data: Data) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    folder.mkdir(parents=True)
+    Run(RunConfig(model, config, seed), data, single_process(), folder, Reporter.silent()).train()
+    return read_metrics(folder / METRICS_NAME)
+
+
+def final_loss(lines: list[dict[str, Any]]) -> float:
+    return next(line["validation"]["loss"] for line in reversed(lines) if "validation" in line)
+
+
+def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str, list[float]]:
+    """Final validation losses by model."""
+    recipe = load_recipe("moe_tiny")
+    mixture, plain = recipe.training()
+    changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
+    config = TrainConfig.model_validate(plain.model_dump() | changes)
+    splits = [
+        open_samples(index, split, mixture.sequence_length, recipe.seed, recipe.index, lambda text: None)
+        for split in ("train", "validation")
+    ]
+    data = Data(*splits, 0, mask_documents=recipe.index.mask_documents, bytes_per_token={})
+    found: dict[str, list[float]] = {name: [] for name in models_of(mixture)}
+    for seed in range(1, seeds + 1):
+        for name, model in models_of(mixture).items():
+            folder, used = work / f"{name}-{seed}", config
+            if name == "student taught":
+                root = work / f"PR-MoE-{seed}" / CHECKPOINTS
+                teacher = {"checkpoint": str(step_folder(root, steps_in(root)[-1])), "until": 0.5}
+                used = TrainConfig.model_validate(config.model_dump() | {"teacher": teacher})
+            found[name].append(final_loss(train(folder, model, used, seed, data)))
+    table = Table("model", "parameters", "for a token", "FLOPs/token", "validation loss", "95 % interval")
+    for name, model in models_of(mixture).items():
+        shape = shape_of(model, recipe.tokenizer.vocab_size)
+        losses = found[name]
+        spread = STUDENT_T[seeds] * statistics.stdev(losses) / seeds**0.5 if seeds > 1 else float("nan")
+        table.add_row(
+            name,
+            f"{parameter_count(shape) / 1e6:.2f} M",
+            f"{active_parameters(shape) / 1e6:.2f} M",
+            f"{flops_per_token(shape) / 1e6:.2f} M",
+            f"{statistics.mean(losses):.4f}",
+            f"± {spread:.4f}",
+        )
+    Console(width=120).print(table)
+    return found
+
+
+def loads(work: Path) -> dict[str, float]:
+    """Mean of `expert_load` over the last 20 of 200 steps on skewed tokens, with and without the bias."""
+    mixture, _ = load_recipe("moe_tiny").training()
+    samples = Skewed(mixture.sequence_length)
+    data = Data(samples, None, 0, mask_documents=False, bytes_per_token={})
+    config = TrainConfig(
+        tokens=SKEWED_STEPS * 2048,
+        batch_tokens=2048,
+        precision="fp32",
+        optimizer={"learning_rate": 3e-3},
+        checkpoint={"every": 0},
+    )
+    found = {}
+    for name, rate in (("without the bias", 0.0), ("with the bias", 3e-3)):
+        moe = mixture.moe.model_dump() | {"bias_update_rate": rate, "balance_loss": 0.0}
+        model = ModelConfig(**(mixture.model_dump() | {"moe": moe}))
+        lines = train(work / name, model, config, 1, data)
+        found[name] = statistics.mean(line["expert_load"] for line in lines[-20:])
+    table = Table("200 steps on skewed tokens", "busiest expert over mean")
+    for name, load in found.items():
+        table.add_row(name, f"{load:.2f}")
+    Console(width=120).print(table)
+    return found
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--seeds", type=int, default=3, choices=range(1, 6))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        balance = loads(work)
+        measured = [Figure("moe_balance", 1 / balance["with the bias"], "mean load over the busiest", goal=1 / 1.3)]
+        if options.data is not None:
+            tokens = 20 * 2048 if options.quick else None
+            losses = compare(work, options.data / "index", 1 if options.quick else options.seeds, tokens)
+            dense, mixture = (statistics.mean(losses[name]) for name in ("dense", "mixture"))
+            measured.append(Figure("moe_loss", dense - mixture, "nats below the dense model"))
+        print_figures(measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Mixtral, Qwen3-MoE and OLMoE of transformers: the same logits here, and the same bytes on the way back."""
+
+import json
+
+import pytest
+import torch
+
+from gristmill.evaluation.models.huggingface import WEIGHTS_NAME, read_huggingface, write_huggingface
+from gristmill.evaluation.models.int8 import quantize_int8
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.foundation.errors import InputError
+from gristmill.training.model.initialization import initialise
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 28,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+CONFIGS = {
+    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SHAPE, head_dim=16, num_experts=6, moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[1]
+    ),
+    "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=8),
+}
+TOKENS = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=CONFIGS)
+def theirs(request, tmp_path):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / "theirs")
+    return model
+
+
+def test_logits_are_equal_and_the_way_back_is_byte_for_byte(theirs, tmp_path):
+    ours, card = read_huggingface(tmp_path / "theirs")
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=0, atol=1e-5)
+    architecture = write_huggingface(tmp_path / "back", ours, card["end_of_document"])
+    assert architecture == type(theirs).__name__
+    assert (tmp_path / "back" / WEIGHTS_NAME).read_bytes() == (tmp_path / "theirs" / WEIGHTS_NAME).read_bytes()
+    again, _ = read_huggingface(tmp_path / "back")
+    assert again.config == ours.config
+    reloaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    with torch.inference_mode():
+        torch.testing.assert_close(reloaded(TOKENS).logits, theirs(TOKENS).logits, rtol=0, atol=0)
+
+
+def test_generation_with_a_cache_is_generation_without(theirs, tmp_path):
+    """Token by token, each routed alone, as the whole sequence at once."""
+    ours, _ = read_huggingface(tmp_path / "theirs", dtype=torch.float64)
+    model = LocalCausalLM(ours, 64)
+    with torch.inference_mode():
+        whole = model.hidden(TOKENS[:, :12])
+        state, found = None, []
+        for index in range(12):
+            positions = torch.full((2, 1), index)
+            hidden, state = model.extend(
+                TOKENS[:, index : index + 1], positions, torch.ones(2, 1, index + 1) > 0, state
+            )
+            found.append(hidden)
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("moe", "says"),
+    [
+        ({"shared_experts": 1}, "MixtralForCausalLM has no moe.shared_experts=1"),
+        ({"bias_update_rate": 1e-3}, "moe.bias_update_rate=0.001"),
+        ({"experts": (4, 8)}, "no moe with experts by layer"),
+        ({"residual": True}, "no moe.residual=True"),
+    ],
+)
+def test_what_no_architecture_has_is_named(tmp_path, moe, says):
+    config = ModelConfig(layers=2, width=16, heads=2, sequence_length=16, moe={"experts": 4} | moe)
+    model = Transformer(config, 31)
+    initialise(model, 1, torch.device("cpu"), torch.float32)
+    with pytest.raises(InputError) as error:
+        write_huggingface(tmp_path / "out", model, end_of_document=0)
+    assert says in str(error.value)
+    with pytest.raises(InputError, match="int8 weights are not built for experts"):
+        quantize_int8(model)
+
+
+def test_a_missing_expert_is_named(theirs, tmp_path):
+    path = tmp_path / "theirs" / "config.json"
+    fields = json.loads(path.read_text())
+    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    path.write_text(json.dumps(fields | {name: fields[name] + 1}))
+    with pytest.raises(InputError, match=r"the weights lack model\.layers\.0\..*experts\."):
+        read_huggingface(tmp_path / "theirs")

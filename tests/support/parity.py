@@ -1,0 +1,274 @@
+"""Compares training on a layout with training in one process, and breaks the engine on purpose."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from gristmill.training.batches import Batches
+from gristmill.training.config import TrainConfig
+from gristmill.training.engine.forward_backward import side_losses_scaled_by
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.optim.build import build_optimizer
+from gristmill.training.optim.norm import global_norm
+from gristmill.training.parallel.layout import check_layout
+from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
+from gristmill.training.parallel.tensor import Sharding
+from gristmill.training.run import build_forward_backward
+from gristmill.training.trainer import Trainer
+
+SAMPLES, CONTEXT, STEPS = 16, 16, 3
+
+EXPERTS: dict[str, Any] = {
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "hidden": 24,
+    "moe": {
+        "experts": 4,
+        "top_k": 2,
+        "hidden": 8,
+        "shared_experts": 1,
+        "balance_loss": 0.1,
+        "router_z_loss": 0.05,
+        "bias_update_rate": 0.05,
+    },
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "tied": {"tied_embeddings": True},
+    "gpt2": {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True},
+    "one_kv_head": {"kv_heads": 1, "qk_norm": True, "logit_softcap": 5.0},
+    "windows": {"window": (4, None), "norm_order": "post", "initialisation": "mup", "mup_base_width": 16},
+    "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "mlp": "gelu", "biases": True},
+    "deep": {"layers": 8},
+    "experts": EXPERTS,
+    "experts_deep": EXPERTS | {"layers": 4, "moe": {"experts": (8, 0), "top_k": 2, "hidden": 8, "balance_loss": 0.1}},
+    "experts_by_groups": EXPERTS
+    | {
+        "moe": {
+            "experts": 8,
+            "top_k": 4,
+            "hidden": 8,
+            "router": "sigmoid",
+            "gate_scale": 2.5,
+            "groups": 4,
+            "top_groups": 2,
+            "balance_loss": 0.1,
+            "balance_over": "batch",
+            "bias_update_rate": 0.05,
+        }
+    },
+    "pr_moe": EXPERTS
+    | {
+        "mlp": "gelu",
+        "biases": True,
+        "moe": {
+            "experts": (4, 8),
+            "top_k": 1,
+            "hidden": 8,
+            "residual": True,
+            "normalize_gates": False,
+            "capacity_factor": 0.75,
+            "balance_loss": 0.1,
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """vocab 51 divides by nothing here. documents: attention stays inside documents and positions restart."""
+
+    layout: dict[str, Any]
+    model: str = "llama"
+    precision: str = "fp64"
+    vocab: int = 51
+    documents: bool = False
+    optimizer: str = "adamw"
+    compiled: bool = False
+
+    @property
+    def configs(self) -> tuple[ModelConfig, TrainConfig]:
+        model = {
+            "layers": 4,
+            "width": 32,
+            "heads": 4,
+            "kv_heads": 2,
+            "sequence_length": CONTEXT,
+            "hidden": 48,
+            "dropout": 0.1,
+        }
+        train = {
+            "tokens": 2 * STEPS * SAMPLES * CONTEXT,
+            "batch_tokens": SAMPLES * CONTEXT,
+            "precision": self.precision,
+            "z_loss": 1e-2,
+            # A large epsilon: where a gradient is zero but for rounding (a key's bias), Adam would follow the rounding.
+            "optimizer": {"name": self.optimizer, "learning_rate": 1e-2, "clip_norm": 0.5, "epsilon": 1e-4},
+            "layout": {"micro_batch": 2} | self.layout,
+            "compile": self.compiled,
+        }
+        return ModelConfig(**(model | MODELS[self.model])), TrainConfig(**train)
+
+    def __str__(self) -> str:
+        changed = [f"{name}={value}" for name, value in self.layout.items()]
+        extra = [self.model] * (self.model != "llama") + [self.optimizer] * (self.optimizer != "adamw")
+        return "-".join(extra + [self.precision] + ["documents"] * self.documents + changed) or "plain"
+
+
+class Uneven:
+    """Samples whose share of valid tokens differs widely; every fifth has none, so some micro-batches have none."""
+
+    fingerprint = "uneven"
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+    def sample(self, k: int) -> dict[str, np.ndarray]:
+        generator = np.random.default_rng(k)
+        tokens = generator.integers(0, self.vocab_size, CONTEXT + 1)
+        weights = (generator.random(CONTEXT) < generator.random() * (k % 5 > 0)).astype(np.float32)
+        bounds = np.array([0, *sorted(generator.choice(np.arange(1, CONTEXT), 2, replace=False)), CONTEXT])
+        positions = np.arange(CONTEXT) - np.repeat(bounds[:-1], np.diff(bounds))
+        return {
+            "tokens": tokens[:-1],
+            "targets": tokens[1:],
+            "weights": weights,
+            "positions": positions,
+            "document_bounds": bounds,
+        }
+
+    def source_of(self, k: int) -> str:
+        return "all"
+
+
+@dataclass
+class Outcome:
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, np.ndarray]
+    parameters: dict[str, np.ndarray]
+
+
+def outcome(case: Case, mesh: Mesh) -> Outcome:
+    """The gradients of the first batch, then a few steps. Of the parameters, those this process's stages hold."""
+    model, train = case.configs
+    parts = build_local_model(model, case.vocab, train, mesh, seed=7)
+    passes = build_forward_backward(parts, model, train, mesh)
+    batches = Batches(Uneven(case.vocab), mesh.data, mesh.device, case.documents)
+    optimizer = build_optimizer(parts.parameters, train.optimizer, model)
+    trainer = Trainer(train, parts, passes, optimizer, batches, mesh)
+    passes.train(batches.take(0, SAMPLES), 1 / 64)
+    parts.sum_tied_gradients()
+    gradients = {name: whole(parameter.grad) for name, parameter in parts.parameters.items()}
+    norms = [global_norm(parts.norm_parameters, mesh).item()]
+    parts.clear_gradients()
+    reports = [trainer.step() for _ in range(STEPS)]
+    values = parts.parameters | parts.buffers
+    parameters = {name: whole(value.detach()) for name, value in values.items()}
+    norms += [report.grad_norm for report in reports]
+    return Outcome([report.objective for report in reports], norms, gradients, parameters)
+
+
+def whole(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().numpy()
+
+
+def on_this_rank(case: Case, mutation: str | None) -> Outcome:
+    model, train = case.configs
+    with MUTATIONS[mutation]():
+        return outcome(case, build_mesh(train.layout, model.num_kv_heads, torch.device("cpu"), model.has_experts))
+
+
+@cache
+def alone(model: str, precision: str, vocab: int, documents: bool, optimizer: str) -> Outcome:
+    return outcome(Case({}, model, precision, vocab, documents, optimizer), single_process())
+
+
+def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str, float]:
+    """By what the worst rank differs from one process, relative to the largest element of each tensor."""
+    model, train = case.configs
+    world_size = train.layout.world_size
+    check_layout(model, train, case.vocab, world_size)
+    expected = alone(case.model, case.precision, case.vocab, case.documents, case.optimizer)
+    ranks = pool.run(world_size, on_this_rank, case, mutation, timeout_seconds=600 if case.compiled else 180)
+    assert set().union(*(rank.gradients for rank in ranks)) == set(expected.gradients)
+    return {
+        "loss": max(relative(rank.losses, expected.losses) for rank in ranks),
+        "norm": max(relative(rank.norms, expected.norms) for rank in ranks),
+        "gradients": max(worst(rank.gradients, expected.gradients) for rank in ranks),
+        "parameters": max(worst(rank.parameters, expected.parameters) for rank in ranks),
+    }
+
+
+def relative(found: list[float], expected: list[float]) -> float:
+    return float(np.max(np.abs(np.array(found) - expected) / np.abs(expected)))
+
+
+def worst(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Small tensors are held against a thousandth of the largest, so that pure rounding is not magnified."""
+    floor = 1e-3 * max(float(np.abs(value).max()) for value in expected.values())
+    return max(
+        float(np.abs(found[name] - expected[name]).max()) / max(float(np.abs(expected[name]).max()), floor)
+        for name in found
+    )
+
+
+def patched(*places: tuple[str, Any]) -> Any:
+    @contextmanager
+    def apply() -> Iterator[None]:
+        with ExitStack() as stack:
+            for place, value in places:
+                stack.enter_context(mock.patch(f"gristmill.training.{place}", value))
+            yield
+
+    return apply
+
+
+def own_share(x_BTD: torch.Tensor, group: Any) -> torch.Tensor:
+    size = torch.distributed.get_world_size(group)
+    return x_BTD.chunk(size, dim=1)[torch.distributed.get_rank(group)].contiguous()
+
+
+def only_own_choices(router: Any, experts_NK: torch.Tensor, places: Any) -> torch.Tensor:
+    """What a rank knows that does not ask the others."""
+    all_NK = torch.zeros(places.samples * places.tokens, experts_NK.shape[1], dtype=torch.int64)
+    return all_NK.index_copy(0, places.index_N, experts_NK)
+
+
+MUTATIONS: dict[str | None, Any] = {
+    None: patched(),
+    "no all-reduce behind the column layers": patched(("parallel.collectives.all_reduce", lambda x, group: x)),
+    "no sum in the reduce-scatter": patched(("parallel.collectives.reduce_scatter_tokens", own_share)),
+    "gradients averaged over data ranks": patched(
+        ("engine.fsdp.FSDPModule.set_gradient_divide_factor", lambda self, factor: None)
+    ),
+    "a replicated norm counted twice": patched(("optim.norm.copies", lambda parameter: 1)),
+    "tied gradients not summed": patched(("engine.local_model.LocalModel.sum_tied_gradients", lambda self: None)),
+    "valid tokens counted on this rank only": patched(
+        ("trainer.sum_over_world", lambda values, mesh: [float(value) for value in values])
+    ),
+    "tokens come back in another order": patched(("parallel.expert_parallel.inverse", lambda order_N: order_N)),
+    "counts of this rank only": patched(
+        ("engine.expert_balance.ExpertBalance.take_counts", lambda self: [one.step_counts for one in self.routers])
+    ),
+    "a router's gradient of this rank's tokens only": patched(
+        ("model.router.Sharding", SimpleNamespace(SPLIT_TOKENS=Sharding.REPLICATED))
+    ),
+    "load of this rank's tokens only": patched(("model.router.over_tensor_ranks", lambda counts, tensor: counts)),
+    "capacity of this rank's tokens only": patched(("model.router.Router._of_all_tokens", only_own_choices)),
+    "side losses without their factor": patched(
+        ("engine.forward_backward.side_losses_scaled_by", lambda factor, stages: side_losses_scaled_by(1.0, stages))
+    ),
+    "the outputs' bias added by every share": patched(("parallel.expert_parallel.ExpertAxis.first_share", True)),
+    "logits normalised by this rank's sum": patched(("loss.over_ranks", lambda x, tensor, operation: x)),
+}

@@ -1,0 +1,72 @@
+"""Experts over ranks are the model of one process: losses, every gradient, the norm, parameters and balancing biases
+after steps, in float64 to 1e-12."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.parity import Case, differences
+
+EP2, EP4 = {"data": 2, "expert": 2, "micro_batch": 4}, {"data": 4, "expert": 4}
+PP2 = {"pipeline": 2, "micro_batch": 4}
+GRID = [
+    # experts on one rank each; the data axis alone
+    Case({"data": 1, "micro_batch": 4}, "experts"),
+    Case({"data": 2, "micro_batch": 4}, "experts"),
+    Case({"tensor": 2, "micro_batch": 4}, "experts"),
+    Case({"tensor": 2, "sequence_parallel": False, "micro_batch": 4}, "experts"),
+    # the expert axis over data ranks, with and without ranks that hold the same experts
+    Case(EP2, "experts"),
+    Case(EP4, "experts"),
+    Case({"data": 4, "expert": 2}, "experts"),
+    Case({"data": 4, "expert": 2, "micro_batch": 1}, "experts_by_groups"),
+    Case(EP2 | {"reshard_after_forward": False}, "pr_moe"),
+    Case({"data": 8, "micro_batch": 1, "expert": 4}, "pr_moe"),
+    # HSDP: shard groups that hold all experts, and experts over the copies
+    Case({"data": 4, "replicate": 2, "expert": 2}, "experts"),
+    Case({"data": 4, "replicate": 4, "expert": 2}, "experts"),
+    # folded over tensor ranks
+    Case({"tensor": 2, "expert": 2, "micro_batch": 4}, "experts"),
+    Case({"tensor": 2, "expert": 2, "sequence_parallel": False, "micro_batch": 4}, "pr_moe"),
+    Case({"data": 2, "tensor": 2, "expert": 4}, "experts"),
+    Case({"data": 2, "tensor": 2, "expert": 2}, "experts_by_groups"),
+    Case({"data": 2, "tensor": 2, "expert": 2, "expert_tensor": 2}, "experts"),
+    Case({"data": 2, "expert_tensor": 2}, "pr_moe"),
+    # pipelines
+    Case(EP2 | PP2, "experts_deep"),
+    Case(EP2 | PP2 | {"schedule": "interleaved"}, "experts_deep"),
+    Case(EP2 | PP2 | {"schedule": "zbv"}, "experts_deep"),
+    Case(PP2 | {"schedule": "dualpipev", "tensor": 2, "expert": 2}, "experts_deep"),
+    Case(PP2 | {"data": 2, "tensor": 2, "expert": 2}, "experts_deep"),
+    Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "schedule": "zbv"}, "experts_deep"),
+    # recomputation
+    Case(EP2 | {"recompute": "full"}, "experts"),
+    Case(EP2 | {"recompute": "attention"}, "pr_moe"),
+    Case(EP2 | PP2 | {"schedule": "zbv", "recompute": "full"}, "experts_deep"),
+    # Muon, whose matrices are those of each expert
+    Case({"data": 4, "expert": 2}, "experts", optimizer="muon"),
+]
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_every_layout_of_experts_is_one_process(case: Case, pool: Any) -> None:
+    found = differences(case, pool)
+    assert max(found.values()) < 1e-12, found
+
+
+PLAIN_TENSOR = {"tensor": 2, "sequence_parallel": False, "micro_batch": 4}
+CONTROLS = [
+    ("tokens come back in another order", Case(EP2, "experts"), "loss"),
+    ("counts of this rank only", Case(EP2, "experts"), "parameters"),
+    ("a router's gradient of this rank's tokens only", Case(PLAIN_TENSOR, "experts"), "gradients"),
+    ("load of this rank's tokens only", Case({"tensor": 2, "micro_batch": 4}, "experts"), "gradients"),
+    ("capacity of this rank's tokens only", Case({"tensor": 2, "micro_batch": 4}, "pr_moe"), "loss"),
+    ("side losses without their factor", Case(EP2, "experts"), "gradients"),
+    ("the outputs' bias added by every share", Case({"data": 2, "expert_tensor": 2}, "pr_moe"), "loss"),
+    ("a replicated norm counted twice", Case({"data": 4, "replicate": 2, "expert": 2}, "experts"), "norm"),
+]
+
+
+@pytest.mark.parametrize(("mutation", "case", "quantity"), CONTROLS, ids=[control[0] for control in CONTROLS])
+def test_a_broken_expert_axis_is_caught(mutation: str, case: Case, quantity: str, pool: Any) -> None:
+    assert differences(case, pool, mutation)[quantity] > 1e-6

@@ -1,0 +1,19 @@
+"""What the routers of a training pass are told about the batch."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# B samples, T tokens of a sample
+
+
+@dataclass(frozen=True)
+class RoutingMetadata:
+    """samples_B: the samples' numbers, from which dropped tokens are drawn. weights_BT: of the tokens in the loss; side
+    losses are averaged with the same weights. factor: what the sum of all losses is multiplied by before the backward
+    pass. seed: of the run."""
+
+    samples_B: Tensor
+    weights_BT: Tensor
+    factor: float
+    seed: int
