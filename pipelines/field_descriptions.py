@@ -61,7 +61,6 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "rope_base": "base of the rotary angles",
         "biases": "biases in linear layers and norms",
         "tied_embeddings": "input and output embeddings share one matrix",
-        "qk_norm": "normalize queries and keys",
         "dropout": "dropout probability",
         "init_std": "standard deviation of the initial weights",
     },

@@ -85,8 +85,8 @@ class TeacherConfig(Config):
         description="a checkpoint with the same vocabulary; its digest, not its path, is part of what the run is",
         json_schema_extra=EXECUTION,
     )
-    weight: float = Field(1.0, gt=0)
-    temperature: float = Field(1.0, gt=0)
+    weight: float = Field(1.0, gt=0, description="factor on the divergence")
+    temperature: float = Field(1.0, gt=0, description="logits of both models are divided by this")
     until: float = Field(1.0, gt=0, le=1, description="share of the run's tokens after which it stops")
 
 
