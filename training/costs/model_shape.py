@@ -52,7 +52,7 @@ class ModelShape:
     def width(self) -> int:
         return self.model.width
 
-    @property
+    @cached_property
     def has_experts(self) -> bool:
         return any(block.experts for block in self.blocks)
 

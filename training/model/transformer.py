@@ -130,6 +130,11 @@ class Transformer(nn.Module):
         hidden_BTD, _ = self.hidden_states(x, metadata)
         return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights, teacher)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and matmuls."""
+        return self.options.dtype
+
     def hidden_states(
         self, x: Tensor, metadata: AttentionMetadata, caches: Sequence[Any] | None = None
     ) -> tuple[Tensor, tuple[Any, ...]]:

@@ -53,12 +53,11 @@ def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: boo
 
 def expert_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
     """Why the model's experts cannot be laid over the ranks so; None if they can."""
-    mixtures = [block for block in shape.distinct if block.experts]
-    if not mixtures:
+    if not shape.has_experts:
         return f"expert {layout.expert_ranks}: the model has no experts" if layout.expert_ranks > 1 else None
     if layout.data * layout.context * layout.tensor % layout.expert_ranks:
         return f"expert {layout.expert_ranks} does not divide the ranks of data x context x tensor"
-    for block in mixtures:
+    for block in shape.distinct:
         if block.experts % layout.expert:
             return f"expert {layout.expert}: {block.experts} experts do not split evenly"
         if block.expert_hidden % layout.expert_tensor:

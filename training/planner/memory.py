@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.costs.parameters import (
+    ExpertSharding,
     Weight,
     block_weights,
     chunk_length,
@@ -79,7 +80,8 @@ class MemoryModel:
     def count(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> int:
         """Number of parameters on the first rank of a shard group, which holds the most rows of each."""
         shard = layout.shard * layout.context if sharded else 1
-        key = (layout.tensor, rank_layers, shard, sharded, layout.expert_sharding)
+        experts = layout.expert_sharding if self.shape.has_experts else ExpertSharding()
+        key = (layout.tensor, rank_layers, shard, sharded, experts)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
             parts = [
@@ -91,7 +93,6 @@ class MemoryModel:
             parts.append(
                 (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [], 1)
             )
-            experts = layout.expert_sharding
             self._counts[key] = sum(
                 times
                 * (

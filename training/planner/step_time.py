@@ -129,6 +129,8 @@ class StepModel:
 
     def expert_parameters(self, layout: Layout, rank_layers: RankLayers) -> int:
         """Those of them that are experts'."""
+        if not self.shape.has_experts:
+            return 0
         sharding = layout.expert_sharding
         return sum(
             count * sharding.count(block_weights(block))
@@ -262,13 +264,13 @@ class StepModel:
         gathered once with a pipeline, else in each forward pass; the layers' again in each backward pass where they are
         resharded (ZeRO-3)."""
         framework, dense = self.framework, self.dense_parameters(layout.tensor, rank_layers)
-        experts, sharding = self.expert_parameters(layout, rank_layers), layout.expert_sharding
-        groups = [
-            (dense, layout.shard * layout.context, layout.replicate, links.shard, links.data),
-            (experts, sharding.shard, layout.expert_replicate, links.expert_data, links.expert_data),
-        ]
+        groups = [(dense, layout.shard * layout.context, layout.replicate, links.shard, links.data)]
+        experts = self.expert_parameters(layout, rank_layers)
+        if experts:
+            shard, copies = layout.expert_sharding.shard, layout.expert_replicate
+            groups.append((experts, shard, copies, links.expert_data, links.expert_data))
         reduce = gather = 0.0
-        for count, shard, copies, shard_link, link in groups if experts else groups[:1]:
+        for count, shard, copies, shard_link, link in groups:
             ranks = shard * copies
             reduced, weights = count * framework.reduce_bytes, count * framework.weight_bytes
             if framework.data_parallel == "replicate":
@@ -310,10 +312,11 @@ class StepModel:
         data, shard = layout.data * layout.context, layout.shard * layout.context
         shares = {"replicate": 1, "optimizer_shard": data, "fsdp": shard}
         count = self.dense_parameters(layout.tensor, rank_layers) / shares[self.framework.data_parallel]
-        sharding = layout.expert_sharding
-        expert_data = sharding.shard * layout.expert_replicate
-        shares = {"replicate": 1, "optimizer_shard": expert_data, "fsdp": sharding.shard}
-        count += self.expert_parameters(layout, rank_layers) / shares[self.framework.data_parallel]
+        experts = self.expert_parameters(layout, rank_layers)
+        if experts:
+            sharded = layout.expert_sharding.shard
+            shares = {"replicate": 1, "optimizer_shard": sharded * layout.expert_replicate, "fsdp": sharded}
+            count += experts / shares[self.framework.data_parallel]
         if not self.offload:
             return self.rates.memory(count * self.framework.optimizer_bytes)
         bandwidth, _ = self.rates.link(self.rates.hardware.host_link)
