@@ -15,14 +15,14 @@ EXECUTION: dict[str, Any] = {"execution": True}
 
 
 class ValidationConfig(Config):
-    """Validation loss by source, every `every` steps and after the last one; 0 turns it off."""
+    """Validation loss by source, also after the last step. every: steps between validations; 0 turns them off."""
 
     every: int = Field(50, ge=0)
     samples: int = Field(32, ge=1)
 
 
 class TrainingEvaluationConfig(Config):
-    """Evaluation tasks during training, every `every` steps and after the last one; 0 turns it off.
+    """Evaluation tasks during training, also after the last step. every: steps between evaluations; 0 turns them off.
 
     limit: documents of each task. It does not depend on the machine, so a resumed run has the same scores as one that
     was never stopped. budget_seconds: tasks that have not begun after this time are skipped; the scores then depend on

@@ -49,7 +49,7 @@ def test_a_plot_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "gpt-1.7b"], "--gpus is needed"),
+        (["--model", "gpt-1.7b"], "give --gpus N"),
         ([], "takes a RECIPE or --model"),
         (["--model", "gpt-1.7b", "--gpus", "0"], "at least one GPU"),
         (["--model", "gpt-1.7b", "--gpus", "8", "--batch-tokens", "many"], "not a number"),
