@@ -14,7 +14,8 @@ import torch
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "build" / "figures"
-NOT_PROGRAMS = {"measure.py", "run_all.py"}
+NOT_PROGRAMS = {"measure.py", "run_all.py", "text.py"}
+WHOLE_RUNS = ("curation", "pipeline")  # programs that measure what a user waits for; the others measure single parts
 LIBRARIES = ("torch", "numpy", "numba", "pyarrow", "sentencepiece", "datasketch", "lm_eval", "transformers")
 
 
@@ -24,7 +25,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", help="names of programs, without .py; the others keep their last figures")
     options = parser.parse_args()
-    programs = sorted(path for path in HERE.glob("*.py") if path.name not in NOT_PROGRAMS)
+    found = (path for path in HERE.glob("*.py") if path.name not in NOT_PROGRAMS)
+    programs = sorted(found, key=lambda path: (path.stem not in WHOLE_RUNS, path.stem))
     kept = KEPT / ("quick" if options.quick else "full")
     kept.mkdir(parents=True, exist_ok=True)
     chosen = [p for p in programs if not options.only or p.stem in options.only]
@@ -56,12 +58,19 @@ def page(records: list[dict], quick: bool) -> str:
         f"Written by `make bench`: Python {platform.python_version()}, {versions}.",
         f"Processor: {processor()}.{' Quick inputs.' if quick else ''} {graphics()}",
         "Each ratio is the median of paired ratios of one run, above 1 where gristmill is better.",
-        "",
-        "| program | commit | figure | ours | peer | unit | ratio | goal |",
-        "|---|---|---|--:|--:|---|--:|--:|",
     ]
+    whole = [record for record in records if Path(record["program"]).stem in WHOLE_RUNS]
+    parts = [record for record in records if record not in whole]
+    return "\n".join([*head, *section("Whole runs", whole), *section("Parts of a run", parts)]) + "\n"
+
+
+def section(title: str, records: list[dict]) -> list[str]:
+    """A heading and a table; nothing without records."""
+    if not records:
+        return []
     rows = [row(f"{r['program']} | {r['commit']}", figure) for r in records for figure in r["figures"]]
-    return "\n".join([*head, *rows]) + "\n"
+    columns = ["| program | commit | figure | ours | peer | unit | ratio | goal |", "|---|---|---|--:|--:|---|--:|--:|"]
+    return ["", f"## {title}", "", *columns, *rows]
 
 
 def commit() -> str:
