@@ -114,7 +114,7 @@ def parameter_count(shape: ModelShape) -> int:
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """Parameters that a token meets: of the experts of a mixture, its top_k."""
+    """Active parameters of a token: of the experts, top_k of each layer."""
     idle = sum(
         _in_experts(block) // block.experts * (block.experts - block.top_k) for block in shape.blocks if block.experts
     )

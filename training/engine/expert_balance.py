@@ -1,4 +1,4 @@
-"""Load of the experts over a step, and what is updated from it: the balancing bias, and the load of the last batch."""
+"""Load of the experts over a step, and the state updated from it: the balancing bias and the load of the last batch."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ class ExpertBalance:
 
     @torch.no_grad()
     def take_counts(self) -> list[Tensor]:
-        """How many tokens of the whole batch each expert of each router was asked for; begins to count anew."""
+        """Number of tokens of the global batch routed to each expert of each router; resets the counters."""
         counts = [router.step_counts.clone() for router in self.routers]
         for router in self.routers:
             router.step_counts.zero_()

@@ -1,4 +1,4 @@
-"""The experts of a mixture: one MLP each, computed on the tokens that are routed to them."""
+"""The experts of a mixture-of-experts layer: one MLP each, applied to the tokens routed to it."""
 
 import torch
 import torch.nn.functional as F

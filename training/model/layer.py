@@ -54,7 +54,7 @@ class Layer(nn.Module):
     def compute(
         self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None
     ) -> tuple[Tensor, Any, Tensor | None]:
-        """The third value: how many tokens each expert was asked for, int64[E]; None without experts."""
+        """The third value: number of tokens routed to each expert, int64[E]; None without experts."""
         mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
         x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
         normed_BTD, counts_E = self.mlp_norm(x_BTD) if self.pre else x_BTD, None

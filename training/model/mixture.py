@@ -1,4 +1,4 @@
-"""The MLP of a layer as a mixture of experts: route, exchange, compute, combine."""
+"""Mixture-of-experts layer: route tokens, exchange them with other ranks, apply the experts, combine the results."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
             self.coefficient = Coefficient(config.width, tensor)
 
     def forward(self, x_BTD: Tensor, metadata: RoutingMetadata | None = None) -> tuple[Tensor, Tensor]:
-        """The result, and how many of this rank's tokens each expert was asked for, int64[E]."""
+        """The result, and the number of this rank's tokens routed to each expert, int64[E]."""
         own_ND, places = self._own_tokens(x_BTD)
         routing = self.router(own_ND, places, metadata)
         y_BTD = self._all_tokens(self._routed(own_ND, routing), x_BTD)

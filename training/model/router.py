@@ -1,4 +1,4 @@
-"""The router of a mixture: which experts a token goes to, with which gates, and the losses that keep it balanced.
+"""The router of a mixture-of-experts layer: top-k experts and gates of each token, and the load balancing losses.
 
 Everything is computed in float32 (or float64). What depends on more tokens than one (balance, capacity) looks at a
 whole sample or a whole batch, never at a micro-batch or at one rank's tokens, so the layout does not change it."""
@@ -41,7 +41,7 @@ class TokenPlaces:
 @dataclass(frozen=True)
 class Routing:
     """experts_NK: of each token; E where it was dropped. gates_NK: their weights, 0 where it was dropped. counts_E:
-    tokens that each expert was asked for; accepted_E: those it takes."""
+    tokens routed to each expert; accepted_E: those within its capacity."""
 
     experts_NK: Tensor
     gates_NK: Tensor

@@ -1,4 +1,4 @@
-"""What the routers of a training pass are told about the batch."""
+"""Routing metadata of a training pass: what routers need to know about the batch."""
 
 from dataclasses import dataclass
 

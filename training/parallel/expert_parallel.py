@@ -1,4 +1,4 @@
-"""Expert parallelism: experts over ranks, and the exchange of tokens with the ranks that hold their experts.
+"""Expert parallelism: experts are sharded over ranks; an all-to-all sends each token to the ranks of its experts.
 
 A rank's tokens are those that no other rank of its pipeline rank has. The group of an exchange holds every expert once:
 rank e x expert_tensor + t has the e-th run of experts, and of their hidden width the t-th share. Tokens go to all
