@@ -36,6 +36,7 @@ COMMANDS = {
     "data": "data:data_app",
     "signatures": "corpus:signatures_app",
     "profiles": "profiles:profiles_app",
+    "extractor": "extractor:extractor_app",
     "tokenizer": "tokenizer:tokenizer_app",
 }
 

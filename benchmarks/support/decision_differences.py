@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zstandard
 
-from gristmill.data_pipeline.readers.html_extraction import NotExtracted, extract
+from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
 
 MOST_CHARS = 30_000  # spaCy reads 0.2 MB a second
 # A heading of a whole article: " = Title = ", not " = = Section = = ".

@@ -15,6 +15,7 @@ import xxhash
 
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.readers.document import Record, Unreadable, doc_id
@@ -218,7 +219,11 @@ def _description(record: Record | Unreadable) -> dict:
 def _identity(source: SourceConfig, config: AnnotateConfig, parts: Sequence[FileRange]) -> dict:
     return {
         "version": ANNOTATE_VERSION,
-        "source": source.model_dump(mode="json", exclude={"paths", "weight", "priority", "filters"}),
+        "source": source.model_dump(
+            mode="json",
+            exclude={"paths": True, "weight": True, "priority": True, "filters": True, "blocks": {"weights"}},
+        ),
+        **({"extractor_weights": weights_digest(source.blocks.weights)} if source.extractor == "blocks" else {}),
         "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
         "parts": [[p.file.name, p.file.sha256, p.file.copy_index, p.first_record, p.start, p.end] for p in parts],
     }

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract_page
 from gristmill.data_pipeline.readers.arc import read_arc
 from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.files import open_raw
-from gristmill.data_pipeline.readers.html_extraction import NotExtracted, extract_page
 from gristmill.data_pipeline.readers.hub import read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
 from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
@@ -71,11 +71,13 @@ def _extracted_records(file_range: FileRange, source: SourceConfig) -> Iterator[
 def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
     assert record.html is not None
     try:
-        text, repairs = extract_page(record.html, record.charset, source.extractor)
+        page = extract_page(record.html, record.charset, source.extractor, source.blocks)
     except NotExtracted as failure:
         return Unreadable(record.number, failure.kind, str(failure), -1, record.url or excerpt(record.html))
     language = record.language or source.language or ""
-    return record._replace(text=text, html=None, language=language, repairs=(*record.repairs, *repairs))
+    metadata = {**record.metadata, **page.metadata} if page.metadata else record.metadata
+    repairs = (*record.repairs, *page.repairs)
+    return record._replace(text=page.text, html=None, language=language, metadata=metadata, repairs=repairs)
 
 
 def _records(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:

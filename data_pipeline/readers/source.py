@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.foundation.config import Config
 from gristmill.foundation.nearest_name import did_you_mean
@@ -39,7 +40,8 @@ class SourceConfig(Config):
     language: str | None = None  # used where the record has none
     encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
     record: Literal["file", "paragraph", "line"] = "file"  # unit of a document in text and markdown files
-    extractor: Literal["trafilatura", "trafilatura_precision", "resiliparse"] = "trafilatura"
+    extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "trafilatura"
+    blocks: BlocksConfig = Field(default=BlocksConfig(), description="options of extractor: blocks")
     max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
     part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
     packages: tuple[str, ...] = ()  # python_docs, prose: installed packages beside the standard library
@@ -80,6 +82,10 @@ class SourceConfig(Config):
     @model_validator(mode="after")
     def is_readable(self) -> Self:
         check_choices(self.filters or ())
+        if self.extractor != "blocks" and self.blocks != BlocksConfig():
+            raise ValueError(
+                f"source {self.name}: blocks has options of the extractor blocks; set extractor: blocks or remove them"
+            )
         if self.format == "python_docs":
             if self.part is None:
                 raise ValueError(f"source {self.name}: format python_docs needs part: prose or part: code")

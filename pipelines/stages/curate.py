@@ -10,6 +10,7 @@ from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
 from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
+from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
@@ -32,7 +33,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 
 def external_digests(recipe: Recipe) -> dict[str, Any]:
-    """Digests of the other inputs: benchmark texts, protected corpora, language profiles, a custom language model.
+    """Digests of the other inputs: benchmark texts, protected corpora, language profiles, a custom language model,
+    weights of the extractor.
 
     Raises InputError if one does not exist."""
     found: dict[str, Any] = {}
@@ -41,6 +43,11 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
         found["profiles"] = load_profiles(profiles).digest
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
         found["language_model"] = model
+    extractor_weights = {
+        source.name: weights_digest(source.blocks.weights) for source in recipe.sources if source.extractor == "blocks"
+    }
+    if extractor_weights:
+        found["extractor_weights"] = extractor_weights
     decontaminate, near = recipe.curate.decontaminate, recipe.curate.near_dedup
     if decontaminate is not None and decontaminate.benchmarks:
         found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in decontaminate.benchmarks}

@@ -17,10 +17,10 @@ import pytest
 
 from gristmill.data_pipeline.annotate.bad_words import BadWords
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize_texts
+from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, replace_pii
-from gristmill.data_pipeline.readers.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.readers.python_docs import prose
 from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
@@ -44,7 +44,14 @@ NOT_TEXT = {
     "tokenizers/train.py": "a message of SentencePiece",
 }
 # Expressions that are only asked whether a text begins with them (match) or is one (fullmatch).
-ANCHORED = {"_COUNTER": "fullmatch", "_BEGINS": "match", "_BLANK_LINE": "fullmatch", "_XML": "match"}
+ANCHORED = {
+    "_COUNTER": "fullmatch",
+    "_BEGINS": "match",
+    "_BLANK_LINE": "fullmatch",
+    "_XML": "match",
+    "_FIRST_TAG": "match",
+    "_LANGUAGE": "fullmatch",
+}
 
 REPEATED = (" ", "a", "[", "(", "a@", "a.", "1.", "1 ", "<", "\n", " \n", "<!--", '"""\n\\')
 MORE_REPEATED = (
@@ -172,7 +179,7 @@ def extracted(extractor: str, size: int) -> None:
             extract(f"<html><body><p>{text}</p></body></html>".encode("utf-8", "replace"), None, extractor)
 
 
-@pytest.mark.parametrize("extractor", ["resiliparse", pytest.param("trafilatura", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("extractor", ["blocks", "resiliparse", pytest.param("trafilatura", marks=pytest.mark.slow)])
 def test_extraction_is_linear(extractor):
     within_bound(extracted, extractor, SIZE // 10)
 

@@ -32,6 +32,13 @@ _ATTRIBUTE = re.compile(rb"""([^\s/>"'=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s
 _CHARSET = re.compile(rb"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)
 _XML = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
 
+# Codecs whose bytes below 128 are ASCII, always (in iso-2022-jp and hz they are not).
+ASCII_CODECS = frozenset(
+    {"cp874", "koi8-r", "koi8-u", "mac-cyrillic", "cp949", "cp866", "euc_jp", "gb18030"}
+    | {f"cp{number}" for number in range(1250, 1259)}
+    | {f"iso8859-{number}" for number in range(1, 17)}
+)
+
 REPLACED_BYTES = "replaced_bytes"  # the name the repair is counted under
 
 
@@ -62,6 +69,16 @@ def decode_html(html: bytes, charset: str | None) -> Decoded:
     return _decoded(html, codec_of(detect_encoding(html)) or WINDOWS_1252)
 
 
+def utf8_html(html: bytes, charset: str | None) -> tuple[bytes, bool]:
+    """(the page as decode_html reads it, in UTF-8; was_repaired). A page of valid UTF-8 is not copied."""
+    if not html.startswith((MARKS[1][0], MARKS[2][0])):
+        codec = codec_of(charset) or declared_codec(html[:PRESCAN_BYTES])
+        if (codec in (None, "utf-8") and _is_utf8(html)) or (codec in ASCII_CODECS and html.isascii()):
+            return html.removeprefix(MARKS[0][0]), False
+    page = decode_html(html, charset)
+    return page.text.encode("utf-8", "replace"), page.was_repaired
+
+
 def codec_of(label: str | None) -> str | None:
     """The Python codec of a WHATWG label: " Latin1 " -> cp1252, x-sjis -> cp932; None for an unknown label."""
     label = (label or "").strip().lower()
@@ -90,7 +107,10 @@ def declared_codec(head: bytes) -> str | None:
 
 def _decoded(html: bytes, codec: str) -> Decoded:
     if codec == WINDOWS_1252:
-        return Decoded(html.decode("latin-1").translate(_TABLE_1252), False)
+        try:
+            return Decoded(html.decode(codec), False)
+        except UnicodeDecodeError:
+            return Decoded(html.decode("latin-1").translate(_TABLE_1252), False)
     try:
         return Decoded(html.decode(codec), False)
     except UnicodeDecodeError:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.data_pipeline.readers.html_encoding import codec_of, declared_codec, decode_html
+from gristmill.data_pipeline.extraction.html_encoding import codec_of, declared_codec, decode_html
 
 RUSSIAN = "Мельница стоит у реки, и колесо её вертится. "
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.support.annotated_chunks import Annotated, annotated_pages, counts, fold_of, site, total
 from benchmarks.support.article_extraction import score, score_extractor
-from gristmill.data_pipeline.readers.html_extraction import MAX_HTML_BYTES, NotExtracted, extract, summed_depth
+from gristmill.data_pipeline.extraction.html_extraction import MAX_HTML_BYTES, NotExtracted, extract, summed_depth
 
 STORY = " ".join(f"Sentence number {k} tells of the mill and of the river behind it." for k in range(20))
 PAGE = f"<html><body><nav><a href='/'>Home</a> <a>Contact</a></nav><article><p>{STORY}</p></article></body></html>"
@@ -83,7 +83,7 @@ def test_the_main_text_of_annotated_pages_is_not_lost(extractor, least_f1, least
 
 DIGESTS = """
 import gzip, hashlib, sys
-from gristmill.data_pipeline.readers.html_extraction import extract
+from gristmill.data_pipeline.extraction.html_extraction import extract
 for extractor in ("trafilatura", "trafilatura_precision"):
     for name in sys.argv[1:]:
         text = extract(gzip.open(name).read(), None, extractor)

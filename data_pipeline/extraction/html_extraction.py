@@ -1,16 +1,21 @@
 """Text extraction from HTML pages. Limits depend on the page's size, not on time, so results are reproducible."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
-from gristmill.data_pipeline.readers.html_encoding import REPLACED_BYTES, decode_html
+from gristmill.data_pipeline.extraction.blocks import NotAPage, extract_blocks
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.html_encoding import REPLACED_BYTES, decode_html, utf8_html
+from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.foundation.deferred_module import DeferredModule
 
 trafilatura = DeferredModule("trafilatura")  # 0.25 s, for HTML alone
 
-Extractor = Literal["trafilatura", "trafilatura_precision", "resiliparse"]
+Extractor = Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"]
 
 # Chosen by cross-validation (`python benchmarks/extract.py --options`). deduplicate is no option here: trafilatura
 # keeps its cache from page to page, so a page's text would depend on those read before it.
@@ -36,24 +41,48 @@ class NotExtracted(Exception):
         self.kind = kind
 
 
-def extract(html: bytes, charset: str | None, extractor: Extractor) -> str:
+BLOCKS_DEFAULTS = BlocksConfig()
+
+
+def extract(html: bytes, charset: str | None, extractor: Extractor, blocks: BlocksConfig = BLOCKS_DEFAULTS) -> str:
     """The page's main text. charset: from the HTTP header, if given.
 
-    trafilatura is the most accurate; trafilatura_precision, FineWeb's setting, drops doubtful text and loses more of
-    the text; resiliparse is some ten times as fast. Raises NotExtracted if the page is larger than MAX_HTML_BYTES or no
-    text is found in it."""
-    return extract_page(html, charset, extractor)[0]
+    blocks is our own (docs/extraction.md), the most accurate and fastest. trafilatura_precision, FineWeb's setting,
+    drops doubtful text and loses more of the text. resiliparse is some ten times as fast as trafilatura. Raises
+    NotExtracted if the page is larger than MAX_HTML_BYTES or no text is found in it."""
+    return extract_page(html, charset, extractor, blocks).text
 
 
-def extract_page(html: bytes, charset: str | None, extractor: Extractor) -> tuple[str, tuple[str, ...]]:
-    """Return (the text as `extract` gives it, the names of the repairs made while decoding the page)."""
+class Extracted(NamedTuple):
+    """repairs: names of the repairs made while decoding the page. metadata: what the options of blocks ask for."""
+
+    text: str
+    repairs: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = MappingProxyType({})
+
+
+def extract_page(html: bytes, charset: str | None, extractor: Extractor, blocks: BlocksConfig) -> Extracted:
+    """As `extract`, with the repairs and the page's metadata."""
     if len(html) > MAX_HTML_BYTES:
         raise NotExtracted("page_too_large", f"{len(html)} bytes of HTML; the limit is {MAX_HTML_BYTES}")
+    if extractor == "blocks":
+        return _blocks(html, charset, blocks)
     page = decode_html(html, charset)
     text = _resiliparse(page.text) if extractor == "resiliparse" else _trafilatura(page.text, extractor)
     if not text.strip():
         raise NotExtracted("no_text", f"{extractor} finds no text in the page")
-    return text, (REPLACED_BYTES,) if page.was_repaired else ()
+    return Extracted(text, (REPLACED_BYTES,) if page.was_repaired else ())
+
+
+def _blocks(html: bytes, charset: str | None, config: BlocksConfig) -> Extracted:
+    page, was_repaired = utf8_html(html, charset)
+    try:
+        text, metadata = extract_blocks(page, load_weights(config.weights), config)
+    except NotAPage as refused:
+        raise NotExtracted(refused.kind, str(refused)) from None
+    if not text.strip():
+        raise NotExtracted("no_text", "blocks finds no main text in the page")
+    return Extracted(text, (REPLACED_BYTES,) if was_repaired else (), metadata)
 
 
 def _trafilatura(page: str, extractor: Extractor) -> str:

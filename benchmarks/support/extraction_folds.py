@@ -1,0 +1,131 @@
+"""The extractor `blocks` on pages of sites it was not fitted on: fitted once for each of five folds by site, and once
+without each data set. Fitted weights are kept under build/extraction, by the digest of what they depend on."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from support.annotated_chunks import Annotated, Counts, counts, total
+from support.article_extraction import score
+
+from gristmill.data_pipeline.extraction import fit
+from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
+from gristmill.data_pipeline.extraction.html_encoding import utf8_html
+from gristmill.data_pipeline.extraction.labelled_pages import FOLDS, LabelledPage, labelled_pages
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, block_texts, classify, read_page
+from gristmill.data_pipeline.extraction.page_stats import LCA_READABLE, P_READABLE_BEST
+from gristmill.data_pipeline.extraction.tokenizer import DEPTH, ELEMENT
+from gristmill.data_pipeline.extraction.weights import Weights, load_weights, save_weights
+from gristmill.foundation.progress import Reporter
+
+KEPT = Path(__file__).parents[2] / "build" / "extraction"
+CHUNKS, ARTICLES, READABILITY = "trafilatura_eval", "article_extraction", "readability"
+THRESHOLD = 0.5
+
+
+class Found(NamedTuple):
+    """A page of a data set and the text that was extracted from it."""
+
+    of: str
+    labelled: Labelled
+    text: str
+
+
+def labelled_sets(html: Path) -> dict[str, list[Labelled]]:
+    """The pages of the three data sets below html/, with the labels of their blocks."""
+    found = {}
+    for name in (CHUNKS, ARTICLES, READABILITY):
+        pages = labelled_pages(html / name)
+        labels, weights = _labels(name, pages)
+        found[name] = [
+            Labelled(page, label, weight, fit.fold_of(page.site))
+            for page, label, weight in zip(pages, labels, weights, strict=True)
+        ]
+    return found
+
+
+def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(labels, weights) of each page's blocks; trafilatura, which makes them, takes half a minute."""
+    kept = KEPT / f"labels-{name}-{fit.pages_digest(pages)[:16]}-{sources_digest()[:8]}.npz"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        found = label_pages(pages, Reporter.silent())
+        np.savez_compressed(
+            kept,
+            sizes=np.array([len(one.labels) for one in found]),
+            labels=np.concatenate([one.labels for one in found]),
+            weights=np.concatenate([one.weights for one in found]),
+        )
+    with np.load(kept) as file:
+        ends = np.cumsum(file["sizes"])[:-1]
+        return np.split(file["labels"], ends), np.split(file["weights"], ends)
+
+
+def sources_digest() -> str:
+    """Of the extractor's sources: a change may move blocks, labels and features."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(fit.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def in_folds(sets: dict[str, list[Labelled]]) -> list[Found]:
+    """Every page as weights extract it that were fitted on the other folds."""
+    pages = [one for held in sets.values() for one in held]
+    weights = {fold: _fitted([one for one in pages if one.fold != fold]) for fold in range(FOLDS)}
+    return [Found(name, one, extracted(one, weights[one.fold])) for name, held in sets.items() for one in held]
+
+
+def without_set(sets: dict[str, list[Labelled]], name: str) -> list[Found]:
+    """The pages of one data set, as weights extract them that were fitted on the others' pages of other sites."""
+    sites = {one.page.site for one in sets[name]}
+    others = [one for other, held in sets.items() if other != name for one in held if one.page.site not in sites]
+    weights = _fitted(others)
+    return [Found(name, one, extracted(one, weights)) for one in sets[name]]
+
+
+def _fitted(pages: Sequence[Labelled]) -> Weights:
+    digest = hashlib.sha256(sources_digest().encode())
+    for one in pages:
+        digest.update(one.page.html)
+        digest.update(one.labels.tobytes() + one.weights.tobytes())
+    kept = KEPT / f"weights-{digest.hexdigest()[:16]}.npz"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        save_weights(kept, fit.fit(pages, {}))
+    return load_weights(str(kept))
+
+
+def extracted(one: Labelled, weights: Weights, threshold: float = THRESHOLD) -> str:
+    page = read_page(one.page.html, weights.token_weights)
+    return _joined(page, classify(page, weights.first, weights.second) >= threshold)
+
+
+def utf8(html: bytes) -> bytes:
+    return utf8_html(html, None)[0]
+
+
+def readability_like(html: bytes) -> str:
+    """The whole element with the best score by Readability's formula (paragraphs' commas and lengths, less links).
+    html: UTF-8."""
+    page = read_page(html, NO_TOKENS)
+    depth = page.elements[int(page.totals[P_READABLE_BEST]), DEPTH]
+    return _joined(page, page.sums[page.blocks[:, ELEMENT], LCA_READABLE] == depth)
+
+
+def _joined(page: Page, kept: np.ndarray) -> str:
+    return "\n".join(text for text, keep in zip(block_texts(page), kept, strict=True) if keep)
+
+
+def chunk_counts(found: Sequence[Found]) -> Counts:
+    return total(
+        counts(Annotated("", b"", one.labelled.page.wanted, one.labelled.page.unwanted), one.text)
+        for one in found
+        if one.of == CHUNKS
+    )
+
+
+def article_f1(found: Sequence[Found]) -> float:
+    return score((one.labelled.page.body or "", one.text) for one in found if one.of == ARTICLES).f1

@@ -1,0 +1,182 @@
+"""One page in flat arrays: tokenized, counted, and classified block by block."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
+from gristmill.data_pipeline.extraction.features import (
+    GROUP_SLOTS,
+    NUM_FIRST,
+    NUM_GROUP_SUMS,
+    NUM_SECOND,
+    candidate_ranges,
+    first_features,
+    group_by_path,
+    second_features,
+    sum_probabilities,
+)
+from gristmill.data_pipeline.extraction.find_byte import PADDING
+from gristmill.data_pipeline.extraction.page_stats import NUM_COUNTS, NUM_PAGE, NUM_SUMS, count_text, sum_elements
+from gristmill.data_pipeline.extraction.tokenizer import (
+    END,
+    NUM_BLOCKS,
+    NUM_ELEMENTS,
+    NUM_LINKS,
+    NUM_PAIRS,
+    NUM_STATES,
+    OUT,
+    START,
+    TITLE_END,
+    TITLE_START,
+    tokenize,
+)
+from gristmill.data_pipeline.extraction.trees import Trees, predict
+from gristmill.foundation.cached_njit import cached_njit
+
+NO_TOKENS = np.zeros(1 << TOKEN_BITS, np.float32)  # token weights of a page whose tokens do not count
+NO_PAIRS = np.zeros((0, 2), np.int32)
+NUM_RUNS = 8
+MIN_FIRST = 0.02  # blocks below it in the first stage skip the second
+
+
+class Page(NamedTuple):
+    """blocks, elements, counts, ...: the columns of tokenizer.py, page_stats.py and features.py."""
+
+    text: np.ndarray
+    elements: np.ndarray
+    weights: np.ndarray
+    blocks: np.ndarray
+    counts: np.ndarray
+    sums: np.ndarray
+    groups: np.ndarray
+    ranges: np.ndarray
+    totals: np.ndarray
+    source_bytes: int
+    pairs: np.ndarray
+    links: np.ndarray
+
+
+class Workspace:
+    """Arrays for a page, kept between pages because fresh memory costs as much as the tokenizer."""
+
+    def __init__(self) -> None:
+        self.bytes = self.tags = -1
+
+    def grow(self, num_bytes: int, num_tags: int) -> None:
+        """Capacity for a page: no text is longer than 3 / 2 of it, no more elements or blocks than its tags."""
+        if num_bytes > self.bytes:
+            self.source, self.text = (
+                np.zeros(num_bytes + PADDING, np.uint8),
+                np.empty(num_bytes * 3 // 2 + 64, np.uint8),
+            )
+            self.bytes = num_bytes
+        if num_tags > self.tags:
+            elements, blocks = num_tags + 1, num_tags + 2
+            self.elements, self.weights = np.empty((elements, 6), np.int32), np.empty((elements, 6), np.float32)
+            self.blocks, self.counts = np.empty((blocks, 11), np.int32), np.empty((blocks, NUM_COUNTS), np.int32)
+            self.sums, self.runs = np.empty((elements, NUM_SUMS), np.float32), np.empty((blocks, NUM_RUNS), np.float32)
+            self.links = np.empty((elements, 3), np.int32)
+            self.groups = np.empty((GROUP_SLOTS, NUM_GROUP_SUMS), np.float32)
+            self.tags = num_tags
+
+
+def read_page(html: bytes, token_weights: np.ndarray, space: Workspace | None = None, with_pairs: bool = False) -> Page:
+    """Tokenize and count. html: valid UTF-8. space: the page's arrays are views of it; without one they are new.
+    with_pairs: return the (element, token) pairs, for fitting."""
+    size, tags = len(html), html.count(b"<")
+    space = space or Workspace()
+    space.grow(size, tags)
+    space.source[:size] = np.frombuffer(html, np.uint8)
+    space.source[size : size + PADDING] = 0
+    pairs = np.empty((size // 2 + 1, 2), np.int32) if with_pairs else NO_PAIRS
+    state, ranges, totals = np.zeros(NUM_STATES, np.int64), np.empty((2, 2), np.int32), np.empty(NUM_PAGE, np.float64)
+    _read(
+        space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links, pairs,
+        state, space.counts, space.sums, space.groups, ranges, totals,
+    )  # fmt: skip
+    num_blocks, num_elements = int(state[NUM_BLOCKS]), int(state[NUM_ELEMENTS])
+    return Page(
+        space.text[: state[OUT]], space.elements[:num_elements], space.weights[:num_elements],
+        space.blocks[:num_blocks], space.counts[:num_blocks], space.sums[:num_elements], space.groups, ranges, totals,
+        size, pairs[: state[NUM_PAIRS]], space.links[: state[NUM_LINKS]],
+    )  # fmt: skip
+
+
+@cached_njit(nogil=True)
+def _read(
+    source,
+    size,
+    token_weights,
+    text,
+    elements,
+    weights,
+    blocks,
+    links,
+    pairs,
+    state,
+    counts,
+    sums,
+    groups,
+    ranges,
+    totals,
+):
+    tokenize(source, size, token_weights, text, elements, weights, blocks, links, pairs, state)
+    num_blocks, num_elements = state[NUM_BLOCKS], state[NUM_ELEMENTS]
+    count_text(text, blocks, num_blocks, source[state[TITLE_START] : state[TITLE_END]], counts)
+    sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, totals)
+    group_by_path(elements, blocks, num_blocks, counts, groups)
+    candidate_ranges(elements, blocks, num_blocks, sums, totals, ranges)
+
+
+def block_texts(page: Page) -> list[str]:
+    text = page.text.tobytes()
+    return [text[row[START] : row[END]].decode("utf-8", "replace") for row in page.blocks]
+
+
+def classify(page: Page, first: Trees, second: Trees) -> np.ndarray:
+    """float32[B]: the probability of each block to be main text."""
+    probabilities = np.empty(len(page.blocks), np.float32)
+    _classify(*page[:9], page.source_bytes, first, second, probabilities)
+    return probabilities
+
+
+@cached_njit(nogil=True)
+def _classify(text, elements, weights, blocks, counts, sums, groups, ranges, totals, size, first, second, result):
+    num_blocks = len(blocks)
+    p, row = np.empty(num_blocks, np.float32), np.zeros((1, NUM_SECOND), np.float32)
+    for k in range(num_blocks):
+        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, ranges, totals, size, row)
+        p[k] = predict(first.roots, first.features, first.thresholds, first.children, first.leaves, row[0])
+    runs = np.empty((num_blocks, NUM_RUNS), np.float32)
+    likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, sums, groups, runs)
+    for k in range(num_blocks):
+        if p[k] < MIN_FIRST:
+            result[k] = p[k]
+            continue
+        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, ranges, totals, size, row)
+        second_features(k, p, likely, elements, blocks, sums, groups, runs, totals, row[0])
+        result[k] = predict(second.roots, second.features, second.thresholds, second.children, second.leaves, row[0])
+
+
+def first_rows(page: Page) -> np.ndarray:
+    """float32[B, NUM_FIRST], for fitting."""
+    rows = np.zeros((len(page.blocks), NUM_FIRST), np.float32)
+    first_features(0, len(rows), *page[1:9], page.source_bytes, rows)
+    return rows
+
+
+def second_rows(page: Page, rows: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """float32[B, NUM_SECOND]. rows: of first_rows; p: float32[B], of a first stage that was not fitted on the page."""
+    result = np.zeros((len(rows), NUM_SECOND), np.float32)
+    result[:, :NUM_FIRST] = rows
+    _second_rows(*page[1:9], p, result)
+    return result
+
+
+@cached_njit(nogil=True)
+def _second_rows(elements, weights, blocks, counts, sums, groups, ranges, totals, p, result):
+    runs = np.empty((len(blocks), NUM_RUNS), np.float32)
+    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), sums, groups, runs)
+    for k in range(len(blocks)):
+        second_features(k, p, likely, elements, blocks, sums, groups, runs, totals, result[k])

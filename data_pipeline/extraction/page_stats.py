@@ -1,0 +1,255 @@
+"""Statistics of a page's blocks and elements from which features are computed: text counts, sums over subtrees, and the
+two elements that most probably contain the main text."""
+
+import numpy as np
+
+from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
+from gristmill.data_pipeline.extraction.tokenizer import ELEMENT, ELEMENT_FLAGS, END, LINK_BYTES, PARENT, START, TAG
+from gristmill.foundation.cached_njit import cached_njit
+
+# Columns of counts, int32[B, 11]: of the block's text.
+(
+    CHARS, WORDS, SENTENCE_ENDS, COMMAS, DIGITS, UPPERS, SYMBOLS, LAST_KIND, FIRST_KIND, TITLE_WORDS, REPEATS
+) = range(11)  # fmt: skip
+NUM_COUNTS = 11
+# Columns of sums, float32[E, 10]: over the blocks in the element and below it. LONG_BYTES: of blocks that are_prose.
+(
+    BYTES, LINKED, BLOCKS, STOPS, LONG_BYTES, LONG_BLOCKS, READABLE, LCA_READABLE, LCA_LARGEST, LIKELY_BYTES,
+) = range(10)  # fmt: skip
+NUM_SUMS = 10
+# Columns of page, float64[12].
+(
+    P_BLOCKS, P_BYTES, P_LINKED, P_LONG_BYTES, P_LONG_BLOCKS, P_READABLE_BEST, P_LARGEST, P_READABLE_SCORE,
+    P_FIRST_HEADING, P_PARAGRAPHS, P_FLAGS, P_ELEMENTS,
+) = range(12)  # fmt: skip
+NUM_PAGE = 12
+
+MIN_PROSE_BYTES, MAX_PROSE_LINKS = 80, 0.33  # of a block that is probably a paragraph
+MIN_READABLE_BYTES = 25  # Readability counts paragraphs from this length on
+LARGEST_SHARE = 0.6  # of the prose, which the second candidate holds
+TITLE_SLOTS, HASH_SLOTS_BITS = 128, 12
+
+OTHER, LOWER, UPPER, DIGIT, STOP, COMMA, SYMBOL, COLON, QUOTE = range(9)
+# Kinds of ASCII characters.
+KINDS = np.zeros(256, np.int64)
+for _kind, _members in (
+    (LOWER, "abcdefghijklmnopqrstuvwxyz"), (UPPER, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"), (DIGIT, "0123456789"), (STOP, ".!?"),
+    (COMMA, ",;"), (SYMBOL, "|@#$%&*+/<=>[]\\^_`{}~"), (COLON, ":"), (QUOTE, "\"'()-"),
+):  # fmt: skip
+    for _member in _members:
+        KINDS[ord(_member)] = _kind
+KINDS[0x80:] = LOWER
+
+P, LI, TD, DD, PRE = (TAG_IDS[name] for name in ("p", "li", "td", "dd", "pre"))
+
+
+@cached_njit(nogil=True)
+def count_text(text, blocks, num_blocks, title, counts):
+    """Fill counts of every block. title: the page's title in UTF-8."""
+    slots, title_words = np.zeros(TITLE_SLOTS, np.int64), 0
+    for start in range(len(title)):
+        if _begins_word(title, start, 0) and title_words < TITLE_SLOTS // 2:
+            title_words += _put(slots, _word_hash(title, start, len(title)))
+    for k in range(num_blocks):
+        _count_block(text, blocks[k, START], blocks[k, END], slots, counts[k])
+    _count_repeats(text, blocks, num_blocks, counts)
+
+
+@cached_njit(nogil=True)
+def _count_block(text, start, end, title, row):
+    row[:] = 0
+    previous, in_word, word = OTHER, False, np.int64(0)
+    for at in range(start, end):
+        byte = np.int64(text[at])
+        kind = KINDS[byte]
+        if byte & 0xC0 != 0x80:
+            row[CHARS] += 1
+        if kind == DIGIT:
+            row[DIGITS] += 1
+        elif kind == UPPER:
+            row[UPPERS] += 1
+        elif kind == SYMBOL:
+            row[SYMBOLS] += 1
+        elif kind == COMMA:
+            row[COMMAS] += 1
+        elif kind == STOP and (at + 1 == end or text[at + 1] <= 32 or KINDS[text[at + 1]] == QUOTE):
+            row[SENTENCE_ENDS] += 1
+        if byte >= 0xE2:
+            kind = _wide_kind(text, at, end, kind, row)
+        is_letter = kind in (LOWER, UPPER, DIGIT)
+        if is_letter:
+            if not in_word:
+                row[WORDS] += 1
+                word = np.int64(0)
+            word = (word * 31 + (byte | 32)) & 0xFFFFFFFF
+        elif in_word and _holds(title, word):
+            row[TITLE_WORDS] += 1
+        in_word = is_letter
+        if byte > 32 and byte & 0xC0 != 0x80:
+            previous = kind
+            if row[FIRST_KIND] == 0:
+                row[FIRST_KIND] = kind + 1
+    if in_word and _holds(title, word):
+        row[TITLE_WORDS] += 1
+    row[LAST_KIND] = previous
+
+
+@cached_njit(nogil=True, inline="always")
+def _wide_kind(text, at, end, kind, row):
+    """The kind of a character of three bytes; ideographs count as half a word."""
+    if at + 2 >= end:
+        return kind
+    first, second, third = text[at], text[at + 1], text[at + 2]
+    if (first == 0xE3 and second == 0x80 and third == 0x82) or (first == 0xE0 and second == 0xA5 and third == 0xA4):
+        row[SENTENCE_ENDS] += 1
+        return STOP
+    if first == 0xEF and second == 0xBC and (third == 0x81 or third == 0x9F):
+        row[SENTENCE_ENDS] += 1
+        return STOP
+    if (first == 0xEF and second == 0xBC and third == 0x8C) or (first == 0xE3 and second == 0x80 and third == 0x81):
+        row[COMMAS] += 1
+        return COMMA
+    if first == 0xE2 and second == 0x80:
+        return QUOTE
+    if first == 0xE2:
+        row[SYMBOLS] += 1
+        return SYMBOL
+    if 0xE3 <= first <= 0xE9 and row[CHARS] & 1:
+        row[WORDS] += 1
+    return kind
+
+
+@cached_njit(nogil=True, inline="always")
+def _begins_word(text, at, start):
+    kind = KINDS[text[at]]
+    if kind != LOWER and kind != UPPER and kind != DIGIT:
+        return False
+    before = KINDS[text[at - 1]] if at > start else OTHER
+    return before != LOWER and before != UPPER and before != DIGIT
+
+
+@cached_njit(nogil=True)
+def _word_hash(text, at, end):
+    word = np.int64(0)
+    while at < end:
+        byte = np.int64(text[at])
+        kind = KINDS[byte]
+        if kind != LOWER and kind != UPPER and kind != DIGIT:
+            break
+        word = (word * 31 + (byte | 32)) & 0xFFFFFFFF
+        at += 1
+    return word
+
+
+@cached_njit(nogil=True)
+def _put(slots, value):
+    """1 if the value is new."""
+    at = value & (len(slots) - 1)
+    while slots[at] != 0:
+        if slots[at] == value:
+            return 0
+        at = (at + 1) & (len(slots) - 1)
+    slots[at] = value
+    return 1
+
+
+@cached_njit(nogil=True, inline="always")
+def _holds(slots, value):
+    at = value & (len(slots) - 1)
+    while slots[at] != 0:
+        if slots[at] == value:
+            return True
+        at = (at + 1) & (len(slots) - 1)
+    return False
+
+
+@cached_njit(nogil=True)
+def _count_repeats(text, blocks, num_blocks, counts):
+    """REPEATS: how many blocks have a text of the same hash, modulo 4,096 slots without chaining."""
+    seen = np.zeros((1 << HASH_SLOTS_BITS, 2), np.int64)
+    for turn in range(2):
+        for k in range(num_blocks):
+            value = np.int64(2166136261)
+            for at in range(blocks[k, START], min(blocks[k, END], blocks[k, START] + 64)):
+                value = ((value ^ text[at]) * 16777619) & 0xFFFFFFFF
+            value = (value * 31 + blocks[k, END] - blocks[k, START]) & 0xFFFFFFFF
+            at = value & ((1 << HASH_SLOTS_BITS) - 1)
+            if turn == 0:
+                if seen[at, 1] == 0:
+                    seen[at, 0] = value
+                seen[at, 1] += seen[at, 0] == value
+            elif seen[at, 0] == value:
+                counts[k, 10] = seen[at, 1]
+            else:
+                counts[k, 10] = 1
+
+
+@cached_njit(nogil=True)
+def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page):
+    """Fill sums and page."""
+    sums[:num_elements] = 0
+    page[:] = 0
+    page[P_FIRST_HEADING] = -1
+    for k in range(num_blocks):
+        e = blocks[k, ELEMENT]
+        size, linked = blocks[k, END] - blocks[k, START], blocks[k, LINK_BYTES]
+        sums[e, BYTES] += size
+        sums[e, LINKED] += linked
+        sums[e, BLOCKS] += 1
+        sums[e, STOPS] += counts[k, SENTENCE_ENDS]
+        if size >= MIN_PROSE_BYTES and linked < MAX_PROSE_LINKS * size:
+            sums[e, LONG_BYTES] += size
+            sums[e, LONG_BLOCKS] += 1
+        if size >= MIN_READABLE_BYTES and 2 * linked < size:
+            score = 1 + counts[k, COMMAS] + min(size / 100, 3)
+            tag = elements[e, TAG]
+            is_leaf = tag in (P, LI, TD, DD, PRE) or TAG_KINDS[tag] & HEADING != 0
+            first = elements[e, PARENT] if is_leaf else e
+            sums[first, READABLE] += score
+            sums[elements[first, PARENT], READABLE] += score / 2
+        if TAG_KINDS[elements[e, TAG]] & HEADING and page[P_FIRST_HEADING] < 0:
+            page[P_FIRST_HEADING] = k
+        page[P_PARAGRAPHS] += elements[e, TAG] == P
+    for e in range(num_elements - 1, 0, -1):
+        parent = elements[e, PARENT]
+        for column in range(READABLE):
+            sums[parent, column] += sums[e, column]
+        page[P_FLAGS] = np.int64(page[P_FLAGS]) | elements[e, ELEMENT_FLAGS]
+    page[P_BLOCKS], page[P_ELEMENTS] = num_blocks, num_elements
+    page[P_BYTES], page[P_LINKED] = sums[0, BYTES], sums[0, LINKED]
+    page[P_LONG_BYTES], page[P_LONG_BLOCKS] = sums[0, LONG_BYTES], sums[0, LONG_BLOCKS]
+    _choose_candidates(elements, num_elements, sums, page)
+
+
+@cached_njit(nogil=True)
+def _choose_candidates(elements, num_elements, sums, page):
+    """The element of the best readability score, and the deepest that holds LARGEST_SHARE of the prose; the depth of
+    every element's lowest common ancestor with each."""
+    best, highest, largest = 0, -1.0, 0
+    for e in range(1, num_elements):
+        if sums[e, READABLE] > 0:
+            score = sums[e, READABLE] * (1 - sums[e, LINKED] / max(sums[e, BYTES], 1))
+            if score > highest:
+                best, highest = e, score
+        held, whole = sums[e, LONG_BYTES], sums[0, LONG_BYTES]
+        if elements[e, PARENT] == largest and held > 0 and held >= LARGEST_SHARE * whole:
+            largest = e
+    page[P_READABLE_BEST], page[P_READABLE_SCORE], page[P_LARGEST] = best, highest, largest
+    _common_depths(elements, num_elements, best, LCA_READABLE, sums)
+    _common_depths(elements, num_elements, largest, LCA_LARGEST, sums)
+
+
+@cached_njit(nogil=True)
+def _common_depths(elements, num_elements, chosen, column, sums):
+    for e in range(num_elements):
+        sums[e, column] = -1
+    e, depth = chosen, elements[chosen, 3]
+    while True:
+        sums[e, column] = elements[e, 3]
+        if e == 0:
+            break
+        e = elements[e, PARENT]
+    for e in range(1, num_elements):
+        if sums[e, column] < 0:
+            sums[e, column] = sums[elements[e, PARENT], column]
+    sums[chosen, column] = depth

@@ -1,0 +1,99 @@
+"""Weights files of the extractor `blocks`: token weights, two stages of trees, and where they come from."""
+
+import hashlib
+import io
+import json
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
+from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS
+from gristmill.data_pipeline.extraction.features import FIRST_FEATURES, SECOND_FEATURES
+from gristmill.data_pipeline.extraction.trees import Trees
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+
+BUNDLED_PATH = Path(__file__).parent / "blocks_weights.npz"
+STAGES = ("first", "second")
+
+
+class Weights(NamedTuple):
+    token_weights: np.ndarray  # float32[2 ** TOKEN_BITS]
+    first: Trees
+    second: Trees
+    provenance: dict[str, Any]
+
+
+def features_digest() -> str:
+    """Digest of the features' names in their order: weights of other features are refused."""
+    return hashlib.sha256("\n".join((*FIRST_FEATURES, "", *SECOND_FEATURES)).encode()).hexdigest()[:16]
+
+
+def save_weights(path: Path, weights: Weights) -> None:
+    """Equal weights give equal bytes. Token weights are stored in half precision."""
+    arrays = {"token_weights": weights.token_weights.astype(np.float16)}
+    for stage, trees in zip(STAGES, weights[1:3], strict=True):
+        arrays |= {f"{stage}_{name}": array for name, array in trees._asdict().items()}
+    described = {"features": features_digest(), "provenance": weights.provenance}
+    arrays["description"] = np.frombuffer(json.dumps(described, sort_keys=True).encode(), np.uint8)
+    held = io.BytesIO()
+    np.savez_compressed(held, allow_pickle=False, **arrays)
+    write_atomic(path, held.getvalue())
+
+
+def weights_path(weights: str) -> Path:
+    return BUNDLED_PATH if weights == BUNDLED_WEIGHTS else Path(weights)
+
+
+def load_weights(weights: str) -> Weights:
+    """Raises InputError if the file is missing, damaged or of other features."""
+    path = weights_path(weights)
+    try:
+        return _loaded(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name a file that `gristmill extractor fit` wrote") from error
+
+
+def weights_digest(weights: str) -> str:
+    path = weights_path(weights)
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name a file that `gristmill extractor fit` wrote") from error
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: Path, modified: int) -> Weights:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            described = json.loads(file["description"].tobytes())
+            stages = [Trees(*(file[f"{stage}_{name}"] for name in Trees._fields)) for stage in STAGES]
+            weights = Weights(file["token_weights"].astype(np.float32), stages[0], stages[1], described["provenance"])
+            features = described["features"]
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
+        raise InputError(f"{path}: not a weights file ({error}); `gristmill extractor fit` writes one") from error
+    if features != features_digest() or len(weights.token_weights) != 1 << TOKEN_BITS:
+        raise InputError(f"{path}: fitted for other features; fit it again with `gristmill extractor fit`")
+    for stage, trees, names in zip(STAGES, stages, (FIRST_FEATURES, SECOND_FEATURES), strict=True):
+        if not _is_sound(trees, len(names)):
+            raise InputError(f"{path}: damaged trees of the {stage} stage; fit it again with `gristmill extractor fit`")
+    return weights
+
+
+def _is_sound(trees: Trees, num_features: int) -> bool:
+    """Whether every index is in range and every child comes after its parent, so that prediction ends."""
+    nodes, leaves = len(trees.features), len(trees.leaves)
+    children = trees.children
+    if trees.thresholds.shape != (nodes,) or children.shape != (nodes, 2) or not len(trees.roots):
+        return False
+    inner = children >= 0
+    return bool(
+        np.all((trees.roots >= -leaves) & (trees.roots < nodes))
+        and np.all((children >= -leaves) & (children < nodes))
+        and np.all((children > np.arange(nodes)[:, None]) | ~inner)
+        and np.all((trees.features >= 0) & (trees.features < num_features))
+    )
