@@ -15,6 +15,7 @@ import xxhash
 
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.extraction.html_extraction import compile_blocks
 from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
@@ -123,6 +124,8 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
         _compile_kernels(missing[0].config)
+        for blocks in {task.source.blocks for task in missing if task.source.extractor == "blocks"}:
+            compile_blocks(blocks)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
 
 

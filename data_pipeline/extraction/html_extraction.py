@@ -85,6 +85,11 @@ def _blocks(html: bytes, charset: str | None, config: BlocksConfig) -> Extracted
     return Extracted(text, (REPLACED_BYTES,) if was_repaired else (), metadata)
 
 
+def compile_blocks(config: BlocksConfig) -> None:
+    """Compile the kernels of blocks once, so that workers load them from the cache."""
+    extract_blocks(b"<p>A text.</p>", load_weights(config.weights), config)
+
+
 def _trafilatura(page: str, extractor: Extractor) -> str:
     try:
         return trafilatura.extract(page, **TRAFILATURA_OPTIONS[extractor]) or ""

@@ -21,7 +21,7 @@ def fit_command(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of labelled pages.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The weights file to write (.npz).")],
 ) -> None:
-    """Fit the extractor's weights on labelled pages; docs/extraction.md describes the folders' layouts."""
+    """Fit the weights of the extractor blocks on folders of labelled pages (docs/extraction.md)."""
     for folder in folders:
         if not folder.is_dir():
             raise RecipeError(f"{folder}: no such folder; give folders of labelled pages")
