@@ -12,7 +12,14 @@ from gristmill.evaluation.run import EvaluationPaths
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, load_model, save, step_folder
+from gristmill.training.checkpoint import (
+    CheckpointContent,
+    SavedModelConfig,
+    load_model,
+    save,
+    saved_tensors,
+    step_folder,
+)
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
@@ -48,6 +55,8 @@ LAYOUTS = [
     {"data": 2, "replicate": 2, "tensor": 2},
     {"pipeline": 2, "schedule": "interleaved", "data": 2},
     {"pipeline": 2, "schedule": "zbv"},
+    {"data": 2, "expert": 2},
+    {"data": 2, "tensor": 2, "expert": 2},
 ]
 
 
@@ -63,8 +72,9 @@ def test_every_layout_scores_as_one_process(fields, tmp_path, hans, tokenizer_fo
 
 def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     """Draws a model on the layout, asks it between two equal passes, and saves it."""
-    config = ModelConfig(**SHAPE)
-    mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"))
+    moe = {"experts": (0, 4), "top_k": 2, "hidden": 16, "bias_update_rate": 0.1} if layout.expert > 1 else None
+    config = ModelConfig(**SHAPE, moe=moe)
+    mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"), config.has_experts)
     train = TrainConfig(tokens=512, batch_tokens=512, precision="fp32", layout=layout)
     parts = build_local_model(config, 257, train, mesh, seed=7)
     passes = build_forward_backward(parts, config, train, mesh)
@@ -76,7 +86,7 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
         parts.clear_gradients()
         scores = evaluate_live(LiveModel(parts.stages, layout, mesh), LiveSources(tokenizer_folder, hans), HANS)
     assert losses[0] is None or torch.equal(*losses)
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters.items()}
+    tensors = saved_tensors(parts.parameters, parts.buffers)
     save(folder / "run", 1, CheckpointContent(tensors, SavedModelConfig.of(config, 257, 256)), mesh)
     return scores
 

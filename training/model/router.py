@@ -68,11 +68,11 @@ class Router(nn.Module):
         self.register_buffer("step_counts", torch.zeros(layer.experts, dtype=torch.int64), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
-        """Moves the buffers with the module, but leaves them float32 whatever dtype the weights are cast to."""
+        """Moves the buffers with the module, but leaves their values as they are, whatever the weights are cast to."""
+        before = {name: buffer for name in SAVED_BUFFERS if (buffer := getattr(self, name)) is not None}
         super()._apply(fn, recurse)
-        for name in SAVED_BUFFERS:
-            if (buffer := getattr(self, name)) is not None:
-                setattr(self, name, buffer.float())
+        for name, buffer in before.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
         return self
 
     def forward(self, x_ND: Tensor, places: TokenPlaces, metadata: RoutingMetadata | None) -> Routing:

@@ -125,7 +125,8 @@ class Transformer(nn.Module):
         teacher = fields.pop("teacher", None)
         metadata = self.attention_metadata(x, **fields)
         if self.side_loss_factor is not None and self.config.has_experts:
-            routing = RoutingMetadata(fields["samples"], weights, self.side_loss_factor, self.options.seed)
+            samples = fields.get("samples", torch.arange(len(x), device=x.device))
+            routing = RoutingMetadata(samples, weights, self.side_loss_factor, self.options.seed)
             metadata = replace(metadata, routing=routing)
         hidden_BTD, _ = self.hidden_states(x, metadata)
         return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights, teacher)

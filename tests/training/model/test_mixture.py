@@ -289,8 +289,11 @@ def test_micro_batches_and_recomputation_change_no_gradient_and_no_count(moe: di
 
 
 def test_the_bias_stays_float32_when_weights_are_cast() -> None:
-    mixture = mixture_of(model_config(bias_update_rate=1e-3)).to(torch.bfloat16)
-    assert mixture.router.weight.dtype == torch.bfloat16 and mixture.router.balance_bias.dtype == torch.float32
+    mixture = mixture_of(model_config(bias_update_rate=1e-3))
+    mixture.router.balance_bias += 0.001
+    mixture.to(torch.bfloat16)
+    assert mixture.router.weight.dtype == torch.bfloat16
+    assert torch.equal(mixture.router.balance_bias, torch.full((4,), 0.001))  # in bfloat16 it would be 0.00099945
 
 
 def test_patterns_give_each_layer_its_experts() -> None:
