@@ -2,6 +2,7 @@
 
 Each check belongs to one stage and yields findings; complete stages and stages that will not run are not checked."""
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,24 @@ def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             f"train.{field}: {folder} is not a checkpoint (no {MANIFEST_NAME}); name a folder like "
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
+        )
+    if train.teacher is not None:
+        yield from _teacher_vocabulary(recipe, Path(train.teacher.checkpoint) / "model.json")
+
+
+def _teacher_vocabulary(recipe: Recipe, path: Path) -> Iterator[Finding]:
+    """The run compares the teacher with the data; a tokenizer that is yet to be trained is compared here."""
+    if recipe.tokenizer.pretrained is not None or not path.is_file():
+        return
+    try:
+        size = json.loads(path.read_bytes())["vocab_size"]
+    except (ValueError, KeyError, TypeError):
+        yield Finding(f"train.teacher: {path}: does not describe a model; take another checkpoint", InputError)
+        return
+    if size != recipe.tokenizer.vocab_size:
+        yield Finding(
+            f"train.teacher: its vocabulary has {size} tokens, the recipe asks for {recipe.tokenizer.vocab_size}; set "
+            "tokenizer.pretrained to the teacher's tokenizer, or take a teacher that was trained on this one"
         )
 
 

@@ -70,12 +70,14 @@ def _problems(
         )
     if model.has_experts and not student.has_experts:
         yield "it has experts and the student has none, which is not built yet; take a student with experts"
-    yield from objections(model, teacher_config(train), there["vocab_size"], layout.world_size)
+    yield from objections(model, teacher_config(train, model), there["vocab_size"], layout.world_size)
 
 
-def teacher_config(train: TrainConfig) -> TrainConfig:
+def teacher_config(train: TrainConfig, model: ModelConfig) -> TrainConfig:
     """How the teacher is built and run: on the student's layout, its own layers divided over the stages by cost."""
     layout = train.layout.model_dump() | {"split_points": None, "recompute": "none"}
+    if not model.has_experts:
+        layout |= {"expert": 1, "expert_tensor": 1}
     changes = {"layout": layout, "compile": False, "float8": False, "teacher": None, "init_from": None, "upcycle": None}
     return TrainConfig.model_validate(train.model_dump() | changes)
 
@@ -86,7 +88,7 @@ def load_teacher(folder: Path, train: TrainConfig, mesh: Mesh) -> tuple[LocalMod
     assert train.teacher is not None
     there = checkpoint.read_model_config(folder)
     model = ModelConfig.model_validate(there["model"])
-    local_model = build_local_model(model, there["vocab_size"], teacher_config(train), mesh, seed=0)
+    local_model = build_local_model(model, there["vocab_size"], teacher_config(train, model), mesh, seed=0)
     checkpoint.load(folder, checkpoint.saved_tensors(local_model.parameters, local_model.buffers), mesh)
     local_model.sync_tied_weights()
     distillation = None

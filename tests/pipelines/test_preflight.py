@@ -50,6 +50,17 @@ def test_all_problems_are_listed_at_once(call, write):
         assert words in said
 
 
+def test_a_teacher_is_checked_before_any_work(call, write, tmp_path):
+    write("train.teacher: {checkpoint: taught}")
+    assert "train.teacher: taught is not a checkpoint (no manifest.json)" in call("run", "small.yaml")[1]
+    (tmp_path / "taught").mkdir()
+    (tmp_path / "taught/manifest.json").write_text("{}")
+    (tmp_path / "taught/model.json").write_text('{"vocab_size": 7}')
+    code, said = call("run", "small.yaml")
+    assert code == 2 and "train.teacher: its vocabulary has 7 tokens, the recipe asks for" in said
+    assert not (tmp_path / "work").exists()
+
+
 @pytest.mark.parametrize("arguments", [("run",), ("train",)])
 def test_the_layout_against_the_processes(call, write, tmp_path, arguments):
     write("train.layout: {data: 4}")
