@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, code_points
+from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, first_code_points
 from gristmill.foundation.cached_njit import cached_njit
 
 Fold = Literal["word", "character", "space"]
@@ -35,7 +35,7 @@ SEPARATOR = np.uint32(0)
 VANISHES = np.uint32(1 << 30)
 ALONE = np.uint32(1 << 31)
 CODE_POINT = np.uint32((1 << 21) - 1)
-LAST_CASED = 0x20000  # no code point from here on has a lower case
+LAST_CASED = 0x20000  # no code point from here on has a lower case or is white space
 SPACE = np.uint8(32)
 LETTER = np.uint8(255)
 
@@ -52,10 +52,12 @@ def folding_table(fold: Fold) -> np.ndarray:
     character stays as it is, but white space (str.isspace) and NUL separate."""
     table = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
     if fold == "space":
-        table[np.strings.isspace(code_points())] = SEPARATOR
+        table[:LAST_CASED][np.strings.isspace(first_code_points(LAST_CASED))] = SEPARATOR
         return table
-    table[:LAST_CASED] = np.strings.lower(code_points()[:LAST_CASED]).view(np.uint32)
     first_C, second_C = category_letters().T
+    cased = np.flatnonzero((second_C == ord("u")) | (second_C == ord("t")) | (second_C == ord("l")))
+    cased = cased[cased < LAST_CASED]  # Lu, Lt and Nl, the Roman numerals; Ll stays as it is
+    table[cased] = np.strings.lower(first_code_points(LAST_CASED)[cased]).view(np.uint32)
     separates = (first_C != ord("L")) & (first_C != ord("M")) & (first_C != ord("N"))
     separates[ord("_")] = False
     table[separates] = SEPARATOR

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.code_points import category_letters, code_points
+from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, first_code_points
 
 SPACE = 1  # str.isspace: what str.split separates words at
 LINE_END = 2  # what str.splitlines ends a line at
@@ -68,18 +68,21 @@ def character_table() -> np.ndarray:
 
 def _properties() -> np.ndarray:
     """uint16[0x110000]: the flags that Python's str and unicodedata define. Private use has none."""
-    character_C = code_points()
-    assigned = "".join(map(chr, range(_LAST_ASSIGNED + 1)))
-    line_ends = [ord(line[-1]) for line in assigned.splitlines(keepends=True)[:-1]]
-    word_C = np.strings.isalnum(character_C) | (category_letters()[:, 0] == ord("M"))
-    word_C[[ord("_"), 0x200C, 0x200D]] = True
-    table_C = np.zeros(len(character_C), dtype=np.uint16)
-    table_C[np.strings.isspace(character_C)] |= SPACE
-    table_C[line_ends] |= LINE_END
-    table_C[word_C] |= WORD
-    table_C[np.strings.isalpha(character_C)] |= ALPHA
-    table_C[np.strings.isdigit(character_C)] |= DIGIT
-    table_C[np.strings.isupper(character_C)] |= UPPER
+    table_C = np.zeros(NUM_CODE_POINTS, dtype=np.uint16)
+    table_C[category_letters()[:, 0] == ord("M")] = WORD
+    table_C[[ord("_"), 0x200C, 0x200D]] = WORD
+    assigned = first_code_points(_LAST_ASSIGNED + 1)
+    flags_A = table_C[: len(assigned)]
+    for flag, holds in (
+        (SPACE, np.strings.isspace),
+        (WORD, np.strings.isalnum),
+        (ALPHA, np.strings.isalpha),
+        (DIGIT, np.strings.isdigit),
+        (UPPER, np.strings.isupper),
+    ):
+        flags_A[holds(assigned)] |= flag
+    text = "".join(map(chr, range(len(assigned))))
+    flags_A[[ord(line[-1]) for line in text.splitlines(keepends=True)[:-1]]] |= LINE_END
     return table_C
 
 

@@ -12,9 +12,9 @@ _UNASSIGNED, _PRIVATE = b"Cn", b"Co"
 _PRIVATE_PLANES = (0xF0000, 0x100000)
 
 
-def code_points() -> np.ndarray:
-    """U1[0x110000]: every code point as a string of one character; numpy takes U+0000 for an empty one."""
-    return np.arange(NUM_CODE_POINTS, dtype=np.uint32).view("U1")
+def first_code_points(count: int) -> np.ndarray:
+    """U1[count]: the first code points, each as a string of one character; numpy takes U+0000 for an empty one."""
+    return np.arange(count, dtype=np.uint32).view("U1")
 
 
 @cache
