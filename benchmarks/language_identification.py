@@ -57,7 +57,7 @@ def sentences(text: str) -> list[str]:
     return [line for line in text.split("\n") if len(line) >= 20]
 
 
-def right(pairs: list[tuple[str, str]], model: str, chars: int = 300) -> tuple[np.ndarray, np.ndarray]:
+def right(pairs: list[tuple[str, str]], model: str, chars: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """(bool[N], float64[N]): whether the language is right, and its score."""
     found = detect([text for _, text in pairs], LanguageConfig(chars=chars, model=model)).to_pydict()
     codes = [code == language for code, (language, _) in zip(found["detected_language"], pairs, strict=True)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +20,13 @@ from gristmill.data_pipeline.extraction.html_extraction import compile_blocks
 from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
-from gristmill.data_pipeline.readers.document import Record, Unreadable, doc_id
+from gristmill.data_pipeline.readers.document import NO_METADATA, Record, Unreadable, doc_id
 from gristmill.data_pipeline.readers.fields import metadata_json
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_range
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect
+from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.table import measure_buffer
@@ -35,12 +36,13 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.lock import LockedSource, RawFile
 
-ANNOTATE_VERSION = 11  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 12  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
-BATCH_DOCUMENTS = 512
+BATCH_DOCUMENTS = 1024
 BATCH_CHARS = 8_000_000  # of texts, URLs and metadata: limits the memory of a batch of long documents
-ROW_GROUP_ROWS = 1024
+ROW_GROUP_ROWS = 16_384
+ROW_GROUP_BYTES = 32_000_000  # limits the memory of a row group of long documents
 
 RECORD_FIELDS = [
     pa.field("doc_id", pa.string()),
@@ -57,6 +59,8 @@ RECORD_FIELDS = [
     pa.field("offset", pa.int64()),
     pa.field("excerpt", pa.string()),
 ]
+# Columns whose values repeat: a dictionary would only cost time for the others, most of which are signals.
+REPEATED = ["language", "raw_digest", "changes.list.element", "unreadable", "detected_language", "script", "profile"]
 
 
 def annotated_schema(edits: Sequence[str], optional: OptionalSignals) -> pa.Schema:
@@ -80,17 +84,17 @@ class AnnotateTask:
     path: Path
     source: SourceConfig
     config: AnnotateConfig
-    parts: tuple[FileRange, ...]
+    ranges: tuple[FileRange, ...]
 
     @property
     def label(self) -> str:
         """The raw files that the task reads, for messages."""
-        names = list(dict.fromkeys(part.file.name for part in self.parts))
+        names = list(dict.fromkeys(one.file.name for one in self.ranges))
         return f"source {self.source.name}, {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}"
 
     @property
     def bytes(self) -> int:
-        return sum(part.end - part.start if part.end else part.file.bytes for part in self.parts)
+        return sum(one.end - one.start if one.end else one.file.bytes for one in self.ranges)
 
 
 def annotation_tasks(
@@ -101,21 +105,22 @@ def annotation_tasks(
     range_bytes = min(max(total // TARGET_RANGES, MIN_RANGE_BYTES), MAX_RANGE_BYTES)
     located = located_files(source, locked)
     large = [(file, location, source, range_bytes) for file, location in located if file.bytes > range_bytes]
-    cut = iter(engine.map(_file_parts, large, f"parts of {source.name}", [float(task[0].bytes) for task in large], "B"))
-    parts = [
-        part
+    sizes = [float(file.bytes) for file, *_ in large]
+    split = iter(engine.map(_file_ranges, large, f"ranges of {source.name}", sizes, "B"))
+    ranges = [
+        one
         for file, location in located
-        for part in (next(cut) if file.bytes > range_bytes else [FileRange(file, location)])
+        for one in (next(split) if file.bytes > range_bytes else [FileRange(file, location)])
     ]
-    sizes = [part.file.bytes if part.end is None else range_bytes for part in parts]
+    range_sizes = [one.file.bytes if one.end is None else range_bytes for one in ranges]
     tasks = []
-    for group in grouped(parts, sizes, range_bytes):
+    for group in grouped(ranges, range_sizes, range_bytes):
         name = fingerprint(_identity(source, config, group))
         tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group)))
     return tasks
 
 
-def _file_parts(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange]:
+def _file_ranges(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange]:
     return file_ranges(*task)
 
 
@@ -132,63 +137,110 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
 def _compile_kernels(config: AnnotateConfig) -> None:
     """Compile the kernels once, so that the workers load them from the cache."""
     texts, _ = normalize_texts(TextBuffer.of(["A text with an accent: é.\r\n"]), config.normalize)
+    detect_buffer(texts, config.language_id)
     _edited(texts, config)
 
 
 def annotate(task: AnnotateTask) -> None:
     """Write the task's file: one row per record, readable or not, in the order of the ranges."""
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
-    with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
-        records = ((part.file, record) for part in task.parts for record in read_range(part, task.source))
-        while batch := _batch(records):
-            file.write_batch(_annotated(batch, task.source, task.config), row_group_size=ROW_GROUP_ROWS)
-            batch.clear()  # so that it does not stay in memory while the next one is read
+    with (
+        sealed_path(task.path) as temporary,
+        pq.ParquetWriter(
+            temporary, schema, compression="zstd", use_dictionary=REPEATED, write_statistics=False
+        ) as file,
+    ):
+        records = ((one.file, record) for one in task.ranges for record in read_range(one, task.source))
+        batches = (_annotated(batch, task.source, task.config) for batch in _batches(records))
+        for group in _row_groups(batches):
+            file.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
 
 
-def _batch(
-    records: Iterator[tuple[RawFile, Record | Unreadable]],
-) -> list[tuple[RawFile, Record | Unreadable]]:
-    """The next records: BATCH_DOCUMENTS, or fewer with BATCH_CHARS in total."""
-    batch: list[tuple[RawFile, Record | Unreadable]] = []
+class FileRecord(NamedTuple):
+    """metadata: JSON; the record's own is not kept."""
+
+    file: RawFile
+    record: Record | Unreadable
+    metadata: str | None
+
+
+def _batches(records: Iterator[tuple[RawFile, Record | Unreadable]]) -> Iterator[list[FileRecord]]:
+    """Batches of BATCH_DOCUMENTS records, or fewer with BATCH_CHARS in total."""
+    batch: list[FileRecord] = []
     chars = 0
-    for one in records:
-        batch.append(one)
-        chars += _num_chars(one[1]) if isinstance(one[1], Record) else 0
+    for file, record in records:
+        if isinstance(record, Record):
+            metadata = metadata_json(record.metadata)
+            batch.append(FileRecord(file, record._replace(metadata=NO_METADATA), metadata))
+            chars += len(record.text) + len(record.url) + len(record.language) + len(metadata)
+        else:
+            batch.append(FileRecord(file, record, None))
         if len(batch) == BATCH_DOCUMENTS or chars >= BATCH_CHARS:
-            break
-    return batch
+            yield batch
+            batch.clear()  # so that it does not stay in memory while the next one is read
+            chars = 0
+    if batch:
+        yield batch
 
 
-def _num_chars(record: Record) -> int:
-    metadata = len(metadata_json(record.metadata)) if record.metadata else 0
-    return len(record.text) + len(record.url) + len(record.language) + metadata
+def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Runs of batches of ROW_GROUP_ROWS rows, or fewer with ROW_GROUP_BYTES in total."""
+    held: list[pa.RecordBatch] = []
+    rows = num_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        rows += len(batch)
+        num_bytes += batch.nbytes
+        if rows >= ROW_GROUP_ROWS or num_bytes >= ROW_GROUP_BYTES:
+            yield held
+            held, rows, num_bytes = [], 0, 0
+    if held:
+        yield held
 
 
-def _annotated(
-    batch: Sequence[tuple[RawFile, Record | Unreadable]], source: SourceConfig, config: AnnotateConfig
-) -> pa.RecordBatch:
-    raw = TextBuffer.of([r.text if isinstance(r, Record) else "" for _, r in batch])
+def _annotated(batch: Sequence[FileRecord], source: SourceConfig, config: AnnotateConfig) -> pa.RecordBatch:
+    records = [one.record for one in batch]
+    raw = TextBuffer.of([record.text if isinstance(record, Record) else "" for record in records])
     normalized, repairs = normalize_texts(raw, config.normalize)
-    languages = detect(normalized.texts(), config.language_id)
+    languages = detect_buffer(normalized, config.language_id)
     final, measured = _edited(normalized, config)
-    texts = final.texts()
-    rows = [
-        {
-            "doc_id": doc_id(source.name, file, record.number),
-            "text": text,
-            "raw_digest": file.sha256,
-            "record": record.number,
-            "text_hash": xxhash.xxh3_64_intdigest(text.encode()),
-            "changes": [*(record.repairs if isinstance(record, Record) else ()), *_repair_names(int(bits))],
-            **_description(record),
-        }
-        for (file, record), bits, text in zip(batch, repairs, texts, strict=True)
-    ]
-    described = pa.RecordBatch.from_pylist(rows, schema=pa.schema(RECORD_FIELDS))
-    urls = [record.url if isinstance(record, Record) else "" for _, record in batch]
-    optional = config.optional.columns(texts, languages, urls)
+    urls = [record.url if isinstance(record, Record) else "" for record in records]
+    # their functions read Python strings
+    optional = config.optional.columns(final.texts(), languages, urls) if config.optional.fields() else []
     schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
-    return pa.record_batch([*described.columns, *languages.columns, *measured, *optional], schema=schema)
+    described = _description(batch, source, repairs, final)
+    return pa.record_batch([*described, *languages.columns, *measured, *optional], schema=schema)
+
+
+def _description(
+    batch: Sequence[FileRecord], source: SourceConfig, repairs: np.ndarray, final: TextBuffer
+) -> list[pa.Array]:
+    """The columns RECORD_FIELDS. repairs: the bits of normalize_texts; final: the texts after all edits."""
+    records = [one.record for one in batch]
+    read = [record if isinstance(record, Record) else None for record in records]
+    failed = [record if isinstance(record, Unreadable) else None for record in records]
+    columns: dict[str, Sequence | pa.Array] = {
+        "doc_id": [doc_id(source.name, one.file, one.record.number) for one in batch],
+        "text": final.strings(),
+        "url": [one and one.url for one in read],
+        "language": [one and one.language for one in read],
+        "metadata": [one.metadata for one in batch],
+        "raw_digest": [one.file.sha256 for one in batch],
+        "record": [record.number for record in records],
+        "text_hash": np.array([xxhash.xxh3_64_intdigest(final.view(k)) for k in range(len(final))], np.uint64),
+        "changes": [
+            [*(one.repairs if one else ()), *_repair_names(bits)]
+            for one, bits in zip(read, repairs.tolist(), strict=True)
+        ],
+        "unreadable": [one and one.kind for one in failed],
+        "reason": [one and one.reason for one in failed],
+        "offset": [None if one is None else one.offset for one in failed],
+        "excerpt": [one and one.excerpt for one in failed],
+    }
+    return [
+        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        for field, column in zip(RECORD_FIELDS, (columns[field.name] for field in RECORD_FIELDS), strict=True)
+    ]
 
 
 @lru_cache(maxsize=64)
@@ -213,13 +265,7 @@ def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, lis
     return buffer, [*measured.columns, *added]
 
 
-def _description(record: Record | Unreadable) -> dict:
-    if isinstance(record, Unreadable):
-        return {"unreadable": record.kind, "reason": record.reason, "offset": record.offset, "excerpt": record.excerpt}
-    return {"url": record.url, "language": record.language, "metadata": metadata_json(record.metadata)}
-
-
-def _identity(source: SourceConfig, config: AnnotateConfig, parts: Sequence[FileRange]) -> dict:
+def _identity(source: SourceConfig, config: AnnotateConfig, ranges: Sequence[FileRange]) -> dict:
     return {
         "version": ANNOTATE_VERSION,
         "source": source.model_dump(
@@ -228,5 +274,5 @@ def _identity(source: SourceConfig, config: AnnotateConfig, parts: Sequence[File
         ),
         **({"extractor_weights": weights_digest(source.blocks.weights)} if source.extractor == "blocks" else {}),
         "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
-        "parts": [[p.file.name, p.file.sha256, p.file.copy_index, p.first_record, p.start, p.end] for p in parts],
+        "ranges": [[r.file.name, r.file.sha256, r.file.copy_index, r.first_record, r.start, r.end] for r in ranges],
     }

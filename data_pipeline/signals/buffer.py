@@ -1,18 +1,19 @@
-"""Texts as one buffer of bytes, as the kernels want them."""
+"""Texts as one buffer of bytes, which the kernels read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
-PADDING = 96  # bytes that may be read behind the last text: a block, and what is looked up behind its last byte
+PADDING = 96  # bytes behind the last text that kernels may read: a block, and a few behind its last byte
 
 
 @dataclass(frozen=True)
 class TextBuffer:
-    """N texts. text: uint8, each text followed by a newline, then PADDING bytes. offsets: int64[N + 1]; text k stands
-    at offsets[k] : offsets[k + 1] - 1."""
+    """N texts. text: uint8, each text followed by a newline, then PADDING bytes. offsets: int64[N + 1]; text k is
+    text[offsets[k] : offsets[k + 1] - 1]."""
 
     text: np.ndarray
     offsets: np.ndarray
@@ -26,6 +27,18 @@ class TextBuffer:
 
     def raw(self, k: int) -> bytes:
         return self.text[self.offsets[k] : self.offsets[k + 1] - 1].tobytes()
+
+    def view(self, k: int) -> memoryview:
+        return memoryview(self.text)[self.offsets[k] : self.offsets[k + 1] - 1]
+
+    def strings(self) -> pa.Array:
+        """A pyarrow array of strings, from a copy without the newlines."""
+        count = len(self)
+        is_text = np.ones(self.offsets[-1] if count else 0, np.bool_)
+        is_text[self.offsets[1:] - 1] = False
+        offsets = (self.offsets - np.arange(count + 1)).astype(np.int32)
+        data = pa.py_buffer(self.text[: len(is_text)][is_text])
+        return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), data)
 
     def texts(self) -> list[str]:
         raw, ends = self.text.tobytes(), self.offsets.tolist()

