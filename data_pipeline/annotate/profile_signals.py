@@ -33,7 +33,7 @@ def profile_columns(texts: Sequence[str], detected: pa.RecordBatch, pinned: Pinn
     languages = detected.column("detected_language").to_pylist()
     scores = detected.column("language_score").to_pylist()
     scripts = text_scripts(texts)
-    keys = [profiles.choose(*facts) for facts in zip(languages, scores, scripts, strict=True)]
+    keys = [profiles.choose(*row) for row in zip(languages, scores, scripts, strict=True)]
     return [
         pa.array(scripts, pa.string()),
         pa.array(keys, pa.string()),

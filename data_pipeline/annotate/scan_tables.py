@@ -64,8 +64,8 @@ def build_tables() -> ScanTables:
     starts = [[tuple(places[held] for held in sequence) for sequence in some] for some in (sequences, anchored)]
     next_state = _automaton(*starts, in_class_KS)
     combining_C = np.frombuffer(bytes(map(unicodedata.combining, every)), np.uint8)
-    facts_C = class_C.astype(np.uint32) << 16 | combining_C.astype(np.uint32) << 8 | _flags(every)
-    kinds, kind_C = np.unique(facts_C, return_inverse=True)
+    properties_C = class_C.astype(np.uint32) << 16 | combining_C.astype(np.uint32) << 8 | _flags(every)
+    kinds, kind_C = np.unique(properties_C, return_inverse=True)
     pages, index = np.unique(kind_C.reshape(-1, PAGE), axis=0, return_inverse=True)
     if max(len(kinds), len(pages), len(next_state)) > 256:
         raise ValueError(f"{len(kinds)} kinds, {len(pages)} pages, {len(next_state)} states; each must fit into a byte")

@@ -3,6 +3,8 @@
 Texts in which non-ASCII characters could matter (line ends other than newlines, the Kelvin sign, whose lower case is k,
 citations with non-ASCII digits) are rare; they are reported and edited by the plain Python rules."""
 
+from typing import NamedTuple
+
 from gristmill.data_pipeline.filters.kept_lines import (
     close_text,
     copy_bytes,
@@ -15,6 +17,7 @@ from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
     ZERO,
+    Span,
     below,
     decode,
     find_newline,
@@ -45,46 +48,40 @@ USE, USES, USE_OF = phrase("use "), phrase("uses "), phrase("use of ")
 EDIT, NEEDED = phrase("edit]"), phrase("citation needed]")
 
 
-@cached_njit(nogil=True)
-def edit_texts(
-    text_array,
-    offsets,
-    flag_array,
-    max_word,
-    citations,
-    terminal,
-    min_words,
-    javascript,
-    policy,
-    out,
-    ends,
-    counts,
-    left,
-):
-    """Fills out with the edited texts as a TextBuffer's text with the offsets `ends`, and counts.
+class C4Rules(NamedTuple):
+    """max_word, min_words: -1 for no such rule; the others: whether the rule is in use."""
 
-    max_word, min_words: -1 for no such rule; citations, terminal, javascript, policy: whether the rule is asked.
-    left[k]: the text is left to the plain Python rules; out has no text for it."""
-    text, flags, kept = pointer(text_array, 0), pointer(flag_array, 0), pointer(out, 0)
+    max_word: int
+    citations: bool
+    terminal: bool
+    min_words: int
+    javascript: bool
+    policy: bool
+
+
+@cached_njit(nogil=True)
+def edit_texts(texts, rules, edited):
+    """Fill edited (kept_lines.EditedTexts) by the rules."""
+    text, flags, kept = pointer(texts.text, 0), pointer(texts.flags, 0), pointer(edited.out, 0)
+    ends, left = edited.ends, edited.left
     ends[0] = 0
-    for k in range(len(offsets) - 1):
-        start, end = offsets[k], offsets[k + 1] - 1
+    for k in range(len(left)):
+        start, end = texts.offsets[k], texts.offsets[k + 1] - 1
         at_out = ends[k]
         left[k] = _needs_plain(text, start, end)
         if not left[k]:
-            row = pointer(counts, k * NUM_COUNTS)
-            stop = _edit(
-                text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, kept, at_out, row
-            )
+            row = pointer(edited.counts, k * NUM_COUNTS)
+            stop = _edit(Span(text, start, end, flags), rules, kept, at_out, row)
             left[k] = stop == UNDECIDED
             at_out = at_out if left[k] else stop
         ends[k + 1] = close_text(kept, ends[k], at_out, flags)
 
 
 @cached_njit(nogil=True)
-def _edit(text, start, end, flags, max_word, citations, terminal, min_words, javascript, policy, out, at_out, counts):
+def _edit(span, rules, out, at_out, counts):
     """Copy the kept lines; returns their end in out, or UNDECIDED."""
-    at = start
+    text, at, end, flags = span
+    max_word, citations, terminal, min_words, javascript, policy = rules
     while at < end:
         stop = find_newline(text, at, end)
         counts[LINES] += 1

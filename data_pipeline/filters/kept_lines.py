@@ -1,5 +1,7 @@
 """Kernels shared by the compiled line rules: copying kept lines and searching for phrases."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, below, decode, load64, skip_space, strip_end
@@ -10,6 +12,16 @@ from gristmill.foundation.cached_njit import cached_njit
 
 def phrase(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8)
+
+
+class EditedTexts(NamedTuple):
+    """Output of the line kernels for N texts. out: uint8, the edited texts as in a TextBuffer, with the offsets ends
+    int64[N + 1]; counts: int64[N, counts]; left: bool[N], texts for the plain Python rules, which out does not have."""
+
+    out: np.ndarray
+    ends: np.ndarray
+    counts: np.ndarray
+    left: np.ndarray
 
 
 @cached_njit(nogil=True, inline="always")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gristmill.data_pipeline.filters import c4_kernel, refinedweb_kernel
-from gristmill.data_pipeline.signals.buffer import PADDING, TextBuffer, joined
+from gristmill.data_pipeline.filters.kept_lines import EditedTexts
+from gristmill.data_pipeline.signals.buffer import PADDING, TextArrays, TextBuffer, joined
 from gristmill.data_pipeline.signals.characters import character_table
 
 Options = Mapping[str, float | None]
@@ -131,21 +132,15 @@ def edit_c4_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.n
     leaves."""
     max_word_length, min_words = options["line_max_word_length"], options["line_min_words"]
     is_on = {name: value is not None for name, value in options.items()}
-    return _compiled(
-        c4_kernel.edit_texts,
-        (
-            -1 if max_word_length is None else math.floor(max_word_length),
-            is_on["line_citations"],
-            is_on["line_terminal_punctuation"],
-            -1 if min_words is None else math.ceil(min_words),
-            is_on["line_javascript"],
-            is_on["line_policy"],
-        ),
-        edit_c4,
-        texts,
-        options,
-        C4_COUNTS,
+    rules = c4_kernel.C4Rules(
+        max_word=-1 if max_word_length is None else math.floor(max_word_length),
+        citations=is_on["line_citations"],
+        terminal=is_on["line_terminal_punctuation"],
+        min_words=-1 if min_words is None else math.ceil(min_words),
+        javascript=is_on["line_javascript"],
+        policy=is_on["line_policy"],
     )
+    return _compiled(c4_kernel.edit_texts, rules, edit_c4, texts, options, C4_COUNTS)
 
 
 def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
@@ -154,25 +149,19 @@ def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> tuple[TextBuff
         options[name] for name in ("line_uppercase_ratio", "line_digit_ratio", "line_min_words")
     )
     most = options["line_boilerplate_words"]
-    return _compiled(
-        refinedweb_kernel.edit_texts,
-        (
-            -1.0 if upper is None else float(upper),
-            -1.0 if digits is None else float(digits),
-            options["line_counters"] is not None,
-            -1 if min_words is None else math.ceil(min_words),
-            -1 if most is None else math.floor(most),
-        ),
-        edit_refinedweb,
-        texts,
-        options,
-        REFINEDWEB_COUNTS,
+    rules = refinedweb_kernel.RefinedWebRules(
+        upper=-1.0 if upper is None else float(upper),
+        digits=-1.0 if digits is None else float(digits),
+        counters=options["line_counters"] is not None,
+        min_words=-1 if min_words is None else math.ceil(min_words),
+        boilerplate=-1 if most is None else math.floor(most),
     )
+    return _compiled(refinedweb_kernel.edit_texts, rules, edit_refinedweb, texts, options, REFINEDWEB_COUNTS)
 
 
 def _compiled(
     kernel: Callable[..., None],
-    settings: tuple[float, ...],
+    rules: tuple[float, ...],
     plain: Callable[[str, Options], Edited],
     texts: TextBuffer,
     options: Options,
@@ -182,7 +171,8 @@ def _compiled(
     count = len(texts)
     out, ends = np.empty(len(texts.text) + count + PADDING, np.uint8), np.empty(count + 1, np.int64)
     counts, left = np.zeros((count, len(names)), np.int64), np.zeros(count, np.bool_)
-    kernel(texts.text, texts.offsets, character_table(), *settings, out, ends, counts, left)
+    arrays = TextArrays(texts.text, texts.offsets, character_table())
+    kernel(arrays, rules, EditedTexts(out, ends, counts, left))
     edited = TextBuffer(out[: ends[-1] + PADDING], ends)
     if not left.any():
         return edited, counts

@@ -3,6 +3,8 @@
 Texts with boilerplate to remove from lines, and texts in which non-ASCII characters could matter to a phrase, are rare;
 they are reported and edited by the plain Python rules."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, phrase_at
@@ -10,6 +12,7 @@ from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
     ZERO,
+    Span,
     below,
     character_start,
     count_chars,
@@ -33,34 +36,42 @@ _WORDS = np.frombuffer(COUNTED + b"|", np.uint8)
 CART, MORE, SIGN = phrase("n cart"), phrase("read more"), phrase("gn-")
 
 
-@cached_njit(nogil=True)
-def edit_texts(
-    text_array, offsets, flag_array, upper, digits, counters, min_words, boilerplate, out, ends, counts, left
-):
-    """Fills out with the edited texts as a TextBuffer's text with the offsets `ends`, and counts.
+class RefinedWebRules(NamedTuple):
+    """upper, digits, min_words, boilerplate (the most words of such a line): -1 for no such rule; counters: whether the
+    rule is in use."""
 
-    upper, digits, min_words, boilerplate (most words of such a line): -1 for no such rule; counters: whether the rule
-    is asked. left[k]: the text is left to the plain rules; out holds nothing of it."""
-    text, flags, kept = pointer(text_array, 0), pointer(flag_array, 0), pointer(out, 0)
+    upper: float
+    digits: float
+    counters: bool
+    min_words: int
+    boilerplate: int
+
+
+@cached_njit(nogil=True)
+def edit_texts(texts, rules, edited):
+    """Fill edited (kept_lines.EditedTexts) by the rules."""
+    text, flags, kept = pointer(texts.text, 0), pointer(texts.flags, 0), pointer(edited.out, 0)
+    ends, left = edited.ends, edited.left
     ends[0] = 0
-    for k in range(len(offsets) - 1):
-        start, end = offsets[k], offsets[k + 1] - 1
-        row = pointer(counts, k * NUM_COUNTS)
+    for k in range(len(left)):
+        start, end = texts.offsets[k], texts.offsets[k + 1] - 1
+        row = pointer(edited.counts, k * NUM_COUNTS)
         stop = UNDECIDED
         if not _holds_kelvin(text, start, end):
-            stop = _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, kept, ends[k], row)
+            stop = _edit(Span(text, start, end, flags), rules, kept, ends[k], row)
         left[k] = stop == UNDECIDED
         ends[k + 1] = close_text(kept, ends[k], ends[k] if left[k] else stop, flags)
 
 
 @cached_njit(nogil=True)
-def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerplate, out, at_out, counts):
+def _edit(span, rules, out, at_out, counts):
     """Copy the kept lines; returns their end in out, or UNDECIDED."""
-    at = start
+    text, at, end, flags = span
+    boilerplate = rules.boilerplate
     while at <= end:
         stop = find_newline(text, at, end)
         counts[LINES] += 1
-        refused = _refused(text, at, stop, flags, upper, digits, counters, min_words) if stop > at else KEPT
+        refused = _refused(Span(text, at, stop, flags), rules) if stop > at else KEPT
         if refused == KEPT and boilerplate >= 0 and _holds_boilerplate(text, at, stop):
             refused = KEPT if has_words(text, at, stop, flags, boilerplate + 1) else UNDECIDED
         if refused == UNDECIDED:
@@ -76,28 +87,30 @@ def _edit(text, start, end, flags, upper, digits, counters, min_words, boilerpla
 
 
 @cached_njit(nogil=True, inline="always")
-def _refused(text, start, end, flags, upper, digits, counters, min_words):
+def _refused(span, rules):
     """The count of the rule that removes the line; KEPT if none does."""
-    if upper >= 0 and _share(text, start, end, flags, 0x41, 26, UPPER) > upper:
+    text, start, end, flags = span
+    if rules.upper >= 0 and _share(span, 0x41, 26, UPPER) > rules.upper:
         return UPPERCASE
-    if digits >= 0:
+    if rules.digits >= 0:
         code, _ = decode(text, start)
-        if flags[code] & DIGIT and _share(text, start, end, flags, 0x30, 10, DIGIT) > digits:
+        if flags[code] & DIGIT and _share(span, 0x30, 10, DIGIT) > rules.digits:
             return DIGITS
-    if counters:
+    if rules.counters:
         stop = _counted_word(text, start, end, flags)
         if stop == UNDECIDED:
             return UNDECIDED
         if stop > start and _counts_before(text, start, stop, flags):
             return COUNTER
-    if min_words >= 0 and not has_words(text, start, end, flags, min_words):
+    if rules.min_words >= 0 and not has_words(text, start, end, flags, rules.min_words):
         return FEW_WORDS
     return KEPT
 
 
 @cached_njit(nogil=True, inline="always")
-def _share(text, start, end, flags, low, count, flag):
+def _share(span, low, count, flag):
     """Share of the characters with the flag; low, count: the range of ASCII bytes with it."""
+    text, start, end, flags = span
     found = ZERO
     for base in range(start, end, BLOCK):
         inside = below(end - base)

@@ -1,4 +1,4 @@
-"""URLs, e-mail and IPv4 addresses in UTF-8 bytes, counted by their plainest marks."""
+"""Counts of URLs, e-mail and IPv4 addresses in UTF-8 bytes; signals/reference.py defines them."""
 
 from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, first_bit, without_first
 from gristmill.data_pipeline.signals.intrinsics import bytes_within
@@ -7,7 +7,7 @@ from gristmill.foundation.cached_njit import cached_njit
 
 @cached_njit(nogil=True)
 def count_addresses(text, start, end):
-    """(URLs, e-mail addresses, IPv4 addresses) of text[start:end]. Reads up to a block behind it."""
+    """Return the numbers of (URLs, e-mail addresses, IPv4 addresses) in text[start:end]. Reads a block behind it."""
     urls, emails, addresses = 0, 0, 0
     url_end, email_end, address_end = start, start, start
     for base in range(start, end, BLOCK):
@@ -36,7 +36,7 @@ def count_addresses(text, start, end):
 
 @cached_njit(nogil=True)
 def _is_email(text, free, at_sign, end):
-    """Whether a character of an e-mail name stands before the @, at `free` or later, and a letter or digit behind."""
+    """Whether a character of an e-mail name is before the @, at `free` or later, and a letter or digit behind it."""
     if at_sign - 1 < free or at_sign + 1 >= end:
         return False
     return _is_mail(text[at_sign - 1]) and _is_alnum(text[at_sign + 1])
@@ -44,7 +44,7 @@ def _is_email(text, free, at_sign, end):
 
 @cached_njit(nogil=True)
 def _is_url(text, free, colon, end):
-    """Whether http or https stands before the colon, at `free` or later, and // and a character behind it."""
+    """Whether http or https is before the colon, at `free` or later, and // and a character behind it."""
     if colon + 3 >= end or text[colon + 1] != 0x2F or text[colon + 2] != 0x2F:
         return False
     if text[colon + 3] == 0x20 or 0x09 <= text[colon + 3] <= 0x0D:
@@ -59,7 +59,7 @@ def _is_url(text, free, colon, end):
 
 @cached_njit(nogil=True)
 def _ip_end(text, start, dot, end):
-    """Where the address ends whose first dot this is; 0 if there is none."""
+    """End of the IPv4 address whose first dot is at `dot`; 0 if there is none."""
     first = dot
     while first > start and _is_digit(text[first - 1]):
         first -= 1

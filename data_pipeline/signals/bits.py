@@ -1,6 +1,8 @@
-"""Sixty-four bytes at a time: what a block of UTF-8 bytes says, in masks of a bit a byte; and small readers of bytes.
+"""Bit masks of blocks of 64 UTF-8 bytes (one bit per byte), and small functions that read bytes.
 
 Blocks may reach behind a text, so buffer.PADDING bytes must follow the last one."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,15 +14,24 @@ ZERO, ONE = np.uint64(0), np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 TOP = np.uint64(63)
 NEWLINE = 0x0A
-# Fractional digits of the golden ratio and of pi; the first byte of the second is one that no UTF-8 text holds, so
-# that no group of text makes a factor of 0.
+# Fractional digits of the golden ratio and of pi. The second begins with a byte that no UTF-8 text contains, so no
+# group of text gives a factor of 0.
 LENGTH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 GROUP_MIX = np.uint64(0x243F6A8885A308FF)
 
 
+class Span(NamedTuple):
+    """text[start:end] inside a kernel. text, flags: pointers to the buffer and to the character table."""
+
+    text: Any
+    start: Any
+    end: Any
+    flags: Any
+
+
 @cached_njit(nogil=True, inline="always")
 def below(count):
-    """The mask of the first `count` bytes: 0 and less give none, 64 and more all."""
+    """The mask of the first `count` bytes; none for 0 or less, all for 64 or more."""
     if count >= BLOCK:
         return ALL
     return (ONE << np.uint64(count)) - ONE if count > 0 else ZERO
@@ -28,7 +39,7 @@ def below(count):
 
 @cached_njit(nogil=True, inline="always")
 def first_bit(mask):
-    """The place of the lowest bit; 64 for none."""
+    """Index of the lowest set bit; 64 if there is none."""
     return np.int64(trailing_zeros(mask))
 
 
@@ -39,13 +50,13 @@ def without_first(mask):
 
 @cached_njit(nogil=True, inline="always")
 def bytes_below(count):
-    """A group of eight bytes in which the first `count` are ones: 0 to 8."""
+    """Eight bytes of which the first `count` (0 to 8) have all bits set."""
     return ALL >> np.uint64(64 - 8 * count) if count else ZERO
 
 
 @cached_njit(nogil=True, inline="always")
 def find_newline(text, start, end):
-    """The place of the first newline in text[start:end]; end if there is none."""
+    """Index of the first newline in text[start:end]; end if there is none."""
     at = start
     while at < end:
         marks = bytes_within(text, at, NEWLINE, 1)
@@ -57,7 +68,7 @@ def find_newline(text, start, end):
 
 @cached_njit(nogil=True, inline="always")
 def count_chars(text, start, end):
-    """Characters in text[start:end]: bytes that do not continue one."""
+    """Number of characters in text[start:end]: of bytes that are no continuation bytes."""
     chars = ZERO
     for at in range(start, end, BLOCK):
         chars += ones(~bytes_within(text, at, 0x80, 0x40) & below(end - at))
@@ -66,7 +77,7 @@ def count_chars(text, start, end):
 
 @cached_njit(nogil=True, inline="always")
 def hash_bytes(text, start, end):
-    """A 64-bit hash of text[start:end], whichever way its ends were found. Reads up to sixteen bytes past `end`."""
+    """A 64-bit hash of text[start:end]. Reads up to sixteen bytes past `end`."""
     left = end - start
     value = np.uint64(left) * LENGTH_FACTOR
     while left > 8:
@@ -96,7 +107,7 @@ def decode(text, at):
 
 @cached_njit(nogil=True, inline="always")
 def character_start(text, at):
-    """Where the character begins that holds the byte at `at`."""
+    """Start of the character that contains the byte at `at`."""
     while text[at] & 0xC0 == 0x80:
         at -= 1
     return at
@@ -104,7 +115,7 @@ def character_start(text, at):
 
 @cached_njit(nogil=True, inline="always")
 def skip_space(text, start, end, flags, space):
-    """Where the first character without the flag `space` begins; end if there is none."""
+    """Start of the first character without the flag `space`; end if there is none."""
     while start < end:
         byte = text[start]
         if 0x20 < byte < 0x80:
@@ -118,7 +129,7 @@ def skip_space(text, start, end, flags, space):
 
 @cached_njit(nogil=True, inline="always")
 def strip_end(text, start, end, flags, space):
-    """Behind the last character without the flag `space`; start if there is none."""
+    """End of the last character without the flag `space`; start if there is none."""
     while end > start:
         byte = text[end - 1]
         if 0x20 < byte < 0x80:

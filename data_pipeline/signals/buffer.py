@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 PADDING = 96  # bytes behind the last text that kernels may read: a block, and a few behind its last byte
+
+
+class TextArrays(NamedTuple):
+    """A TextBuffer's arrays and the character table, as kernels take them."""
+
+    text: np.ndarray
+    offsets: np.ndarray
+    flags: np.ndarray
 
 
 @dataclass(frozen=True)

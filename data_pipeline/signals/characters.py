@@ -1,4 +1,4 @@
-"""What each character is, for the signals: one table of flags over all code points, from Unicode's own properties."""
+"""Table of flags of every code point (space, word character, digit ...), from the properties of Unicode."""
 
 from functools import lru_cache
 
@@ -54,7 +54,7 @@ _LAST_ASSIGNED = 0x323AF
 
 @lru_cache(maxsize=1)
 def character_table() -> np.ndarray:
-    """uint16[0x110000]: the flags of every code point. Takes 0.05 s, once a process."""
+    """uint16[0x110000]: the flags of every code point. Takes 0.05 s, once per process."""
     table_C = _properties()
     table_C[_codes(_TERMINAL)] |= TERMINAL | PUNCTUATION
     table_C[_codes(_STOPS)] |= STOP

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import ONE, ZERO, decode
-from gristmill.data_pipeline.signals.buffer import PADDING, TextBuffer, joined
+from gristmill.data_pipeline.signals.buffer import PADDING, TextArrays, TextBuffer, joined
 from gristmill.data_pipeline.signals.characters import SPACE, UPPER, character_table
 from gristmill.data_pipeline.signals.fasttext_file import HIERARCHICAL_SOFTMAX, SOFTMAX, FastTextFile
 from gristmill.data_pipeline.signals.intrinsics import ones, pointer
@@ -66,14 +66,6 @@ class Pointers(NamedTuple):
     settings: Any
     line: Any
     hidden: Any
-
-
-class TextArrays(NamedTuple):
-    """A TextBuffer and the character table."""
-
-    text: np.ndarray
-    offsets: np.ndarray
-    flags: np.ndarray
 
 
 class Workspace(NamedTuple):

@@ -1,7 +1,7 @@
-"""What numba lacks for reading text many bytes at a time: each is one instruction of the processor, or a few.
+"""Operations that numba lacks: pointers, unaligned loads, bit counts, and masks of 64 bytes.
 
-A mask is a uint64 that says something of 64 bytes of a text: bit k of byte k. Of the masks here the compiler makes
-vector instructions, the widest the processor has."""
+A mask is a uint64 with one bit for each of 64 bytes: bit k for byte k. The compiler turns the mask operations into the
+widest vector instructions that the processor has."""
 
 from typing import Any
 
@@ -11,9 +11,8 @@ from numba.extending import intrinsic
 
 
 def _pointer(typing_context, array, index):
-    """The address of an array's element, to be indexed as the array is. Kernels hand pointers to one another, because
-    numba counts an array's references at every call, and that took half of the time. Whoever makes one keeps the
-    array alive."""
+    """Pointer to an element of an array, indexed like an array. Kernels pass pointers to each other: numba counts the
+    references of an array at every call, which took half of the time. The caller keeps the array alive."""
 
     def generate(context, builder, signature, arguments):
         return builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
@@ -25,14 +24,14 @@ pointer: Any = intrinsic(_pointer)
 
 
 def _data(context, builder, kind, value):
-    """Where the elements of an array, or behind a pointer, begin."""
+    """Address of the first element of an array, or the pointer itself."""
     if isinstance(kind, types.CPointer):
         return value
     return cgutils.create_struct_proxy(kind)(context, builder, value=value).data
 
 
 def _load64(typing_context, array, index):
-    """Eight bytes of a uint8 array from `index` on as one little-endian uint64, aligned or not, unchecked."""
+    """Load eight bytes of a uint8 array from `index` on as a little-endian uint64; unaligned, without bounds check."""
 
     def generate(context, builder, signature, arguments):
         data = _data(context, builder, signature.args[0], arguments[0])
@@ -48,7 +47,7 @@ load64: Any = intrinsic(_load64)
 
 
 def _store64(typing_context, array, index, value):
-    """Writes a uint64 as eight little-endian bytes of a uint8 array from `index` on, aligned or not, unchecked."""
+    """Store a uint64 as eight little-endian bytes of a uint8 array from `index` on; unaligned, without bounds check."""
 
     def generate(context, builder, signature, arguments):
         data = _data(context, builder, signature.args[0], arguments[0])
@@ -63,7 +62,7 @@ store64: Any = intrinsic(_store64)
 
 
 def _trailing_zeros(typing_context, value):
-    """The number of zero bits below the lowest set bit of a uint64; 64 for 0."""
+    """Number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 
     def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -75,7 +74,7 @@ trailing_zeros: Any = intrinsic(_trailing_zeros)
 
 
 def _ones(typing_context, value):
-    """How many bits of a uint64 are set."""
+    """Number of set bits of a uint64."""
 
     def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
@@ -87,7 +86,7 @@ ones: Any = intrinsic(_ones)
 
 
 def _bytes_within(typing_context, array, index, low, count):
-    """Mask of the 64 bytes from `index` on: which are low, low + 1, ... low + count - 1. Unchecked."""
+    """Mask of the bytes from low to low + count - 1 among the 64 bytes from `index` on; without bounds check."""
 
     def generate(context, builder, signature, arguments):
         bytes_64 = _load_vector(context, builder, signature.args[0], arguments)
@@ -100,7 +99,7 @@ bytes_within: Any = intrinsic(_bytes_within)
 
 
 def _letters_within(typing_context, array, index, low, count):
-    """As bytes_within, of the bytes with bit 0x20 set: upper case letters as lower case ones."""
+    """bytes_within of the bytes with bit 0x20 set, so that upper case letters count as lower case ones."""
 
     def generate(context, builder, signature, arguments):
         bytes_64 = _load_vector(context, builder, signature.args[0], arguments)
@@ -125,7 +124,7 @@ def _load_vector(context, builder, array_type, arguments):
 
 
 def _within(builder, bytes_64, low, count):
-    """One comparison for both ends: what is below `low` wraps around to the largest values."""
+    """One comparison for both limits: values below `low` wrap around to the largest ones."""
     above = builder.sub(bytes_64, _splat(builder, low))
     inside = builder.icmp_unsigned("<", above, _splat(builder, count))
     return builder.bitcast(inside, ir.IntType(64))
@@ -137,7 +136,7 @@ def _splat(builder, byte):
 
 
 def _product(typing_context, left, right):
-    """The two halves of the 128-bit product of two uint64, one exclusive-or the other."""
+    """Exclusive or of the two halves of the 128-bit product of two uint64."""
 
     def generate(context, builder, signature, arguments):
         wide = ir.IntType(128)

@@ -1,11 +1,13 @@
-"""All signals of many texts in one compiled pass; signals/reference.py says in plain Python what each means."""
+"""All signals of many texts in one compiled pass; signals/reference.py defines each in plain Python."""
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
 from gristmill.data_pipeline.signals.addresses import count_addresses
-from gristmill.data_pipeline.signals.bits import ZERO
+from gristmill.data_pipeline.signals.bits import ZERO, Span
+from gristmill.data_pipeline.signals.buffer import TextArrays
 from gristmill.data_pipeline.signals.intrinsics import pointer
 from gristmill.data_pipeline.signals.lines import (
     BULLETS,
@@ -25,7 +27,7 @@ from gristmill.data_pipeline.signals.lines import (
     scan_lines,
 )
 from gristmill.data_pipeline.signals.names import COUNTS, RATIOS
-from gristmill.data_pipeline.signals.ngrams import ngram_chars
+from gristmill.data_pipeline.signals.ngrams import NgramWork, ngram_chars
 from gristmill.data_pipeline.signals.tables import LAST_STAMP, table_bits
 from gristmill.data_pipeline.signals.words import (
     ALPHA_WORDS,
@@ -51,23 +53,52 @@ NUM_COUNTS, NUM_RATIOS = len(COUNTS), len(RATIOS)
 STAMPS = 16  # a text uses fewer
 
 
+class WorkArrays(NamedTuple):
+    """Work space of the kernels for texts of at most R words or lines.
+
+    word_counts, line_counts: see words.CHARS ... and lines.LINES ...; found: words.FOUND_SPACE ...; ngram_chars:
+    int64[9]. keys, line_keys: uint64[R]; lengths, names, repeats, survivors, marks: int32[R], see ngrams.NgramWork;
+    entries: tables.first_place. state: int64[2], the last stamp, and the most words or lines since it was last 1."""
+
+    word_counts: np.ndarray
+    line_counts: np.ndarray
+    found: np.ndarray
+    ngram_chars: np.ndarray
+    keys: np.ndarray
+    line_keys: np.ndarray
+    lengths: np.ndarray
+    names: np.ndarray
+    repeats: np.ndarray
+    survivors: np.ndarray
+    marks: np.ndarray
+    entries: np.ndarray
+    state: np.ndarray
+
+
 class Workspace(threading.local):
-    """What the kernel works in, kept between calls because fresh memory costs more than the work; one a thread."""
+    """The work space of a thread, kept between calls because allocating it costs more than the computation."""
 
     def __init__(self) -> None:
-        self.room = 0
+        self._capacity = 0
 
-    def grow(self, room: int) -> None:
-        """Room for texts of so many words or lines."""
-        if room <= self.room:
-            return
-        self.room = room
-        self.words, self.lines = np.empty(NUM_WORD_COUNTS, np.int64), np.empty(NUM_LINE_COUNTS, np.int64)
-        self.found, self.chars = np.empty(NUM_FOUND, np.uint64), np.empty(9, np.int64)
-        self.keys, self.line_keys = np.empty(room, np.uint64), np.empty(room, np.uint64)
-        self.lengths, self.names, self.survivors, self.repeats = (np.empty(room, np.int32) for _ in range(4))
-        self.marks, self.entries = np.zeros(room, np.int32), np.zeros(1 << table_bits(room), np.uint64)
-        self.state = np.zeros(2, np.int64)  # the stamp, and the most words or lines of a text since stamps began anew
+    def arrays(self, capacity: int) -> WorkArrays:
+        """Work space for texts of so many words or lines."""
+        if capacity > self._capacity:
+            self._capacity = capacity
+            keys = [np.empty(capacity, np.uint64) for _ in range(2)]
+            places = [np.empty(capacity, np.int32) for _ in range(4)]
+            self._arrays = WorkArrays(
+                np.empty(NUM_WORD_COUNTS, np.int64),
+                np.empty(NUM_LINE_COUNTS, np.int64),
+                np.empty(NUM_FOUND, np.uint64),
+                np.empty(9, np.int64),
+                *keys,
+                *places,
+                marks=np.zeros(capacity, np.int32),
+                entries=np.zeros(1 << table_bits(capacity), np.uint64),
+                state=np.zeros(2, np.int64),
+            )
+        return self._arrays
 
 
 _WORKSPACE = Workspace()
@@ -76,93 +107,50 @@ _WORKSPACE = Workspace()
 def measure_texts(
     text: np.ndarray, offsets: np.ndarray, flags: np.ndarray, unicode_words: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(counts int64[N, len(COUNTS)], ratios float64[N, len(RATIOS)]) of N texts.
+    """Return (counts int64[N, len(COUNTS)], ratios float64[N, len(RATIOS)]) of N texts.
 
-    text: uint8, each text followed by a newline, then buffer.PADDING bytes. offsets: int64[N + 1]; text k stands at
-    offsets[k] : offsets[k + 1] - 1. flags: the character table."""
+    text, offsets: of a TextBuffer. flags: the character table."""
     counts = np.empty((len(offsets) - 1, NUM_COUNTS), np.int64)
     ratios = np.empty((len(offsets) - 1, NUM_RATIOS), np.float64)
-    space = _WORKSPACE
-    space.grow(int(np.diff(offsets).max(initial=0)) + 2)  # words and lines are at most as many as bytes
-    _measure_all(
-        text,
-        offsets,
-        flags,
-        unicode_words,
-        space.words,
-        space.lines,
-        space.found,
-        space.chars,
-        space.keys,
-        space.line_keys,
-        space.lengths,
-        space.names,
-        space.survivors,
-        space.repeats,
-        space.marks,
-        space.entries,
-        space.state,
-        counts,
-        ratios,
-    )
+    # a text has at most as many words and lines as bytes
+    work = _WORKSPACE.arrays(int(np.diff(offsets).max(initial=0)) + 2)
+    _measure_all(TextArrays(text, offsets, flags), unicode_words, work, counts, ratios)
     return counts, ratios
 
 
 @cached_njit(nogil=True)
-def _measure_all(
-    text_array,
-    offsets,
-    flag_array,
-    unicode_words,
-    word_counts,
-    line_counts,
-    found,
-    chars,
-    keys,
-    line_keys,
-    lengths,
-    names,
-    survivors,
-    repeats,
-    marks,
-    entries,
-    state,
-    counts,
-    ratios,
-):
-    text, flags = pointer(text_array, 0), pointer(flag_array, 0)
-    words, lines, gram_chars = pointer(word_counts, 0), pointer(line_counts, 0), pointer(chars, 0)
-    table, line_table = pointer(entries, 0), pointer(line_keys, 0)
-    stamp, most = state[0], state[1]
+def _measure_all(texts, unicode_words, work, counts, ratios):
+    text, flags, offsets = pointer(texts.text, 0), pointer(texts.flags, 0), texts.offsets
+    words, lines, gram_chars = pointer(work.word_counts, 0), pointer(work.line_counts, 0), pointer(work.ngram_chars, 0)
+    table, line_keys = pointer(work.entries, 0), pointer(work.line_keys, 0)
+    keys, lengths, found = pointer(work.keys, 0), pointer(work.lengths, 0), pointer(work.found, 0)
+    ngrams = NgramWork(
+        keys,
+        lengths,
+        pointer(work.names, 0),
+        pointer(work.repeats, 0),
+        pointer(work.survivors, 0),
+        pointer(work.marks, 0),
+        table,
+    )
+    stamp, most = work.state[0], work.state[1]
     for k in range(len(offsets) - 1):
-        start, end = offsets[k], offsets[k + 1] - 1
+        span = Span(text, offsets[k], offsets[k + 1] - 1, flags)
+        num_bytes = span.end - span.start
         if stamp + STAMPS > LAST_STAMP or stamp == 0:
-            marks[:most], entries[: 1 << table_bits(most)] = 0, ZERO  # what lies behind was not written to
+            work.marks[:most], work.entries[: 1 << table_bits(most)] = 0, ZERO  # the rest was not written to
             stamp, most = 1, 0
-        scan_words(
-            text, start, end, flags, unicode_words, pointer(keys, 0), pointer(lengths, 0), pointer(found, 0), words
-        )
+        scan_words(span, unicode_words, (keys, lengths), found, words)
         most = max(most, words[WORDS], words[NEWLINES] + 2)
-        ascii_only, odd_ends = words[CHARS] == end - start, words[ODD_ENDS] > 0
-        scan_lines(text, start, end, flags, ascii_only, odd_ends, words[NEWLINES], line_table, table, stamp, lines)
-        ngram_chars(
-            pointer(keys, 0),
-            pointer(lengths, 0),
-            words[WORDS],
-            pointer(names, 0),
-            pointer(repeats, 0),
-            pointer(survivors, 0),
-            pointer(marks, 0),
-            table,
-            stamp + 2,
-            gram_chars,
-        )
+        ascii_only, odd_ends = words[CHARS] == num_bytes, words[ODD_ENDS] > 0
+        scan_lines(span, ascii_only, odd_ends, words[NEWLINES], (line_keys, table, stamp), lines)
+        ngram_chars(ngrams, words[WORDS], stamp + 2, gram_chars)
         stamp += STAMPS
         row = pointer(counts, k * NUM_COUNTS)
-        _put_counts(end - start, words, lines, row)
-        row[8], row[9], row[10] = count_addresses(text, start, end)
+        _put_counts(num_bytes, words, lines, row)
+        row[8], row[9], row[10] = count_addresses(text, span.start, span.end)
         _put_ratios(words, lines, gram_chars, pointer(ratios, k * NUM_RATIOS))
-    state[0], state[1] = stamp, most
+    work.state[0], work.state[1] = stamp, most
 
 
 @cached_njit(nogil=True)
@@ -208,5 +196,5 @@ def _put_ratios(words, lines, chars, row):
 
 
 @cached_njit(nogil=True, inline="always")
-def _ratio(part, whole):
-    return part / whole if whole else np.nan
+def _ratio(count, total):
+    return count / total if total else np.nan

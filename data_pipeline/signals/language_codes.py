@@ -1,4 +1,4 @@
-"""One code for one language: ISO 639-3 and the names that models give are led back to the code that lid.176 uses."""
+"""Language codes: maps ISO 639-3 codes and the labels of models to the codes that lid.176 uses."""
 
 from functools import lru_cache
 
@@ -43,5 +43,5 @@ def label_code(label: str) -> tuple[str, str]:
 
 
 def script_code(script: str) -> str:
-    """Hans and Hant -> Hani, Kore -> Hang: as signals/scripts.py names what it finds."""
+    """Hans and Hant -> Hani, Kore -> Hang: the names that signals/scripts.py uses."""
     return ALIASES.get(script.title(), script.title())

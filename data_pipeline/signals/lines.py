@@ -1,4 +1,6 @@
-"""Lines and paragraphs of a text in UTF-8 bytes: how they begin, end and repeat."""
+"""Counts of lines and paragraphs in UTF-8 bytes: bullets, ellipses, punctuation, duplicates."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -7,6 +9,7 @@ from gristmill.data_pipeline.signals.bits import (
     NEWLINE,
     ONE,
     ZERO,
+    Span,
     below,
     character_start,
     count_chars,
@@ -31,11 +34,22 @@ PARAGRAPHS, DUP_PARAGRAPHS, DUP_PARAGRAPH_CHARS = 10, 11, 12
 NUM_LINE_COUNTS = 13
 
 
-@cached_njit(nogil=True)
-def scan_lines(text, start, end, flags, ascii_only, odd_ends, num_newlines, keys, entries, stamp, counts):
-    """Fills counts (see LINES ...). odd_ends: the text holds line ends other than newlines. Uses stamp + 1, + 2.
+class LineTable(NamedTuple):
+    """Work space, pointers. keys: uint64[lines + 1]; entries, bits, stamp: see tables.first_place."""
 
-    keys: uint64[num_newlines + 2], work space; entries: see tables.first_place."""
+    keys: Any
+    entries: Any
+    bits: Any
+    stamp: Any
+
+
+@cached_njit(nogil=True)
+def scan_lines(span, ascii_only, odd_ends, num_newlines, work, counts):
+    """Fills counts (see LINES ...). odd_ends: the text has line ends other than newlines.
+
+    work: (keys, entries, stamp) of the tables; stamp + 1 and stamp + 2 are used."""
+    text, start, end, flags = span
+    keys, entries, stamp = work
     for i in range(NUM_LINE_COUNTS):
         counts[i] = 0
     bits = table_bits(num_newlines + 2)
@@ -48,26 +62,27 @@ def scan_lines(text, start, end, flags, ascii_only, odd_ends, num_newlines, keys
             stop = base + first_bit(stops)
             stops = without_first(stops)
             if stop > at:
-                _line(text, at, stop, flags, ascii_only, keys, entries, bits, stamp + 1, counts)
+                _line(Span(text, at, stop, flags), ascii_only, LineTable(keys, entries, bits, stamp + 1), counts)
             at = stop + 1
     if not odd_ends:
         counts[LINES] = num_newlines + (end > start and text[end - 1] != NEWLINE)
-    if end > start:  # what stands before the first newline and after the last, if it is empty
+    if end > start:  # the pieces before the first newline and after the last, if they are empty
         head, tail = text[start] == NEWLINE, text[end - 1] == NEWLINE
         counts[PIECES] += np.int64(head) + np.int64(tail)
         counts[DUP_PIECES] += np.int64(head and tail)
     if odd_ends:
         _odd_lines(text, start, end, flags, counts)
-    _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp + 2, counts)
+    _scan_paragraphs(span, LineTable(keys, entries, bits, stamp + 2), counts)
 
 
 @cached_njit(nogil=True, inline="always")
-def _line(text, start, end, flags, ascii_only, keys, entries, bits, stamp, counts):
-    """One line that is not empty, between newlines."""
+def _line(span, ascii_only, table, counts):
+    """Count one line that is not empty, between newlines."""
+    text, start, end, flags = span
     num_chars = end - start if ascii_only else count_chars(text, start, end)
     line = counts[PIECES]
-    keys[line] = hash_bytes(text, start, end)
-    repeated = first_place(entries, bits, stamp, keys, line) != line
+    table.keys[line] = hash_bytes(text, start, end)
+    repeated = first_place(table.entries, table.bits, table.stamp, table.keys, line) != line
     counts[PIECES] = line + 1
     counts[DUP_PIECES] += repeated
     counts[DUP_PIECE_CHARS] += num_chars * repeated
@@ -108,10 +123,11 @@ def _odd_lines(text, start, end, flags, counts):
 
 
 @cached_njit(nogil=True)
-def _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp, counts):
-    """Between runs of two and more newlines, in the text without white space at its ends."""
-    start = skip_space(text, start, end, flags, SPACE)
-    end = strip_end(text, start, end, flags, SPACE)
+def _scan_paragraphs(span, table, counts):
+    """Count paragraphs: between runs of two and more newlines, in the text without white space at its ends."""
+    text, flags = span.text, span.flags
+    start = skip_space(text, span.start, span.end, flags, SPACE)
+    end = strip_end(text, start, span.end, flags, SPACE)
     if start == end:
         return
     first = start
@@ -122,22 +138,22 @@ def _scan_paragraphs(text, start, end, flags, keys, entries, bits, stamp, counts
             stops = without_first(stops)
             if stop < first:  # in the run of newlines before this paragraph
                 continue
-            _paragraph(text, first, stop, keys, entries, bits, stamp, counts)
+            _paragraph(text, first, stop, table, counts)
             first = stop + 2
             while text[first] == NEWLINE:
                 first += 1
     if counts[PARAGRAPHS]:
-        _paragraph(text, first, end, keys, entries, bits, stamp, counts)
+        _paragraph(text, first, end, table, counts)
     else:
         counts[PARAGRAPHS] = 1
 
 
 @cached_njit(nogil=True, inline="always")
-def _paragraph(text, start, end, keys, entries, bits, stamp, counts):
+def _paragraph(text, start, end, table, counts):
     paragraph = counts[PARAGRAPHS]
-    keys[paragraph] = hash_bytes(text, start, end)
+    table.keys[paragraph] = hash_bytes(text, start, end)
     counts[PARAGRAPHS] = paragraph + 1
-    if first_place(entries, bits, stamp, keys, paragraph) != paragraph:
+    if first_place(table.entries, table.bits, table.stamp, table.keys, paragraph) != paragraph:
         counts[DUP_PARAGRAPHS] += 1
         counts[DUP_PARAGRAPH_CHARS] += count_chars(text, start, end)
 
@@ -150,7 +166,7 @@ def starts_with_bullet(text, at):
 
 @cached_njit(nogil=True, inline="always")
 def ends_with_ellipsis(text, start, end, flags):
-    """... or U+2026, white space behind it put aside."""
+    """... or U+2026, ignoring white space behind it."""
     end = strip_end(text, start, end, flags, SPACE)
     if end - start < 3:
         return False

@@ -1,4 +1,4 @@
-"""Every signal by name and type: the columns of signals/SPLIT/SOURCE-00000.parquet, in this order."""
+"""Names and types of all signals: the columns of signals/SPLIT/SOURCE-00000.parquet, in this order."""
 
 from collections.abc import Sequence
 
@@ -49,12 +49,12 @@ SIGNAL_FIELDS = [pa.field(name, pa.int64()) for name in COUNTS] + [pa.field(name
 
 
 def before(edit: str, signal: str) -> str:
-    """The column of a signal of the text as it was before an edit."""
+    """Column name of a signal of the text before an edit."""
     return f"before_{edit}_{signal}"
 
 
 def edit_fields(edit: str, counts: Sequence[str]) -> list[pa.Field]:
-    """The columns one edit adds: every signal of the text before it, its counts, the share of words it took."""
+    """Columns that an edit adds: every signal of the text before it, its counts, the share of words it removed."""
     columns = [pa.field(before(edit, field.name), field.type) for field in SIGNAL_FIELDS]
     columns += [pa.field(f"{edit}_{name}", pa.int64()) for name in counts]
     return [*columns, pa.field(f"{edit}_removed_word_ratio", pa.float64())]

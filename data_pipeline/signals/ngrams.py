@@ -1,8 +1,10 @@
-"""Gopher's n-gram repetition, 2 to 10 words, by a cascade.
+"""Gopher's n-gram repetition for 2 to 10 words, computed in a cascade.
 
-An n-gram can stand twice only if the (n-1)-grams at its first and second word both do, so each n looks at the
-survivors of n-1 alone. The first place of an n-gram is its name; the pair of names of its two (n-1)-grams is its key,
-so no n-gram is ever hashed from its words."""
+An n-gram can occur twice only if the (n-1)-grams at its first and second word both do, so each n reads only the
+places that are left of n-1. The first place of an n-gram is its name, and the pair of names of its two (n-1)-grams is
+its key, so no n-gram is hashed from its words."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,12 +16,25 @@ DUP_SIZES = (5, 6, 7, 8, 9, 10)
 _HALF = np.uint64(32)
 
 
-@cached_njit(nogil=True)
-def ngram_chars(keys, lengths, num_words, names, counts, survivors, marks, entries, stamp, chars):
-    """Fills chars: int64[9], the characters of the top 2- to 4-grams and the duplicate 5- to 10-grams.
+class NgramWork(NamedTuple):
+    """Pointers. keys: uint64[words], the hashes of the words, overwritten; lengths: int32[words]. The others are work
+    space: names, counts, survivors, marks int32[words]; entries: see tables.first_place. marks and entries are kept
+    between calls."""
 
-    keys: uint64[words], the words' hashes, overwritten. names, counts, survivors, marks: int32[words]; all are work
-    space, marks and entries kept between calls. Uses stamps stamp + 1 to stamp + 10."""
+    keys: Any
+    lengths: Any
+    names: Any
+    counts: Any
+    survivors: Any
+    marks: Any
+    entries: Any
+
+
+@cached_njit(nogil=True)
+def ngram_chars(work, num_words, stamp, chars):
+    """Fills chars: int64[9], the characters of the top 2- to 4-grams and the duplicate 5- to 10-grams. Uses stamps
+    stamp + 1 to stamp + 10."""
+    keys, _, names, counts, survivors, _, entries = work
     bits = table_bits(num_words)
     for i in range(num_words):
         counts[i] = 1
@@ -33,19 +48,19 @@ def ngram_chars(keys, lengths, num_words, names, counts, survivors, marks, entri
         alive += repeats and before
         before = repeats
     for size in range(2, 11):
-        _name(survivors, alive, keys, names, counts, entries, stamp + size)
+        _name(work, alive, stamp + size)
         if size <= 4:
-            chars[size - 2] = _top(survivors, alive, names, counts, lengths, num_words, size)
+            chars[size - 2] = _top(work, alive, num_words, size)
         else:
-            chars[size - 2] = _duplicate(survivors, alive, names, counts, lengths, marks, stamp + size, size)
-        alive = _survive(survivors, alive, names, counts)
+            chars[size - 2] = _duplicate(work, alive, stamp + size, size)
+        alive = _survive(work, alive)
 
 
 @cached_njit(nogil=True, inline="always")
-def _name(survivors, alive, keys, names, counts, entries, stamp):
-    """names and counts of the n-grams at the survivors, from those of the (n-1)-grams at each and the next word.
-
-    In place: the places are walked upwards, and a place's own old name and its neighbour's are all that is read."""
+def _name(work, alive, stamp):
+    """Replace names and counts of the (n-1)-grams by those of the n-grams at the survivors, in ascending order: only a
+    place's own old name and that of the next place are read."""
+    keys, _, names, counts, survivors, _, entries = work
     bits = table_bits(alive)
     for k in range(alive):
         i = np.int64(survivors[k])
@@ -57,9 +72,10 @@ def _name(survivors, alive, keys, names, counts, entries, stamp):
 
 
 @cached_njit(nogil=True, inline="always")
-def _survive(survivors, alive, names, counts):
-    """Keeps the places where this n-gram stands twice and the next one does; returns how many there are."""
-    left, last = 0, np.int64(-2)  # last: the latest place whose n-gram stands twice
+def _survive(work, alive):
+    """Keep the places where this n-gram and the next one occur twice; returns how many there are."""
+    names, counts, survivors = work.names, work.counts, work.survivors
+    left, last = 0, np.int64(-2)  # last: the latest place whose n-gram occurs twice
     for k in range(alive):
         i = np.int64(survivors[k])
         if counts[names[i]] > 1:
@@ -71,10 +87,11 @@ def _survive(survivors, alive, names, counts):
 
 
 @cached_njit(nogil=True, inline="always")
-def _top(survivors, alive, names, counts, lengths, num_words, size):
+def _top(work, alive, num_words, size):
+    _, lengths, names, counts, survivors, _, _ = work
     if num_words < size:
         return 0
-    best, at = 1, np.int64(0)  # where nothing stands twice, the first n-gram is the commonest
+    best, at = 1, np.int64(0)  # if nothing occurs twice, the first n-gram is the most frequent
     for k in range(alive):
         i = np.int64(survivors[k])
         if counts[i] > best and names[i] == i:
@@ -86,7 +103,8 @@ def _top(survivors, alive, names, counts, lengths, num_words, size):
 
 
 @cached_njit(nogil=True, inline="always")
-def _duplicate(survivors, alive, names, counts, lengths, marks, stamp, size):
+def _duplicate(work, alive, stamp, size):
+    _, lengths, names, counts, survivors, marks, _ = work
     chars, behind = 0, np.int64(0)
     for k in range(alive):
         i = np.int64(survivors[k])

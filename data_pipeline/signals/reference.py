@@ -1,4 +1,4 @@
-"""Every signal in plain Python: what each means, readable, slow. The compiled kernels must give the same numbers.
+"""Reference implementation of every signal in plain Python; the compiled kernels give the same values.
 
 Lengths are in characters (code points). Where a text has no words or no lines, a ratio over them is NaN: nothing was
 measured. Sources of the definitions: Gopher (arXiv 2112.11446, appendix A.1.1 and table A1), FineWeb (arXiv
@@ -76,7 +76,7 @@ def split_words(text: str, rule: WordRule) -> list[str]:
 
 
 def _goes_on(flags: Sequence[int], at: int) -> bool:
-    """Whether a word that reaches to `at` takes in the character there: one of its own, or a joiner before one."""
+    """Whether a word that ends at `at` continues with the character there: a word character, or a joiner before one."""
     if flags[at] & WORD:
         return True
     return bool(flags[at] & JOINER and at + 1 < len(flags) and flags[at + 1] & WORD)
@@ -161,7 +161,7 @@ def _repetition(text: str, words: Sequence[str]) -> dict[str, float]:
 
 
 def _duplicates(pieces: Sequence[str]) -> tuple[int, int]:
-    """How many pieces stood there before, and their characters: [a, bb, a, a] -> (2, 2)."""
+    """Number of pieces that occurred before, and their characters: [a, bb, a, a] -> (2, 2)."""
     seen: set[str] = set()
     count = chars = 0
     for piece in pieces:
@@ -173,8 +173,8 @@ def _duplicates(pieces: Sequence[str]) -> tuple[int, int]:
 
 
 def _top_ngram_chars(words: Sequence[str], n: int) -> int:
-    """Characters in all places of the commonest n-gram (spaces between its words counted); of equally common ones
-    the first counts. An n-gram that occurs once is commonest too where none occurs twice."""
+    """Characters of all occurrences of the most frequent n-gram, with the spaces between its words; of equally frequent
+    n-grams the first one counts, also if none occurs twice."""
     ngrams = [" ".join(words[i : i + n]) for i in range(len(words) - n + 1)]
     if not ngrams:
         return 0
@@ -183,7 +183,7 @@ def _top_ngram_chars(words: Sequence[str], n: int) -> int:
 
 
 def _dup_ngram_chars(words: Sequence[str], n: int) -> int:
-    """Characters of the words in n-grams that stood there before; after one, the walk goes on behind it.
+    """Characters of the words in n-grams that occurred before; after one, the search continues behind it.
 
     An n-gram is its sequence of words (datatrove joins them without a separator, so there `a bc` equals `ab c`)."""
     seen: set[tuple[str, ...]] = set()
@@ -200,7 +200,7 @@ def _dup_ngram_chars(words: Sequence[str], n: int) -> int:
 
 
 def _fineweb(text: str, words: Sequence[str]) -> dict[str, float]:
-    """FineWeb's four: lines are split at newlines, blank ones left out, and looked at as they stand."""
+    """FineWeb's four ratios: lines are split at newlines, blank lines are left out, lines are not stripped."""
     table_C = character_table()
     lines = [line for line in text.split("\n") if line.strip()]
     without_newlines = len(text) - text.count("\n")
@@ -213,7 +213,7 @@ def _fineweb(text: str, words: Sequence[str]) -> dict[str, float]:
 
 
 def _addresses(text: str) -> dict[str, float]:
-    """URLs by their scheme, e-mail addresses by what stands about the @, IPv4 addresses by their form alone."""
+    """URLs are found by their scheme, e-mail addresses by the characters around the @, IPv4 addresses by their form."""
     return {
         "num_urls": len(_URL.findall(text)),
         "num_emails": len(_EMAIL.findall(text)),

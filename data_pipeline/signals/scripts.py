@@ -1,4 +1,4 @@
-"""Which script a text is written in: the ISO 15924 code that most of its letters have."""
+"""Script of a text: the ISO 15924 code of most of its letters."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ ALIASES = {"Kore": "Hang", "Hans": "Hani", "Hant": "Hani", "Hrkt": "Jpan", "Hira
 
 @lru_cache(maxsize=1)
 def script_table() -> tuple[np.ndarray, tuple[str, ...]]:
-    """(uint8[0x110000], names): of every code point the place of its script in names; 0 for what tells no script."""
+    """Return (uint8[0x110000], names): the index in names of every code point's script; 0 for no particular script."""
     names = (NO_LETTERS, *sorted(set(Scripts.VALUES) - set(NO_SCRIPT)))
     places = {name: place for place, name in enumerate(names)}
     table_C = np.zeros(0x110000, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Where sentences end, in blocks of 64 bytes; signals/reference.py says what ends one."""
+"""Ends of sentences in blocks of 64 bytes; signals/reference.py defines what ends one."""
 
 import numpy as np
 
@@ -22,12 +22,12 @@ TITLE_CHARS = max(map(len, TITLES))
 
 
 @cached_njit(nogil=True, inline="always")
-def end_sentences(text, start, base, events, line_end, worded, has_word, flags):
-    """(whether a word stands behind the last sentence that ended, how many end in the block). They end with a line, at
-    a stop (。), or at white space behind a terminal.
+def end_sentences(span, base, events, line_end, worded, has_word):
+    """Return (whether there is a word after the last sentence end, number of sentence ends in the block). A sentence
+    ends with a line, at a stop (。), or at white space behind a terminal.
 
-    line_end: of lines and stops. events: those, and white space behind what is no word character. worded: letters,
-    digits, ideographs. has_word: what the block before returned."""
+    line_end: ends of lines, and stops. events: those, and white space behind anything but a word character. worded:
+    letters, digits, ideographs. has_word: the result of the previous block."""
     rest, ended = ALL, 0
     while events != ZERO:
         place = np.uint64(first_bit(events))
@@ -35,7 +35,7 @@ def end_sentences(text, start, base, events, line_end, worded, has_word, flags):
         before = (ONE << place) - ONE
         if not (has_word or (worded & rest & before) != ZERO):
             continue
-        if line_end >> place & ONE or _ends_sentence(text, start, base + np.int64(place), flags):
+        if line_end >> place & ONE or _ends_sentence(span.text, span.start, base + np.int64(place), span.flags):
             ended += 1
             has_word, rest = False, ~before
     return has_word or (worded & rest) != ZERO, ended

@@ -1,7 +1,6 @@
-"""Function words of the language a text is in: Gopher asks for two of eight English ones, others have their own.
+"""Stop words of the detected language: Gopher requires two of eight English ones; other languages have their own.
 
-The lists stand in stop_words.txt, with their source. Which one applies: that of the detected language; a text of
-another language, or of none, has no value here."""
+The lists and their sources are in stop_words.txt. Texts in a language without a list get null."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -11,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.signals.bits import decode, hash_bytes
-from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.bits import Span, decode, hash_bytes
+from gristmill.data_pipeline.signals.buffer import TextArrays, joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, SPACE, WORD, character_table
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.foundation.cached_njit import cached_njit
@@ -45,9 +44,9 @@ def stop_word_columns(
     table = table or stop_word_table()
     lists_N = np.array([table.languages.get(language, -1) for language in languages], dtype=np.int64)
     lowered = [_lowered(text, place, table) for text, place in zip(texts, lists_N.tolist(), strict=True)]
-    buffer, offsets = joined([text.encode() for text in lowered])
+    arrays = TextArrays(*joined([text.encode() for text in lowered]), character_table())
     counts_N3 = np.zeros((len(texts), 3), dtype=np.int64)
-    _count(buffer, offsets, character_table(), lists_N, table.hashes, table.bits, counts_N3)
+    _count(arrays, lists_N, table.hashes, table.bits, counts_N3)
     words = counts_N3[:, 2]
     ratios = np.divide(counts_N3[:, 1], words, out=np.full(len(texts), np.nan), where=words > 0)
     return [
@@ -101,17 +100,18 @@ def _fill(text, offsets, hashes, bits):
 
 
 @cached_njit(nogil=True)
-def _count(text, offsets, flags, lists, hashes, bits, counts):
+def _count(texts, lists, hashes, bits, counts):
     """Fills counts int64[N, 3]: different stop words, stop words, words."""
-    for k in range(len(offsets) - 1):
+    for k in range(len(lists)):
         if lists[k] >= 0:
-            _count_text(text, offsets[k], offsets[k + 1] - 1, flags, hashes[lists[k]], bits[lists[k]], counts[k])
+            span = Span(texts.text, texts.offsets[k], texts.offsets[k + 1] - 1, texts.flags)
+            _count_text(span, hashes[lists[k]], bits[lists[k]], counts[k])
 
 
 @cached_njit(nogil=True)
-def _count_text(text, start, end, flags, hashes, bits, counts):
+def _count_text(span, hashes, bits, counts):
+    text, at, end, flags = span
     seen = np.uint64(0)
-    at = start
     while at < end:
         code, size = decode(text, at)
         flag = flags[code]

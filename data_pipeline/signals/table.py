@@ -13,12 +13,12 @@ from gristmill.data_pipeline.signals.reference import WordRule
 
 
 def measure(texts: Sequence[str], word_rule: WordRule) -> pa.RecordBatch:
-    """One row a text, one column a signal."""
+    """One row per text, one column per signal."""
     return measure_buffer(TextBuffer.of(texts), word_rule)
 
 
 def measure_buffer(buffer: TextBuffer, word_rule: WordRule) -> pa.RecordBatch:
-    """measure, of texts that lie in a buffer already."""
+    """measure, of texts that are in a buffer already."""
     counts, ratios = measure_texts(buffer.text, buffer.offsets, character_table(), word_rule == "unicode")
     columns = [*np.ascontiguousarray(counts.T), *np.ascontiguousarray(ratios.T)]
     return pa.record_batch([pa.array(column) for column in columns], schema=pa.schema(SIGNAL_FIELDS))

@@ -1,4 +1,4 @@
-"""A hash table of places, emptied by a stamp: which of many equal things stood first."""
+"""Hash table that finds the first of equal keys; a new stamp empties it without writing to it."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ _PLACE = np.uint64(0xFFFFFFFF)
 
 @cached_njit(nogil=True, inline="always")
 def table_bits(items):
-    """Bits of a table in which `items` fill at most half."""
+    """Bits of the size of a table that `items` entries fill to at most half."""
     bits = 4
     while (1 << bits) < 2 * items:
         bits += 1
@@ -25,7 +25,7 @@ def table_bits(items):
 
 @cached_njit(nogil=True, inline="always")
 def first_place(entries, bits, stamp, keys, place):
-    """The first place of this key under this stamp; `place` itself if its key, keys[place], was not there before.
+    """The first place with the key keys[place] under this stamp; `place` itself if it is the first.
 
     entries: uint64[2**bits or more], each stamp << 48 | tag << 32 | place. The tag is 16 bits of the key: the key
     itself is only read where they are equal. Another stamp is an empty table. Stamps from 1 to LAST_STAMP, places below

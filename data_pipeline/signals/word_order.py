@@ -1,4 +1,4 @@
-"""Whether words follow each other as in written language: what tells running text from the same words shuffled.
+"""Word order: a score that distinguishes written text from the same words shuffled.
 
 Two things hold in every language and need no word list: a frequent word hardly ever follows itself, and pairs of words
 come back far more often than the frequencies of the two would give. Both are compared with what a random order of the
@@ -33,7 +33,7 @@ MAX_PAIR_SCORE = 20.0
 
 
 def word_order_columns(texts: Sequence[str], wanted: Sequence[bool]) -> list[pa.Array]:
-    """The columns WORD_ORDER_FIELDS, null where not wanted."""
+    """The columns WORD_ORDER_FIELDS; null where not requested."""
     chosen = np.array(wanted, dtype=bool)
     lowered = [text.lower() if want else "" for text, want in zip(texts, chosen, strict=True)]
     buffer, offsets = joined([text.encode() for text in lowered])
@@ -44,7 +44,7 @@ def word_order_columns(texts: Sequence[str], wanted: Sequence[bool]) -> list[pa.
 
 
 def word_order(text: str) -> tuple[float, float]:
-    """(word_order, mean_sentence_words) in plain Python, which the kernel must equal."""
+    """Return (word_order, mean_sentence_words), computed in plain Python; the kernel gives the same values."""
     lines = [order_tokens(line) for line in text.lower().split("\n")]
     count, breaks = sum(len(line) for line, _ in lines), sum(marks for _, marks in lines)
     if not count:
@@ -140,7 +140,8 @@ def _equal_pairs(keys):
 
 @cached_njit(nogil=True)
 def _tokens(text, start, end, flags, keys):
-    """(tokens in long lines, tokens, breaks) as word_order takes them; fills keys with the first's hashes."""
+    """Return (number of tokens in long lines, number of tokens, number of breaks); fills keys with the hashes of the
+    tokens in long lines."""
     held, count, line_start, breaks, open_sentence = 0, 0, 0, 0, False
     first, last = np.int64(-1), np.int64(-1)  # of the open token's word characters
     at = start

@@ -1,7 +1,9 @@
-"""Characters, words and sentences in one pass over UTF-8 bytes, 64 at a time: counts, and every word's hash and length.
+"""Counts of characters, words and sentences in one pass over UTF-8 bytes, and the hash and length of every word.
 
-A block of 64 bytes becomes a few masks: which bytes are space, letters, digits and so on. ASCII's come from vector
-instructions; what lies beyond is decoded and put into the same masks, so that all that follows knows no scripts."""
+Each block of 64 bytes becomes bit masks: which bytes are white space, letters, digits and so on. Those of ASCII come
+from vector instructions; other characters are decoded and added to the same masks."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +38,7 @@ from gristmill.data_pipeline.signals.reference import STOP_WORDS
 from gristmill.data_pipeline.signals.sentences import end_sentences
 from gristmill.foundation.cached_njit import cached_njit
 
-# Gopher's stop words as groups of bytes, each in the slot its product with the factor points to: no two share one.
+# Gopher's stop words as groups of eight bytes, in a table without collisions: slot = product with the factor >> 60.
 STOP_SHIFT = np.uint64(60)
 
 
@@ -54,56 +56,71 @@ def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
 
 STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
 
-# Places in the counts that scan_words fills. STOPS is a bit a slot; ODD_ENDS are line ends other than newlines.
+# Places in the counts that scan_words fills. STOPS: one bit per slot; ODD_ENDS: line ends other than newlines.
 CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
 WORDS, PLAIN, PLAIN_CHARS, ALPHA_WORDS, STOPS, SENTENCES = range(7, 13)
 NUM_COUNTS = 13
 
-# What stands beyond ASCII in a block, as masks (see _beyond_ascii).
+# Masks of the characters beyond ASCII in a block (see _beyond_ascii).
 FOUND_SPACE, FOUND_WORD, FOUND_RUN, FOUND_ALPHA, FOUND_PLAIN, FOUND_WORDED, FOUND_END = range(7)
 SPILLED_SPACE, SPILLED_WORD = 7, 8
 NUM_FOUND = 9
 
 
-@cached_njit(nogil=True)
-def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, counts):
-    """Fills counts (see CHARS ...) and hashes, lengths of every word in text[start:end].
+class Block(NamedTuple):
+    """Masks of the ASCII characters of a block, `inside` the text. space has the bytes behind the text's end too; lead
+    are bytes that begin a character, of any script."""
 
-    flags: the character table. found: uint64[NUM_FOUND], work space. Needs room for end - start words."""
+    inside: Any
+    letter: Any
+    digit: Any
+    space: Any
+    newline: Any
+    odd_end: Any
+    lead: Any
+
+
+class Carry(NamedTuple):
+    """Bit 0 of each: of the byte before the block. token: not white space; run: in a word or joined to one."""
+
+    token: Any
+    run: Any
+    word: Any
+    hyphen: Any
+
+
+class OpenWord(NamedTuple):
+    """A word up to the current byte: its characters, and whether it has a letter, and more than punctuation."""
+
+    chars: Any
+    alpha: Any
+    plain: Any
+
+
+@cached_njit(nogil=True)
+def scan_words(span, unicode_words, words, found, counts):
+    """Fills counts (see CHARS ...), and words: (hashes, lengths) of every word, with room for as many as bytes.
+
+    found: uint64[NUM_FOUND], work space."""
+    text, start, end = span.text, span.start, span.end
     for i in range(NUM_COUNTS):
         counts[i] = 0
     found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
-    in_token = in_run = in_word = in_hyphen = ZERO  # of the byte before the block, in the lowest bit
-    open_token, first, chars, alpha, plain = False, start, ZERO, False, False  # of the word begun before the block
-    has_word = False  # a letter, digit or ideograph since the last sentence's end
+    carry = Carry(ZERO, ZERO, ZERO, ZERO)
+    is_open, first, open_word = False, start, OpenWord(ZERO, False, False)  # of a word that began before the block
+    has_word = False  # a letter, digit or ideograph since the last sentence end
     behind_dots = start
     for base in range(start, end + 1, BLOCK):
-        inside = below(end - base)
-        letter = letters_within(text, base, 0x61, 26) & inside
-        digit = bytes_within(text, base, 0x30, 10) & inside
-        space = bytes_within(text, base, 0x09, 5) | bytes_within(text, base, 0x1C, 5) | ~inside
-        newline = bytes_within(text, base, 0x0A, 1) & inside
-        odd_end = (bytes_within(text, base, 0x0B, 3) | bytes_within(text, base, 0x1C, 3)) & inside
-        lead = ~bytes_within(text, base, 0x80, 0x40) & inside
-        dot = bytes_within(text, base, 0x2E, 1)
-        dots = dot & bytes_within(text, base + 1, 0x2E, 1) & bytes_within(text, base + 2, 0x2E, 1) & inside
-        if dots != ZERO:
-            behind_dots, ellipses = _count_ellipses(text, base, dots, behind_dots)
-            counts[ELLIPSIS] += ellipses
-        counts[CHARS] += np.int64(ones(lead))
-        counts[NEWLINES] += np.int64(ones(newline))
-        counts[HASHES] += np.int64(ones(bytes_within(text, base, 0x23, 1) & inside))
-        counts[UPPERS] += np.int64(ones(bytes_within(text, base, 0x41, 26) & inside))
-        counts[DIGITS] += np.int64(ones(digit))
-        counts[ODD_ENDS] += np.int64(ones(odd_end))
-
-        worded = letter | digit | bytes_within(text, base, 0x5F, 1) & inside
+        block = _ascii_masks(text, base, below(end - base))
+        behind_dots = _count_ascii(text, base, block, behind_dots, counts)
+        worded = block.letter | block.digit | bytes_within(text, base, 0x5F, 1) & block.inside
         word = worded | found[SPILLED_WORD]
-        run, alphas, plains, line_end = ZERO, letter, letter | digit, newline | odd_end | ~inside
-        space |= found[SPILLED_SPACE]
-        beyond = bytes_within(text, base, 0xC0, 0x40) & inside
+        run, alphas, plains = ZERO, block.letter, block.letter | block.digit
+        line_end = block.newline | block.odd_end | ~block.inside
+        space = block.space | found[SPILLED_SPACE]
+        beyond = bytes_within(text, base, 0xC0, 0x40) & block.inside
         if beyond != ZERO:
-            _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts)
+            _beyond_ascii(span, base, beyond, (word, carry.word), found, counts)
             space |= found[FOUND_SPACE]
             word |= found[FOUND_WORD]
             run = found[FOUND_RUN]
@@ -114,56 +131,105 @@ def scan_words(text, start, end, flags, unicode_words, hashes, lengths, found, c
         else:
             found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
 
-        events = space & ~(space << ONE) & ~(word << ONE | in_word) | line_end
-        has_word, ended = end_sentences(text, start, base, events, line_end, worded, has_word, flags)
+        events = space & ~(space << ONE) & ~(word << ONE | carry.word) | line_end
+        has_word, ended = end_sentences(span, base, events, line_end, worded, has_word)
         counts[SENTENCES] += ended
-        in_word_before, in_word = in_word, word >> TOP
         if unicode_words:
-            joiner = bytes_within(text, base, 0x2E, 2) | bytes_within(text, base, 0x27, 1)
-            joiner |= bytes_within(text, base, 0x3A, 1) | bytes_within(text, base, 0x40, 1)
-            joiner &= (word << ONE | in_word_before) & inside
-            if joiner >> TOP and base + BLOCK < end:
-                code, _ = decode(text, base + BLOCK)
-                run |= joiner & (word >> ONE | np.uint64(flags[code] & WORD != 0) << TOP)
-            else:
-                run |= joiner & (word >> ONE)
-            hyphen = (bytes_within(text, base, 0x2D, 1) | bytes_within(text, base, 0x40, 1) & ~run) & inside
-            run |= word | hyphen
-            starts = run & ~(run << ONE | in_run) | hyphen & ~(hyphen << ONE | in_hyphen) | ~run & ~space & lead
-            in_run, in_hyphen = run >> TOP, hyphen >> TOP
+            run, hyphen = _runs(span, base, block.inside, run, word, carry)
+            starts = _starts(block.lead, space, run, hyphen, carry)
         else:
-            starts = ~space & ~(~space << ONE | in_token)
-        stops = (starts | space) & (~space << ONE | in_token)
-        in_token = ~space >> TOP
+            run, hyphen, starts = ZERO, ZERO, ~space & ~(~space << ONE | carry.token)
+        stops = (starts | space) & (~space << ONE | carry.token)
+        carry = Carry(~space >> TOP, run >> TOP, word >> TOP, hyphen >> TOP)
 
         low = ZERO
-        if not open_token and starts != ZERO:
+        if not is_open and starts != ZERO:
             low = np.uint64(first_bit(starts))
             starts = without_first(starts)
-            first, open_token = base + np.int64(low), True
+            first, is_open = base + np.int64(low), True
         while stops != ZERO:
             stop = np.uint64(first_bit(stops))
             stops = without_first(stops)
             within = (ALL << low) & ((ONE << stop) - ONE)
-            chars += ones(lead & within)
-            alpha = alpha or (alphas & within) != ZERO
-            plain = plain or (plains & within) != ZERO
-            _note(text, first, base + np.int64(stop), chars, alpha, plain, hashes, lengths, counts)
-            chars, alpha, plain = ZERO, False, False
-            open_token = starts != ZERO
+            word_here = _extended(open_word, within, block.lead, alphas, plains)
+            _note(text, first, base + np.int64(stop), word_here, words, counts)
+            open_word = OpenWord(ZERO, False, False)
+            is_open = starts != ZERO
             low = np.uint64(first_bit(starts)) & TOP
             first = base + np.int64(low)
             starts = without_first(starts)
-        if open_token:
-            within = ALL << low
-            chars += ones(lead & within)
-            alpha = alpha or (alphas & within) != ZERO
-            plain = plain or (plains & within) != ZERO
+        if is_open:
+            open_word = _extended(open_word, ALL << low, block.lead, alphas, plains)
 
 
 @cached_njit(nogil=True, inline="always")
-def _note(text, first, stop, chars, alpha, plain, hashes, lengths, counts):
-    """One word; a stop word's bit is set without a branch."""
+def _ascii_masks(text, base, inside):
+    return Block(
+        inside,
+        letters_within(text, base, 0x61, 26) & inside,
+        bytes_within(text, base, 0x30, 10) & inside,
+        bytes_within(text, base, 0x09, 5) | bytes_within(text, base, 0x1C, 5) | ~inside,
+        bytes_within(text, base, 0x0A, 1) & inside,
+        (bytes_within(text, base, 0x0B, 3) | bytes_within(text, base, 0x1C, 3)) & inside,
+        ~bytes_within(text, base, 0x80, 0x40) & inside,
+    )
+
+
+@cached_njit(nogil=True, inline="always")
+def _count_ascii(text, base, block, behind_dots, counts):
+    """Add the counts of single characters and of ellipses; returns the end of the last run of dots."""
+    dot = bytes_within(text, base, 0x2E, 1) & bytes_within(text, base + 1, 0x2E, 1)
+    dots = dot & bytes_within(text, base + 2, 0x2E, 1) & block.inside
+    if dots != ZERO:
+        behind_dots, ellipses = _count_ellipses(text, base, dots, behind_dots)
+        counts[ELLIPSIS] += ellipses
+    counts[CHARS] += np.int64(ones(block.lead))
+    counts[NEWLINES] += np.int64(ones(block.newline))
+    counts[HASHES] += np.int64(ones(bytes_within(text, base, 0x23, 1) & block.inside))
+    counts[UPPERS] += np.int64(ones(bytes_within(text, base, 0x41, 26) & block.inside))
+    counts[DIGITS] += np.int64(ones(block.digit))
+    counts[ODD_ENDS] += np.int64(ones(block.odd_end))
+    return behind_dots
+
+
+@cached_njit(nogil=True, inline="always")
+def _runs(span, base, inside, run, word, carry):
+    """Return (bytes of words with the joiners between their characters and with hyphens, hyphens), by the rule
+    `unicode`. run: the joiners beyond ASCII."""
+    text = span.text
+    joiner = bytes_within(text, base, 0x2E, 2) | bytes_within(text, base, 0x27, 1)
+    joiner |= bytes_within(text, base, 0x3A, 1) | bytes_within(text, base, 0x40, 1)
+    joiner &= (word << ONE | carry.word) & inside
+    if joiner >> TOP and base + BLOCK < span.end:
+        code, _ = decode(text, base + BLOCK)
+        run |= joiner & (word >> ONE | np.uint64(span.flags[code] & WORD != 0) << TOP)
+    else:
+        run |= joiner & (word >> ONE)
+    hyphen = (bytes_within(text, base, 0x2D, 1) | bytes_within(text, base, 0x40, 1) & ~run) & inside
+    return run | word | hyphen, hyphen
+
+
+@cached_njit(nogil=True, inline="always")
+def _starts(lead, space, run, hyphen, carry):
+    """Where words begin by the rule `unicode`."""
+    return run & ~(run << ONE | carry.run) | hyphen & ~(hyphen << ONE | carry.hyphen) | ~run & ~space & lead
+
+
+@cached_njit(nogil=True, inline="always")
+def _extended(open_word, within, lead, alphas, plains):
+    """The open word with the characters of the block that are `within` it."""
+    return OpenWord(
+        open_word.chars + ones(lead & within),
+        open_word.alpha or (alphas & within) != ZERO,
+        open_word.plain or (plains & within) != ZERO,
+    )
+
+
+@cached_njit(nogil=True, inline="always")
+def _note(text, first, stop, word, words, counts):
+    """Add one word. The bit of a stop word is set without a branch."""
+    hashes, lengths = words
+    chars, alpha, plain = word
     place = counts[WORDS]
     hashes[place] = hash_bytes(text, first, stop)
     lengths[place] = chars
@@ -178,12 +244,15 @@ def _note(text, first, stop, chars, alpha, plain, hashes, lengths, counts):
 
 
 @cached_njit(nogil=True)
-def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
-    """Decodes the characters that begin at `beyond`, fills found and adds what they count.
+def _beyond_ascii(span, base, beyond, word_masks, found, counts):
+    """Decode the characters that begin at `beyond`, fill found and add to counts. word_masks: (word characters of this
+    block, of the byte before it).
 
-    Space and word cover all bytes of a character, and what reaches into the next block is SPILLED; the others mark the
-    first byte. RUN: a joiner (’) between two word characters. WORDED: word characters and ideographs. END: of a line,
-    or a terminal that ends a sentence wherever it stands."""
+    The masks of space and word cover all bytes of a character, and bytes in the next block are SPILLED; the other masks
+    cover the first byte. RUN: a joiner (’) between two word characters. WORDED: word characters and ideographs. END:
+    of a line, or a terminal that ends a sentence anywhere."""
+    text, _, end, flags = span
+    word, in_word = word_masks
     for i in range(NUM_FOUND):
         found[i] = ZERO
     while beyond != ZERO:
@@ -220,9 +289,9 @@ def _beyond_ascii(text, base, end, beyond, word, in_word, flags, found, counts):
 
 @cached_njit(nogil=True)
 def _count_ellipses(text, base, dots, behind):
-    """(where the last run of dots ends, how many threes of dots the runs hold) of those at `behind` or later.
+    """Return (end of the last run of dots, number of groups of three dots) of the runs at `behind` or later.
 
-    dots: where three stand. Text ends before what is no dot."""
+    dots: where three dots begin. The byte behind the text is no dot."""
     ellipses = 0
     while dots != ZERO:
         at = base + first_bit(dots)
