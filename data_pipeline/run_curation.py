@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, AnnotateTask, annotate_all, annotation_tasks
-from gristmill.data_pipeline.corpus.counts import count_source
-from gristmill.data_pipeline.corpus.splits import SPLITS, split_indices
+from gristmill.data_pipeline.corpus.counts import count_files, count_source
+from gristmill.data_pipeline.corpus.splits import split_indices
 from gristmill.data_pipeline.corpus.summary import check_training_documents, rule_table, write_summary
 from gristmill.data_pipeline.corpus.writer import (
+    HELD_OUT_FOLDER,
     SourceToWrite,
     quarantined_rows,
     write_contamination,
@@ -39,7 +40,7 @@ from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filte
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.pii import pii_rules
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.ledger.ledger import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.quality.step import score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -127,11 +128,15 @@ def _annotate(inputs: CurationInputs) -> CurationState:
 def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
     rules = [source_rules(source, inputs.config) for source in inputs.sources]
     paths = [tuple(task.path for task in tasks) for tasks in state.annotated]
-    filter_tasks = [FilterTask(path, rule) for rule, group in zip(rules, paths, strict=True) for path in group]
+    split_of = partial(split_indices, config=inputs.config.splits, seed=inputs.seed)
+    filter_tasks = [
+        FilterTask(path, rule, split_of) for rule, group in zip(rules, paths, strict=True) for path in group
+    ]
     results = iter(apply_filters_to_files(filter_tasks, inputs.engine))
+    first_files = [0, *accumulate(map(len, paths))][:-1]
     sources = [
-        SourceState(source, rule, group, tuple(next(results) for _ in group))
-        for source, rule, group in zip(inputs.sources, rules, paths, strict=True)
+        SourceState(source, rule, group, tuple(next(results) for _ in group), first)
+        for source, rule, group, first in zip(inputs.sources, rules, paths, first_files, strict=True)
     ]
     return replace(state, sources=sources)
 
@@ -171,13 +176,13 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     """Writes the ledger first: it explains a source of which nothing is kept. Counts are last. Returns the counts."""
     config, folder, engine = inputs.config, inputs.folder, inputs.engine
     assert state.edits is not None
-    read_splits = [_splits(one, state.removals, inputs) for one in state.sources]
-    write_ledgers(state.sources, read_splits, state.removals, state.edits.evidence(), folder, engine)
+    write_ledgers(state.sources, state.removals, state.edits.evidence(), folder, engine)
     summary = {"sources": _counts(state, inputs), "rules": rule_table(state.sources)}
     check_training_documents(state.sources, summary, folder)
     write_shards(_sources_to_write(state, inputs), config.shard_bytes, config.pii, folder, engine)
+    remove_tree(folder / HELD_OUT_FOLDER)
     write_quarantine(state.sources, folder)
-    write_examples(state.sources, state.removals, folder)
+    write_examples(state.sources, state.removals, folder, engine)
     if state.edits.contamination is not None:
         write_contamination(state.edits.contamination, folder)
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
@@ -193,28 +198,20 @@ def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[Sour
     quality = inputs.config.quality
     scored = () if quality is None else quality.scored
     return [
-        SourceToWrite(
-            one, _splits(one, state.removals, inputs), config, state.scores if one.source.name in scored else None
-        )
+        SourceToWrite(one, config, state.scores if one.source.name in scored else None)
         for one, config in zip(state.final, state.annotate_configs, strict=True)
     ]
-
-
-def _splits(one: SourceState, removals: Sequence[RemovalStep], inputs: CurationInputs) -> np.ndarray:
-    """U10[rows]: the split of every kept document, "" for the others."""
-    names = np.array(SPLITS)[split_indices(one.hashes, inputs.config.splits, inputs.seed)]
-    return np.where(one.kept_mask(removals), names, "")
 
 
 def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     """By source, its entry in counts.json."""
     assert state.edits is not None
-    evidence = state.edits.evidence()
+    files = count_files(state.sources, state.removals, state.edits.evidence(), inputs.engine)
     found = {}
     for read, final in zip(state.sources, state.final, strict=True):
-        reasons = list(quarantined_rows(read, ["unreadable", "reason"]))
-        splits = _splits(final, state.removals, inputs)
-        found[read.source.name] = count_source(read, final, splits, state.removals, evidence, reasons)
+        reasons = quarantined_rows(read, ["unreadable"])
+        of_source = files[read.files.start : read.files.stop]
+        found[read.source.name] = count_source(read, final, state.removals, of_source, reasons)
     return found
 
 

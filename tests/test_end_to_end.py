@@ -92,9 +92,9 @@ def test_counts_add_up(whole):
 
 def test_every_duplicate_names_a_document_that_is_kept(whole):
     ledger = pa.concat_tables([pq.read_table(path) for path in sorted((whole / "curate/ledger").glob("*.parquet"))])
-    fates = dict(zip(ledger.column("doc_id").to_pylist(), ledger.column("fate").to_pylist(), strict=True))
+    outcomes = dict(zip(ledger.column("doc_id").to_pylist(), ledger.column("outcome").to_pylist(), strict=True))
     named = [doc_id for doc_id in ledger.column("duplicate_of").to_pylist() if doc_id]
-    assert {fates[doc_id] for doc_id in named} <= {"kept"}
+    assert {outcomes[doc_id] for doc_id in named} <= {"kept"}
 
 
 def test_the_model_has_learnt(whole):

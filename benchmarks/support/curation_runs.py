@@ -98,12 +98,12 @@ def outcome(corpus: Path, paths: Sequence[str]) -> tuple[frozenset[str], dict[st
     numbers = {hashlib.sha256(Path(path).read_bytes()).hexdigest(): place for place, path in enumerate(sorted(paths))}
     kept, removed = set(), {}
     for path in sorted((corpus / "ledger").glob("*.parquet")):
-        for row in pq.read_table(path, columns=["raw_digest", "record", "fate", "rule"]).to_pylist():
+        for row in pq.read_table(path, columns=["raw_digest", "record", "outcome", "rule"]).to_pylist():
             name = f"{numbers[row['raw_digest']]}/{row['record']}"
-            if row["fate"] == "kept":
+            if row["outcome"] == "kept":
                 kept.add(name)
             else:
-                removed[name] = row["rule"] or row["fate"]
+                removed[name] = row["rule"] or row["outcome"]
     return frozenset(kept), removed
 
 

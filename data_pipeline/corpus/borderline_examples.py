@@ -1,79 +1,114 @@
 """The documents nearest to each threshold, kept and removed, for people to inspect."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import KEPT, Rules, signal_values
-from gristmill.data_pipeline.ledger.ledger import RemovalStep
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
+from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
+from gristmill.data_pipeline.ledger.document_file import unpacked_ids
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.source_state import SourceState
+from gristmill.foundation.engine.local import LocalEngine
 
-PER_SIDE = 2
 EXCERPT_CHARACTERS = 400
+SIDES = {REMOVED_SIDE: "removed", KEPT_SIDE: "kept"}
 
 
-def rule_examples(
-    source: str, slices: Sequence[RowRange], rules: Rules, failed_rule: np.ndarray
+@dataclass(frozen=True)
+class Example:
+    """A document near a threshold, or a duplicate. file: number in its source; row: of the annotated file."""
+
+    file: int
+    row: int
+    rule: str
+    side: str
+    value: float
+    threshold: float
+    duplicate_of: str | None = None
+
+
+def borderline_examples(
+    one: SourceState, removals: Sequence[RemovalStep], engine: LocalEngine
 ) -> Iterator[dict[str, Any]]:
-    """For each rule that removed a document of the source, the PER_SIDE documents nearest its threshold on either side.
+    """For each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest its threshold on
+    either side; for each later step, the removed documents with the lowest values. Of equals the first in the
+    source."""
+    chosen = [*_rule_examples(one), *(example for step in removals for example in _step_examples(one, step))]
+    documents = _read_documents(one, chosen, engine)
+    for example in chosen:
+        doc_id, excerpt = documents[example.file, example.row]
+        yield {
+            "rule": example.rule,
+            "source": one.source.name,
+            "side": example.side,
+            "doc_id": doc_id,
+            "value": example.value,
+            "threshold": example.threshold,
+            "duplicate_of": example.duplicate_of,
+            "excerpt": excerpt,
+        }
 
-    slices are all rows of the source, failed_rule: int16[rows]. Ties go to the smaller doc_id."""
-    for index, rule in enumerate(rules.rules):
-        if not (failed_rule == index).any():
+
+def _rule_examples(one: SourceState) -> Iterator[Example]:
+    nearest = [results.nearest for results in one.filter_results if results.nearest is not None]
+    if not nearest:
+        return
+    # [rules, sides, files, EXAMPLES_PER_SIDE]
+    rows, values, thresholds = (
+        np.stack([getattr(found, name) for found in nearest], axis=2) for name in ("rows", "values", "thresholds")
+    )
+    for rule, side in np.ndindex(rows.shape[:2]):
+        if (rows[rule, REMOVED_SIDE] < 0).all():
             continue
-        read = [_values(row_range, rules.only(index)) for row_range in slices]
-        values, thresholds = (np.concatenate(column) for column in zip(*read, strict=True))
-        distance = np.abs(values - thresholds)
-        for side, candidates in (("removed", failed_rule == index), ("kept", failed_rule == KEPT)):
-            rows = np.flatnonzero(candidates & np.isfinite(distance))
-            chosen = rows[np.lexsort((rows, distance[rows]))[:PER_SIDE]]
-            for row in np.sort(chosen):
-                found = _document(slices, int(row))
-                yield _example(side, source, rule.label, float(values[row]), thresholds[row], found, None)
+        file, place = np.nonzero(rows[rule, side] >= 0)  # file after file, nearest first
+        row = rows[rule, side, file, place]
+        distances = np.abs(values[rule, side, file, place] - thresholds[rule, side, file, place])
+        order = np.lexsort((row, file, distances))[:EXAMPLES_PER_SIDE]
+        for at in order[np.lexsort((row[order], file[order]))].tolist():
+            where = rule, side, file[at], place[at]
+            label = one.rules.rules[rule].label
+            yield Example(
+                int(file[at]), int(row[at]), label, SIDES[side], float(values[where]), float(thresholds[where])
+            )
 
 
-def duplicate_examples(
-    source: str, slices: Sequence[RowRange], doc_ids: np.ndarray, step: RemovalStep
-) -> Iterator[dict[str, Any]]:
-    """The PER_SIDE documents that the step removed with the lowest values.
-
-    doc_ids: S32[rows] of the source."""
-    mine = step.of(doc_ids)
-    order = np.lexsort((mine.doc_ids, mine.values))[:PER_SIDE]
-    for at in order:
-        row = int(np.flatnonzero(doc_ids == mine.doc_ids[at])[0])
-        other = mine.duplicate_of[at].decode() or None
-        found = _document(slices, row)
-        yield _example("removed", source, step.step, float(mine.values[at]), step.threshold, found, other)
+def _step_examples(one: SourceState, step: RemovalStep) -> Iterator[Example]:
+    mine = step.in_files(one.files.start, one.files.stop)
+    order = np.argsort(mine.values, kind="stable")[:EXAMPLES_PER_SIDE]
+    ids = [None] * len(order) if mine.duplicate_of is None else unpacked_ids(mine.duplicate_of[order]).to_pylist()
+    for at, duplicate_of in zip(order.tolist(), ids, strict=True):
+        file, row, value = int(mine.files[at]) - one.first_file, int(mine.rows[at]), float(mine.values[at])
+        yield Example(file, row, step.step, "removed", value, float(step.threshold), duplicate_of)
 
 
-def _values(row_range: RowRange, one: Rules) -> tuple[np.ndarray, np.ndarray]:
-    """(values, thresholds) of the only rule, by row."""
-    table = read_rows(row_range, one.columns)
-    return signal_values(table, one.rules[0].signal, one.languages), one.thresholds(table)[0]
+def _read_documents(
+    one: SourceState, examples: Sequence[Example], engine: LocalEngine
+) -> Mapping[tuple[int, int], tuple[str, str]]:
+    """By file and row: (doc_id, excerpt)."""
+    rows = {file: sorted({one.row for one in examples if one.file == file}) for file in {e.file for e in examples}}
+    tasks = [(file, one.paths[file], wanted) for file, wanted in sorted(rows.items())]
+    found: dict[tuple[int, int], tuple[str, str]] = {}
+    for documents in engine.map(_read_rows, tasks, "examples", unit="files"):
+        found |= documents
+    return found
 
 
-def _document(slices: Sequence[RowRange], row: int) -> pa.Table:
-    """One row of the source, its doc_id and text."""
-    for row_range in slices:
-        if row < len(row_range.rows):
-            return read_rows(RowRange(row_range.path, row_range.rows[row : row + 1]), ["doc_id", "text"])
-        row -= len(row_range.rows)
-    raise IndexError(row)
-
-
-def _example(
-    side: str, source: str, rule: str, value: float, threshold: float, document: pa.Table, duplicate_of: str | None
-) -> dict[str, Any]:
-    return {
-        "rule": rule,
-        "source": source,
-        "side": side,
-        "doc_id": document.column("doc_id")[0].as_py(),
-        "value": value,
-        "threshold": float(threshold),
-        "duplicate_of": duplicate_of,
-        "excerpt": document.column("text")[0].as_py()[:EXCERPT_CHARACTERS],
-    }
+def _read_rows(task: tuple[int, Path, list[int]]) -> dict[tuple[int, int], tuple[str, str]]:
+    number, path, rows = task
+    found = {}
+    with pq.ParquetFile(path) as file:
+        start = 0
+        for group in range(file.num_row_groups):
+            stop = start + file.metadata.row_group(group).num_rows
+            mine = [row for row in rows if start <= row < stop]
+            if mine:
+                table = file.read_row_group(group, columns=["doc_id", "text"])
+                for row in mine:
+                    doc_id, text = (table.column(name)[row - start].as_py() for name in ("doc_id", "text"))
+                    found[number, row] = (doc_id, text[:EXCERPT_CHARACTERS])
+            start = stop
+    return found

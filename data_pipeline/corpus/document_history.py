@@ -1,4 +1,4 @@
-"""Why a document is in the corpus, or is not: its life, step by step, from the ledger and the signals."""
+"""The history of one document, step by step, from the ledger and the signals: why it is in the corpus, or is not."""
 
 import re
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from gristmill.foundation.checked_outputs import check_outputs, reading
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.lock import LOCK_NAME, read_lock
 
-MAX_SHOWN = 10  # duplicates (cuts, benchmark texts) listed one by one
+MAX_SHOWN = 10  # duplicates (removed spans, benchmark texts) listed one by one
 REWRITING = ("paragraph_dedup", "line_dedup", "substring_dedup", "decontaminate")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One step of a document's way. lines: what was found there, with values and thresholds."""
+    """What one step did with a document. lines: what it found, with values and thresholds."""
 
     step: str
     outcome: str
@@ -33,7 +33,7 @@ class Event:
 
 
 def why(doc_id: str, folder: Path) -> list[Event]:
-    """The document's life in the corpus in `folder` (a curate stage's folder, or the work folder above it).
+    """The history of the document in the corpus in `folder` (a curate stage's folder, or the work folder above it).
 
     doc_id: of a document that was read, or of a piece of one.
 
@@ -43,20 +43,20 @@ def why(doc_id: str, folder: Path) -> list[Event]:
     corpus = corpus_folder(folder)
     check_outputs(corpus, lambda path: path.startswith("ledger/") or path in (COUNTS_NAME, QUARANTINE_NAME))
     with reading(corpus):
-        return _life(doc_id, corpus)
+        return _history(doc_id, corpus)
 
 
-def _life(doc_id: str, corpus: Path) -> list[Event]:
+def _history(doc_id: str, corpus: Path) -> list[Event]:
     row = _ledger_row(doc_id, corpus)
     rules = orjson.loads((corpus / COUNTS_NAME).read_bytes())["rules"][row["source"]]
     events = [_piece_of(doc_id, row)] if doc_id != row["doc_id"] else []
     events.append(_read(row, corpus))
-    if row["fate"] == "quarantined":
+    if row["outcome"] == "quarantined":
         return events
     events.append(_filtered(row, rules, _signals(row, corpus)))
     if row["step"] != "filters":
-        events += [*_deduplicated(row, corpus), *_cut(row), *_contaminated(row), *_removed_by_rewriting(row)]
-    if row["fate"] == "kept":
+        events += [*_deduplicated(row, corpus), *_removed_spans(row), *_contaminated(row), *_removed_by_rewriting(row)]
+    if row["outcome"] == "kept":
         for kept in row["pieces"] if doc_id == row["doc_id"] and row["pieces"] else [doc_id]:
             events.append(_kept(kept, row, corpus))
     return events
@@ -80,7 +80,7 @@ def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
         parents = [row["doc_id"] for row in split.to_pylist() if doc_id in row["pieces"]]
         rows = pq.read_table(ledger, filters=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
     if not rows:
-        raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; every document that was read stands there")
+        raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; it lists every document that was read")
     return rows[0]
 
 
@@ -92,8 +92,8 @@ def _piece_of(doc_id: str, row: dict[str, Any]) -> Event:
 def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
     """The signals of a kept document; of a removed one the ledger has what it failed by.
 
-    Of one that something was cut out of, the signals there are of the text that is left: none are shown."""
-    if row["fate"] != "kept" or row["cuts"] or row["pieces"]:
+    Of an edited document the signals are those of the edited text: none are shown."""
+    if row["outcome"] != "kept" or row["removed_spans"] or row["pieces"]:
         return {}
     files = _shards("signals", row, corpus)
     return pq.read_table(files, filters=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
@@ -109,7 +109,7 @@ def _shards(kind: str, row: dict[str, Any], corpus: Path) -> list[Path]:
 def _read(row: dict[str, Any], corpus: Path) -> Event:
     names = _file_names(row, corpus)
     lines = [f"source {row['source']}, record {row['record']} of {names}", f"raw file sha256 {row['raw_digest']}"]
-    if row["fate"] == "quarantined":
+    if row["outcome"] == "quarantined":
         return Event("read", "quarantined", (*lines, _reason(row, corpus)))
     return Event("read", "read", (*lines, f"{row['bytes']} bytes of text"))
 
@@ -125,7 +125,7 @@ def _reason(row: dict[str, Any], corpus: Path) -> str:
 def _file_names(row: dict[str, Any], corpus: Path) -> str:
     lock = read_lock(corpus.parent / LOCK_NAME)
     if lock is None:
-        return "a raw file (its name stands in the lock, which is not beside this folder)"
+        return "a raw file (its name is in the lock, which is not beside this folder)"
     return " or ".join(f.name for f in lock.source(row["source"]).files if f.sha256 == row["raw_digest"])
 
 
@@ -155,27 +155,27 @@ def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
     lines = [f"{c['doc_id']}, similarity {c['similarity']:.4f}, {c['step']}" for c in copies[:MAX_SHOWN]]
     if len(copies) > MAX_SHOWN:
         lines.append(f"and {len(copies) - MAX_SHOWN} more")
-    said = f"kept in the stead of {len(copies)}" if copies else "no duplicate of a kept document"
+    said = f"kept instead of {len(copies)} duplicates" if copies else "no duplicate of a kept document"
     return [Event("deduplication", said, tuple(lines))]
 
 
-def _cut(row: dict[str, Any]) -> list[Event]:
-    """What was cut out of the document, by step."""
+def _removed_spans(row: dict[str, Any]) -> list[Event]:
+    """The spans removed from the document, by step."""
     events = []
-    for rule in dict.fromkeys(cut["rule"] for cut in row["cuts"]):
-        cuts = [cut for cut in row["cuts"] if cut["rule"] == rule]
-        lines = [_cut_line(cut) for cut in cuts[:MAX_SHOWN]]
-        if len(cuts) > MAX_SHOWN:
-            lines.append(f"and {len(cuts) - MAX_SHOWN} more")
-        characters = sum(cut["length"] for cut in cuts)
-        outcome = "found" if rule.endswith(ANNOTATIONS) else "cut"
-        events.append(Event(rule, f"{outcome} {len(cuts)} spans, {characters} characters", tuple(lines)))
+    for rule in dict.fromkeys(span["rule"] for span in row["removed_spans"]):
+        spans = [span for span in row["removed_spans"] if span["rule"] == rule]
+        lines = [_span_line(span) for span in spans[:MAX_SHOWN]]
+        if len(spans) > MAX_SHOWN:
+            lines.append(f"and {len(spans) - MAX_SHOWN} more")
+        characters = sum(span["length"] for span in spans)
+        outcome = "found" if rule.endswith(ANNOTATIONS) else "removed"
+        events.append(Event(rule, f"{outcome} {len(spans)} spans, {characters} characters", tuple(lines)))
     return events
 
 
-def _cut_line(cut: dict[str, Any]) -> str:
-    why = f"kept in {cut['kept_in']}" if cut["kept_in"] else f"{cut['benchmark']} {cut['example']}"
-    return f"characters {cut['start']} to {cut['start'] + cut['length']}, {why}: {cut['excerpt']!r}"
+def _span_line(span: dict[str, Any]) -> str:
+    why = f"kept in {span['kept_in']}" if span["kept_in"] else f"{span['benchmark']} {span['example']}"
+    return f"characters {span['start']} to {span['start'] + span['length']}, {why}: {span['excerpt']!r}"
 
 
 def _contaminated(row: dict[str, Any]) -> list[Event]:

@@ -1,23 +1,31 @@
 """Shards of the curated corpus: documents and, row for row, their signals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, replace_pii
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_range_groups
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 
-ROW_GROUP_ROWS = 1024
+# A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
+# in its group). The stage index reads a row group of up to 4 MB (indexed/documents.py) at once, a larger one in parts.
+ROW_GROUP_ROWS, ROW_GROUP_BYTES = 16_384, 3_800_000
+# Columns in which few values repeat; a dictionary of texts, ids or numbers would cost time and save nothing.
+LONG_COLUMNS = ("text", "metadata")  # the lowest and the highest text of a row group are of no use
+PAGE_BYTES = 4_000_000  # a page of text is compressed as a whole: pages of 1 MB take a fifth longer
+REPEATING_COLUMNS = ("source", "language", "detected_language", "script", "profile", "main_language")
 PII_FIELD = pa.field("pii_replaced", pa.int64())
 QUALITY_FIELD = pa.field("quality_score", pa.float64())
 NO_OPTIONAL_SIGNALS = OptionalSignals()
@@ -34,18 +42,51 @@ def signals_schema(edits: Sequence[str], optional: OptionalSignals, pii: bool, s
 
 
 @dataclass(frozen=True)
+class ShardFormat:
+    """What the shards of a source have in common. edits: the filters that edited the source, each of which added
+    columns to its signals. is_scored: by the quality classifier."""
+
+    source: str
+    edits: tuple[str, ...]
+    pii: PiiConfig | None
+    is_scored: bool
+    optional: OptionalSignals = NO_OPTIONAL_SIGNALS
+
+    @property
+    def signals_schema(self) -> pa.Schema:
+        return signals_schema(self.edits, self.optional, self.pii is not None, self.is_scored)
+
+    @property
+    def annotated_columns(self) -> list[str]:
+        """The columns of annotated files that a shard is made from."""
+        columns = [name for name in DOCUMENT_SCHEMA.names if name != "source"]
+        return columns + [name for name in self.signals_schema.names[1:] if name not in LATE_FIELDS]
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """The rows of other splits among those that a shard of the training split reads.
+
+    splits: of each range of the task, int8[rows], 0 for the rows of the shard. paths: by split, the file that takes its
+    rows; shards of that split are written from such files. So the annotated files are read once."""
+
+    splits: tuple[np.ndarray, ...]
+    paths: Mapping[int, Path]
+
+
+@dataclass(frozen=True)
 class ShardTask:
-    """One shard: documents/SPLIT/NAME and signals/SPLIT/NAME, of these slices in this order."""
+    """One shard: documents/SPLIT/NAME and signals/SPLIT/NAME, of these rows in this order.
+
+    scores: of each range's file, the quality scores of its rows; None: they are a column, or there are none."""
 
     folder: Path
     split: str
     name: str
-    source: str
-    slices: tuple[RowRange, ...]
-    edits: tuple[str, ...]  # the filters that edited the source: each has added columns to its signals
-    pii: PiiConfig | None
-    scores: tuple[Path, ...] | None  # of each slice's file, the quality scores of its rows; None: not scored
-    optional: OptionalSignals = NO_OPTIONAL_SIGNALS
+    format: ShardFormat
+    row_ranges: tuple[RowRange, ...]
+    scores: tuple[Path, ...] | None = None
+    held_out: HeldOutRows | None = None
 
     @property
     def documents(self) -> Path:
@@ -55,51 +96,85 @@ class ShardTask:
     def signals(self) -> Path:
         return self.folder / "signals" / self.split / self.name
 
+    @property
+    def held_out_paths(self) -> Mapping[int, Path]:
+        return {} if self.held_out is None else self.held_out.paths
+
+    @property
+    def is_complete(self) -> bool:
+        return all(is_sealed(path) for path in (self.documents, self.signals, *self.held_out_paths.values()))
+
 
 def write_shard(task: ShardTask) -> None:
-    """Both files of the shard are there; a shard of which both are there already is kept."""
-    if is_sealed(task.documents) and is_sealed(task.signals):
+    """Both files of the shard are there, and those of its held-out rows; a shard that is complete already is kept."""
+    if task.is_complete:
         return
-    schema = signals_schema(task.edits, task.optional, task.pii is not None, task.scores is not None)
-    columns = [
-        *(name for name in DOCUMENT_SCHEMA.names if name != "source"),
-        *(name for name in schema.names[1:] if name not in LATE_FIELDS),
-    ]
+    schema = task.format.signals_schema
     with (
         sealed_path(task.documents) as documents,
         sealed_path(task.signals) as signals,
-        pq.ParquetWriter(documents, DOCUMENT_SCHEMA, compression="zstd") as documents_file,
-        pq.ParquetWriter(signals, schema, compression="zstd") as signals_file,
+        _writer(documents, DOCUMENT_SCHEMA) as documents_file,
+        _writer(signals, schema) as signals_file,
+        ExitStack() as stack,
     ):
-        held: list[pa.Table] = []
-        for index, row_range in enumerate(task.slices):
-            scores = None if task.scores is None else np.load(task.scores[index])[row_range.rows]
-            at = 0
-            for table in row_range_groups(row_range, columns):
-                if scores is not None:
-                    table = table.append_column(QUALITY_FIELD, pa.array(scores[at : at + len(table)]))
-                at += len(table)
-                held.append(table)
-                while sum(map(len, held)) >= ROW_GROUP_ROWS:
-                    whole = pa.concat_tables(held)
-                    _write(whole.slice(0, ROW_GROUP_ROWS), task, documents_file, signals_file)
-                    held = [whole.slice(ROW_GROUP_ROWS)]
-        rest = pa.concat_tables(held) if held else None
-        if rest is not None and len(rest):
-            _write(rest, task, documents_file, signals_file)
+        tables = row_groups(_tables(task, stack), ROW_GROUP_ROWS, ROW_GROUP_BYTES)
+        written = (_write_documents(table, task.format, documents_file) for table in tables)
+        for table in row_groups((table.select(schema.names) for table in written), ROW_GROUP_ROWS):
+            signals_file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
 
-def _write(table: pa.Table, task: ShardTask, documents: pq.ParquetWriter, signals: pq.ParquetWriter) -> None:
-    """One row group of each. What the reader said of the language goes before what was detected."""
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=[name for name in schema.names if name in REPEATING_COLUMNS],
+        write_statistics=[name for name in schema.names if name not in LONG_COLUMNS],
+        data_page_size=PAGE_BYTES,
+    )
+
+
+def _tables(task: ShardTask, stack: ExitStack) -> Iterator[pa.Table]:
+    """The shard's rows of the annotated files, with their quality scores. Writes the held-out rows to their files,
+    which are closed with the stack."""
+    columns = task.format.annotated_columns
+    if task.format.is_scored and task.scores is None:
+        columns.append(QUALITY_FIELD.name)
+    writers: dict[int, pq.ParquetWriter] = {}
+    for index, row_range in enumerate(task.row_ranges):
+        scores = None if task.scores is None else np.load(task.scores[index])[row_range.rows]
+        start = 0
+        for table in row_range_groups(row_range, columns):
+            stop = start + len(table)
+            if scores is not None:
+                table = table.append_column(QUALITY_FIELD, pa.array(scores[start:stop]))
+            if task.held_out is None:
+                yield table
+            else:
+                splits = task.held_out.splits[index][start:stop]
+                for split, path in task.held_out.paths.items():
+                    if (splits == split).any():
+                        if split not in writers:
+                            temporary = stack.enter_context(sealed_path(path))
+                            writers[split] = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
+                        writers[split].write_table(table.filter(pa.array(splits == split)))
+                yield table.filter(pa.array(splits == 0))
+            start = stop
+
+
+def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetWriter) -> pa.Table:
+    """Writes one row group; returns the table, with the replaced personal data counted in a column.
+
+    The language that the reader gave goes before the one that was detected."""
     columns = {name: table.column(name) for name in ("doc_id", "text", "url", "metadata")}
-    columns["source"] = pa.array([task.source] * len(table), pa.string())
-    if task.pii is not None:
-        cleaned = [replace_pii(text, task.pii) for text in table.column("text").to_pylist()]
+    columns["source"] = pa.repeat(pa.scalar(shard.source), len(table))
+    if shard.pii is not None:
+        cleaned = [replace_pii(text, shard.pii) for text in table.column("text").to_pylist()]
         columns["text"] = pa.array([text for text, _ in cleaned], pa.string())
         table = table.append_column(PII_FIELD, pa.array([count for _, count in cleaned], pa.int64()))
-    said, found = table.column("language").to_pylist(), table.column("detected_language").to_pylist()
-    columns["language"] = pa.array([one or other for one, other in zip(said, found, strict=True)], pa.string())
-    # combine_chunks: how the rows were spread over row groups before must not show in the pages
-    batch = pa.table([columns[name] for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA).combine_chunks()
+    given = table.column("language")
+    is_given = pc.fill_null(pc.not_equal(given, ""), False)
+    columns["language"] = pc.if_else(is_given, given, table.column("detected_language"))
+    batch = pa.table([columns[name] for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA)
     documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
-    signals.write_table(table.select(signals.schema.names).combine_chunks(), row_group_size=ROW_GROUP_ROWS)
+    return table

@@ -59,7 +59,10 @@ def rule_table(sources: Sequence[SourceState]) -> dict[str, Any]:
 
 def _profile_thresholds(one: SourceState, rule_index: int) -> dict[str, float | None]:
     """The rule's threshold in each language profile that the source's documents have; null where the rule is off."""
-    profiles = [key for key in np.unique(one.languages).tolist() if key in one.rules.by_profile]
+    present: set[str] = set()
+    for results in one.filter_results:
+        present.update(results.language_names[code] for code in np.unique(results.languages).tolist())
+    profiles = sorted(present & one.rules.by_profile.keys())
     thresholds = {key: one.rules.by_profile[key][rule_index] for key in profiles}
     return {key: None if np.isnan(number) else float(number) for key, number in thresholds.items()}
 
@@ -69,6 +72,6 @@ def document_totals(summary: Mapping[str, Any]) -> dict[str, int]:
     found = Counter[str]()
     for entry in summary["sources"].values():
         found["read"] += entry["read"]["documents"]
-        for fate in ("kept", "removed", "quarantined"):
-            found[fate] += sum(counts["documents"] for counts in entry[fate].values())
+        for outcome in ("kept", "removed", "quarantined"):
+            found[outcome] += sum(counts["documents"] for counts in entry[outcome].values())
     return dict(found)

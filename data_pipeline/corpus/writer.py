@@ -12,21 +12,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
-from gristmill.data_pipeline.corpus.borderline_examples import duplicate_examples, rule_examples
-from gristmill.data_pipeline.corpus.shards import ShardTask, write_shard
+from gristmill.data_pipeline.corpus.borderline_examples import borderline_examples
+from gristmill.data_pipeline.corpus.shards import HeldOutRows, ShardFormat, ShardTask, write_shard
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.questions import found_questions
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination
 from gristmill.data_pipeline.filters.apply import QUARANTINED
 from gristmill.data_pipeline.filters.pii import PiiConfig
-from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS, Evidence, LedgerTask, RemovalStep, write_ledger
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, split_by_weight
+from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
+from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, split_by_weight, true_rows
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import write_atomic
 
+# A source of 16 MB and more has several shards, so that several workers can write them.
+TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
+HELD_OUT_FOLDER = "held_out"  # of intermediate files
 QUARANTINE_NAME = "quarantine.jsonl"
 EXAMPLES_NAME = "examples.jsonl"
 DECONTAMINATION_FOLDER = "decontamination"
@@ -35,11 +40,10 @@ REPORT_JSON, REPORT_MARKDOWN, QUESTIONS_NAME = "report.json", "report.md", "ques
 
 @dataclass(frozen=True)
 class SourceToWrite:
-    """state: the annotated files. splits: of each row, the split; "" for those not kept. annotation: how the files
-    were annotated. scores: annotated file -> its quality scores; None if the source was not scored."""
+    """state: the annotated files, of whose rows the KEPT ones are written. annotation: how the files were annotated.
+    scores: annotated file -> its quality scores; None if the source was not scored."""
 
     state: SourceState
-    splits: np.ndarray
     annotation: AnnotateConfig
     scores: Mapping[Path, Path] | None
 
@@ -47,67 +51,114 @@ class SourceToWrite:
 def write_shards(
     sources: Sequence[SourceToWrite], shard_bytes: int, pii: PiiConfig | None, folder: Path, engine: LocalEngine
 ) -> None:
-    """Writes the documents and signals of every source and split, in shards of about `shard_bytes` of text."""
-    tasks = [
-        task for source in sources for split in SPLITS for task in _shard_tasks(source, split, shard_bytes, pii, folder)
-    ]
-    engine.map(write_shard, tasks, "write corpus", unit="shards")
+    """Writes the documents and signals of every source and split, in shards of about `shard_bytes` of text, or fewer so
+    that a source of some size has TARGET_SHARDS.
+
+    The training shards are written first; their tasks put the held-out documents that they meet into files below
+    HELD_OUT_FOLDER (which the caller removes), from which the other shards are written."""
+    training: list[ShardTask] = []
+    held_out: list[ShardTask] = []
+    for source in sources:
+        tasks = _training_shards(source, shard_bytes, pii, folder)
+        training += tasks
+        for split in range(1, len(SPLITS)):
+            held_out += _held_out_shards(tasks, source, split, shard_bytes)
+    engine.map(write_shard, training, "write corpus", unit="shards")
+    engine.map(write_shard, held_out, "write held-out documents", unit="shards")
 
 
-def _shard_tasks(
-    source: SourceToWrite, split: str, shard_bytes: int, pii: PiiConfig | None, folder: Path
-) -> Iterator[ShardTask]:
+def _shard_bytes(sizes: np.ndarray, shard_bytes: int) -> int:
+    """Bytes of a shard of documents of these sizes: as many workers as there are shards can write them."""
+    total = int(sizes.sum(dtype=np.int64))
+    return min(shard_bytes, max(total // TARGET_SHARDS, MIN_SHARD_BYTES))
+
+
+def _training_shards(source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path) -> list[ShardTask]:
+    """Each reads the kept rows from its first training document up to that of the next shard."""
     state, name = source.state, source.state.source.name
-    rows = np.flatnonzero(source.splits == split)
-    for number, (start, end) in enumerate(split_by_weight(state.bytes[rows], shard_bytes)):
-        slices = state.slices(rows[start:end])
-        yield ShardTask(
-            folder=folder,
-            split=split,
-            name=f"{name}-{number:05}.parquet",
-            source=name,
-            slices=slices,
-            edits=tuple(edit.preset for edit in source.annotation.edits),
-            optional=source.annotation.optional,
-            pii=pii,
-            scores=None if source.scores is None else tuple(source.scores[one.path] for one in slices),
+    masks = state.kept_masks()
+    splits, sizes = _of_kept(state, masks)
+    places = np.flatnonzero(splits == 0)
+    runs = split_by_weight(sizes[places], _shard_bytes(sizes[places], shard_bytes))
+    starts = [0, *(int(places[start]) for start, _ in runs[1:]), len(splits)]
+    edits = tuple(edit.preset for edit in source.annotation.edits)
+    shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
+    tasks = []
+    shards = list(pairwise(starts))
+    ranges = true_rows(list(zip(state.paths, masks, strict=True)), shards)
+    for number, ((start, stop), row_ranges) in enumerate(zip(shards, ranges, strict=True)):
+        bounds = np.cumsum([int(one.mask.sum()) for one in row_ranges])[:-1]
+        paths = {
+            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.parquet"
+            for split in np.unique(splits[start:stop]).tolist()
+            if split
+        }
+        held_out = HeldOutRows(tuple(np.split(splits[start:stop], bounds)), paths)
+        scores = None if source.scores is None else tuple(source.scores[one.path] for one in row_ranges)
+        tasks.append(
+            ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, row_ranges, scores, held_out)
         )
+    return tasks
+
+
+def _of_kept(state: SourceState, masks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(split codes int8, bytes uint32) of the source's kept rows."""
+    pairs = list(zip(state.filter_results, masks, strict=True))
+    splits = np.concatenate([np.empty(0, np.int8), *(results.splits[mask] for results, mask in pairs)])
+    return splits, np.concatenate([np.empty(0, np.uint32), *(results.bytes[mask] for results, mask in pairs)])
+
+
+def _held_out_shards(
+    training: Sequence[ShardTask], source: SourceToWrite, split: int, shard_bytes: int
+) -> Iterator[ShardTask]:
+    """The shards of a held-out split, from the files that the training shards' tasks write."""
+    splits, sizes = _of_kept(source.state, source.state.kept_masks())
+    sizes = sizes[splits == split]
+    files = []
+    for task in training:
+        assert task.held_out is not None
+        if split in task.held_out.paths:
+            rows = sum(int((codes == split).sum()) for codes in task.held_out.splits)
+            files.append((task.held_out.paths[split], np.ones(rows, bool)))
+    first = training[0]
+    runs = split_by_weight(sizes, _shard_bytes(sizes, shard_bytes))
+    for number, row_ranges in enumerate(true_rows(files, runs)):
+        name = f"{first.format.source}-{number:05}.parquet"
+        yield ShardTask(first.folder, SPLITS[split], name, first.format, row_ranges)
 
 
 def write_ledgers(
     curated: Sequence[SourceState],
-    splits: Sequence[np.ndarray],
     removals: Sequence[RemovalStep],
-    evidence: Evidence,
+    evidence: Sequence[EvidenceFiles],
     folder: Path,
     engine: LocalEngine,
 ) -> None:
-    """splits: of each source, the split of each document that was read, "" for those not kept."""
+    """evidence: of each annotated file of all sources."""
     tasks = []
-    for one, split_of in zip(curated, splits, strict=True):
-        failed_rule, doc_ids = one.failed_rule, one.doc_ids
-        for number, start in enumerate(range(0, max(len(failed_rule), 1), LEDGER_ROWS)):
-            rows = np.arange(start, min(start + LEDGER_ROWS, len(failed_rule)))
-            slices = one.slices(rows)
-            tasks.append(
-                LedgerTask(
-                    path=folder / "ledger" / f"{one.source.name}-{number:05}.parquet",
-                    source=one.source.name,
-                    rules=one.rules,
-                    slices=slices,
-                    failed_rule=_by_slice(failed_rule[rows], slices),
-                    splits=_by_slice(split_of[rows], slices),
-                    removals=tuple(step.of(doc_ids[rows]) for step in removals),
-                    evidence=evidence.of(doc_ids[rows].astype(str).tolist()),
-                )
+    for one in curated:
+        for number, start in enumerate(range(0, max(one.num_documents, 1), LEDGER_ROWS)):
+            rows = tuple(
+                _ledger_rows(one, file, first, last, removals, evidence[one.first_file + file])
+                for file, first, last in one.row_ranges(start, start + LEDGER_ROWS)
             )
+            path = folder / "ledger" / f"{one.source.name}-{number:05}.parquet"
+            tasks.append(LedgerTask(path, one.source.name, one.rules, rows, SPLITS))
     engine.map(write_ledger, tasks, "write ledger", unit="shards")
 
 
-def _by_slice(values: np.ndarray, slices: Sequence[RowRange]) -> tuple[np.ndarray, ...]:
-    """The values of each slice's rows. A source without documents has no slices."""
-    bounds = np.cumsum([0, *(len(one.rows) for one in slices)]).tolist()
-    return tuple(values[start:end] for start, end in pairwise(bounds))
+def _ledger_rows(
+    one: SourceState, file: int, start: int, stop: int, removals: Sequence[RemovalStep], evidence: EvidenceFiles
+) -> LedgerRows:
+    """The rows start..stop - 1 of a file of the source."""
+    results, number = one.filter_results[file], one.first_file + file
+    return LedgerRows(
+        RowRange(one.paths[file], start, np.ones(stop - start, bool)),
+        results.failed_rule[start:stop],
+        results.splits[start:stop],
+        tuple(step.in_files(number, number + 1).in_rows(start, stop) for step in removals),
+        evidence,
+    )
 
 
 def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
@@ -128,14 +179,10 @@ def quarantined_rows(one: SourceState, columns: Sequence[str]) -> Iterator[dict[
             yield from pq.read_table(path, columns=list(columns), filters=pc.field("unreadable").is_valid()).to_pylist()
 
 
-def write_examples(curated: Sequence[SourceState], removals: Sequence[RemovalStep], folder: Path) -> None:
-    lines = []
-    for one in curated:
-        slices = one.slices(np.arange(len(one.failed_rule)))
-        found = [*rule_examples(one.source.name, slices, one.rules, one.failed_rule)]
-        for step in removals:
-            found += duplicate_examples(one.source.name, slices, one.doc_ids, step)
-        lines += [orjson.dumps(example) + b"\n" for example in found]
+def write_examples(
+    curated: Sequence[SourceState], removals: Sequence[RemovalStep], folder: Path, engine: LocalEngine
+) -> None:
+    lines = [orjson.dumps(example) + b"\n" for one in curated for example in borderline_examples(one, removals, engine)]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))
 
 

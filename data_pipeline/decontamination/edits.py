@@ -21,9 +21,9 @@ from gristmill.data_pipeline.decontamination.kernels import (
     SeedTable,
     align,
     edit_seeds,
-    judge_seeds,
     search_seeds,
     seed_hash,
+    verify_seeds,
 )
 from gristmill.data_pipeline.decontamination.words import Words, information
 
@@ -32,7 +32,7 @@ EDIT_COST = 1.0  # nats
 # benchmarks/decontaminate.py: 18 and 22 lay 16,000 texts beside documents, 18 alone 113,000, 15 alone 456,000; of
 # questions of 8 or 9 words with three words edited they lose 3 in 100.
 MIN_SEED, SURE = 18.0, 22.0
-MOST_TEXTS = 32  # a seed in more texts than this is a way of asking, not a question
+MAX_TEXTS = 32  # a seed in more texts than this is a way of asking, not a question
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def _answers(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(answers, answer_first) of SearchedTexts: of each short question, the texts of its record's later fields that
     tell enough together with it."""
-    most = config.min_ngram if config.answer_window else 0
-    short = {n for n, e in enumerate(examples) if 0 < counts[n] < most and not e.is_answer}
+    max_words = config.min_ngram - 1 if config.answer_window else 0
+    short = {n for n, e in enumerate(examples) if 0 < counts[n] <= max_words and not e.is_answer}
     records: dict[tuple[str, str], list[int]] = {(examples[n].benchmark, examples[n].example): [] for n in short}
     for number, example in enumerate(examples):
         if (example.benchmark, example.example) in records and counts[number]:
             records[example.benchmark, example.example].append(number)
-    found: list[list[int]] = [[] for _ in examples]
+    found: dict[int, list[int]] = {}
     for numbers in records.values():
         fields = list(dict.fromkeys(examples[number].field for number in numbers))
         for number in short.intersection(numbers):
@@ -86,8 +86,11 @@ def _answers(
                 and counts[number] + counts[other] >= SEED_WORDS
                 and total[number] + total[other] >= config.min_information
             ]
-    first = np.cumsum([0, *map(len, found)]).astype(np.int64)
-    return np.array([number for row in found for number in row], np.int64), first
+    sizes = np.zeros(len(examples), np.int64)
+    for number, answers in found.items():
+        sizes[number] = len(answers)
+    rows = [answer for number in sorted(found) for answer in found[number]]
+    return np.array(rows, np.int64), np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _seed_table(texts: SearchedTexts, edited: np.ndarray) -> SeedTable:
@@ -97,7 +100,7 @@ def _seed_table(texts: SearchedTexts, edited: np.ndarray) -> SeedTable:
     count = edit_seeds(texts.hashes, texts.ends, texts.told, edited, MIN_SEED, keys, owners, places, tells)
     order = np.argsort(keys[:count], kind="stable")
     distinct, number, times = np.unique(keys[order], return_inverse=True, return_counts=True)
-    order = order[times[number] <= MOST_TEXTS]
+    order = order[times[number] <= MAX_TEXTS]
     short = _short_seeds(texts)
     keys = np.concatenate([keys[order], np.array([row[0] for row in short], np.uint64)])
     owners = np.concatenate([owners[order], np.array([row[1] for row in short], np.int32)])
@@ -137,7 +140,7 @@ def search_edits(index: EditIndex, words: Words, window: int) -> np.ndarray:
     if not count:
         return found
     return found[
-        :, : judge_seeds(met, words.hashes, words.ends, index.seeds, index.texts, SURE, EDIT_COST, window, found)
+        :, : verify_seeds(met, words.hashes, words.ends, index.seeds, index.texts, SURE, EDIT_COST, window, found)
     ]
 
 

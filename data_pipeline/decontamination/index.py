@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gristmill.data_pipeline.decontamination.words import Words
-from gristmill.data_pipeline.dedup.kernels import EMPTY_SLOT, all_ngrams, search_ngrams
+from gristmill.data_pipeline.dedup.kernels import EMPTY_SLOT, ONE, U6, all_ngrams, filter_bits, search_ngrams
 from gristmill.foundation.cached_njit import cached_njit
 
-# Bits of the filter for each distinct key: at 16, one foreign key in 16 passes on to the table.
+# Bits of the filter for each distinct key.
 FILTER_BITS = 16
 # Slots of the table for each distinct key: at most half of them are taken, so probes stay short.
 TABLE_SLOTS = 2
-ONE = np.uint64(1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def build_index(words: Words, max_ngram: int, min_ngram: int) -> NgramIndex:
     Longest 13, min_ngram 8: a text of 15 words has three 13-grams, one of 9 words a single 9-gram
     (Megatron-LM tools/openwebtext/filter_ngrams.py, max_ngram_size and min_ngram_size)."""
     keys, prefixes, lengths, texts = _all_ngrams(words, max_ngram, min_ngram)
-    order = np.lexsort((keys, prefixes))  # stable: the texts of an n-gram stay in their order
+    order = _sorted_places(keys, prefixes)
     keys, prefixes, lengths, texts = keys[order], prefixes[order], lengths[order], texts[order]
     new = np.ones(len(keys), bool)
     new[1:] = (keys[1:] != keys[:-1]) | (prefixes[1:] != prefixes[:-1]) | (lengths[1:] != lengths[:-1])
@@ -81,11 +80,32 @@ def _size(keys: np.ndarray, factor: int) -> int:
     return 1 << max(int(len(keys) * factor - 1).bit_length(), 6)
 
 
+def _sorted_places(keys: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
+    """np.lexsort((keys, prefixes)), with which only prefixes that stand several times are sorted by two keys. Stable:
+    the texts of an n-gram stay in their order."""
+    order = np.argsort(prefixes, kind="stable")
+    ordered = prefixes[order]
+    is_shared = np.zeros(len(order), bool)
+    is_shared[1:] = ordered[1:] == ordered[:-1]
+    is_shared[:-1] |= is_shared[1:]
+    mine = order[is_shared]
+    order[is_shared] = mine[np.lexsort((keys[mine], prefixes[mine]))]
+    return order
+
+
 def bit_filter(keys: np.ndarray) -> np.ndarray:
-    """uint64[]: a bit map in which the bit of every key's low bits is set."""
-    bits = np.zeros(_size(keys, FILTER_BITS), np.uint8)
-    bits[keys & np.uint64(len(bits) - 1)] = 1
-    return np.packbits(bits, bitorder="little").view("<u8").astype(np.uint64)
+    """uint64[]: a bit map in which two bits of every key are set, both in the word that the key's low bits choose
+    (`filter_bits`): a foreign key passes in 2 of 100 cases, and a look-up is one read."""
+    words = np.zeros(_size(keys, FILTER_BITS) // 64, np.uint64)
+    _set_bits(words, keys)
+    return words
+
+
+@cached_njit(nogil=True)
+def _set_bits(words, keys):
+    mask = np.uint64(64 * len(words) - 1)
+    for key in keys:
+        words[(key & mask) >> U6] |= filter_bits(key)
 
 
 def slot_table(keys: np.ndarray) -> np.ndarray:

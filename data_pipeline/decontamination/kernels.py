@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gristmill.data_pipeline.dedup.kernels import filter_bits
 from gristmill.foundation.cached_njit import cached_njit
 
 # Second and third word of a seed, counted from its first: `abc`, `ab.d`, `a.cd`. One word may so have been
@@ -19,6 +20,9 @@ WORDS_OF_A_SEED = 4  # with the word that is left out
 APART = 40
 # A document's words are laid beside a text with so many more on each side; what was inserted must fit in.
 SLACK = 8
+# Bits of the map of a window's words: the longest window of the default settings, of 75 words, sets 7 in 100 of them.
+WORD_BITS = 1024
+ROUNDING = 1e-6  # sums of nats in another order differ by less
 EMPTY = np.int32(-1)
 MULTIPLY = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio
 U6, U29, U32, U63 = (np.uint64(n) for n in (6, 29, 32, 63))
@@ -112,6 +116,23 @@ def align(text, told, document, start, stop, gap, scores, starts, counts, places
 
 
 @cached_njit(nogil=True)
+def max_score(text, told, document, bits):
+    """An upper bound of the score of `align`: what the text's words tell that stand anywhere in the document, and what
+    tells no more than a rounding error. bits: a bit map of the document's words, with room for WORD_BITS."""
+    mask = np.uint64(WORD_BITS - 1)
+    bits[:] = ZERO
+    for word in range(len(document)):
+        bit = document[word] & mask
+        bits[bit >> U6] |= ONE << (bit & U63)
+    found = ROUNDING
+    for word in range(len(text)):
+        bit = text[word] & mask
+        if (bits[bit >> U6] >> (bit & U63)) & ONE:
+            found += told[word]
+    return found
+
+
+@cached_njit(nogil=True)
 def search_seeds(document, bounds, seeds, found):
     """Fills found[3, :] as far as there is room (number of the document, its word, which place of the seeds), in this
     order; returns how many there are. Document d is document[bounds[d]:bounds[d + 1]]."""
@@ -124,8 +145,8 @@ def search_seeds(document, bounds, seeds, found):
                 if third >= bounds[number + 1]:
                     continue
                 key = seed_hash(document[word], document[second], document[third])
-                bit = key & bit_mask
-                if (seeds.filter[bit >> U6] >> (bit & U63)) & ONE == ZERO:
+                wanted = filter_bits(key)
+                if seeds.filter[(key & bit_mask) >> U6] & wanted != wanted:
                     continue
                 slot = (key >> U32) & slot_mask
                 while seeds.slots[slot] != EMPTY and seeds.keys[seeds.slots[slot]] != key:
@@ -140,7 +161,7 @@ def search_seeds(document, bounds, seeds, found):
 
 
 @cached_njit(nogil=True)
-def judge_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
+def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
     """Fills found[:, :len]: document, benchmark text, first word and last + 1 there, words found, hash of which, for
     each copy of a text around the seeds that were met (`search_seeds`); returns how many there are.
 
@@ -149,7 +170,7 @@ def judge_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
     done, last, tried = np.full(num_texts, -1), np.full(num_texts, -1), np.full(num_texts, -1)
     room = np.max(np.diff(texts.ends)) + 2 * SLACK + 1
     scores, starts, counts = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
-    places = np.empty(room, np.uint64)
+    places, bits = np.empty(room, np.uint64), np.empty(WORD_BITS // 64, np.uint64)
     count = 0
     for row in range(met.shape[1]):
         number, word, place = met[0, row], met[1, row], met[2, row]
@@ -172,6 +193,8 @@ def judge_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
             tried[text] = begin
             told = texts.told[texts.ends[text] : texts.ends[text + 1]]
             low, high = max(start, begin - SLACK), min(stop, begin + len(mine) + SLACK)
+            if max_score(mine, told, document[low:high], bits) < texts.wanted[text]:
+                continue
             score, begin, final, words, which = align(
                 mine, told, document, low, high, gap, scores, starts, counts, places
             )

@@ -11,9 +11,9 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
     """One entry a benchmark record of which a text was found, ordered by benchmark and example (numbers as numbers).
 
     {"benchmark": "rivers", "example": "7", "kind": "verbatim", "fields": {"question": "verbatim"},
-     "documents": [{"doc_id": "00..1", "kind": "verbatim", "fate": "split"}]}
-    kind: the strongest of the record (of a field, of a document); fate: as in HITS."""
-    fates = dict(zip(hits.column("doc_id").to_pylist(), hits.column("fate").to_pylist(), strict=True))
+     "documents": [{"doc_id": "00..1", "kind": "verbatim", "outcome": "split"}]}
+    kind: the strongest of the record (of a field, of a document); outcome: as in HITS."""
+    outcomes = dict(zip(hits.column("doc_id").to_pylist(), hits.column("outcome").to_pylist(), strict=True))
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in matches.to_pylist():
         key = row["benchmark"], row["example"]
@@ -28,7 +28,7 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
             "kind": entry["kind"],
             "fields": dict(sorted(entry["fields"].items())),
             "documents": [
-                {"doc_id": doc_id, "kind": kind, "fate": fates[doc_id]}
+                {"doc_id": doc_id, "kind": kind, "outcome": outcomes[doc_id]}
                 for doc_id, kind in sorted(entry["documents"].items())
             ],
         }

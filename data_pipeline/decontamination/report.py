@@ -21,16 +21,16 @@ def contamination_report(
     strongest kind in which they were; documents hit; characters those lost; texts too short to be searched; by field,
     the records in which it is missing; n-grams left out as common phrases; and the strongest matches, side by side."""
     rows = matches.to_pylist()
-    fates = {row["doc_id"]: row for row in hits.to_pylist()}
+    outcomes = {row["doc_id"]: row for row in hits.to_pylist()}
     names = list(dict.fromkeys(example.benchmark for example in examples))
     missing = missing_fields(examples)
     return {
-        name: _of_benchmark(name, examples, indexes, common, rows, fates) | {"missing": missing.get(name, {})}
+        name: _of_benchmark(name, examples, indexes, common, rows, outcomes) | {"missing": missing.get(name, {})}
         for name in names
     }
 
 
-def _of_benchmark(name, examples, indexes, common, rows, fates) -> dict[str, Any]:
+def _of_benchmark(name, examples, indexes, common, rows, outcomes) -> dict[str, Any]:
     texts = [number for number, example in enumerate(examples) if example.benchmark == name]
     mine = [row for row in rows if row["benchmark"] == name]
     documents = sorted({row["doc_id"] for row in mine})
@@ -46,8 +46,8 @@ def _of_benchmark(name, examples, indexes, common, rows, fates) -> dict[str, Any
         "texts_too_short": sum(bool(examples[number].text) and not searched[number] for number in texts),
         "common_ngrams": _common_ngrams(texts, indexes.ngrams, common),
         "documents": len(documents),
-        "dropped": sum(fates[doc_id]["fate"] == "dropped" for doc_id in documents),
-        "characters": sum(fates[doc_id]["characters"] for doc_id in documents),
+        "dropped": sum(outcomes[doc_id]["outcome"] == "dropped" for doc_id in documents),
+        "characters": sum(outcomes[doc_id]["characters"] for doc_id in documents),
         "shown": [_shown(row, examples) for row in sorted(mine, key=_strongest_first)[:SHOWN]],
     }
 

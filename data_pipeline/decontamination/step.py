@@ -14,17 +14,18 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
 from gristmill.data_pipeline.decontamination.common_phrases import Found, common_ngrams, without_common
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
+from gristmill.data_pipeline.decontamination.document_edit import HITS, PIECES, DocumentEdit, edit_document
 from gristmill.data_pipeline.decontamination.edits import search_edits
 from gristmill.data_pipeline.decontamination.index import search
 from gristmill.data_pipeline.decontamination.indexes import build_indexes, load_indexes, save_indexes
 from gristmill.data_pipeline.decontamination.matches import MATCHES, counting_ngrams, document_matches, match_row
-from gristmill.data_pipeline.decontamination.outcome import HITS, PIECES, DocumentEdit, edit_document
 from gristmill.data_pipeline.decontamination.report import contamination_report
 from gristmill.data_pipeline.decontamination.words import words_of_bytes
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
-from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, sorted_spans
+from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
+from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
@@ -32,25 +33,48 @@ from gristmill.foundation.errors import RecipeError
 
 @dataclass(frozen=True)
 class Decontamination:
-    """matches: rows of MATCHES, one for each document and benchmark text. hits: rows of HITS, one for each contaminated
-    document. removed_spans: rows of REMOVED_SPANS, of the documents that are split. piece_files: by part, the PIECES of
-    those documents (None: the part has no contaminated document). report: see `report.py`."""
+    """matches: rows of MATCHES, one for each document and benchmark text. located_hits: rows of HITS, one for each
+    contaminated document, with `file`, the number of its document file. prefixes: by document file, how the paths of
+    its matches, hits, removed spans and pieces begin; None: it has no contaminated document. report: `report.py`."""
 
     matches: pa.Table
-    hits: pa.Table
-    removed_spans: pa.Table
-    piece_files: tuple[Path | None, ...]
+    located_hits: pa.Table
+    prefixes: tuple[Path | None, ...]
     report: dict[str, Any]
 
     @property
+    def hits(self) -> pa.Table:
+        """The hits without their places, which depend on how the documents are spread over files."""
+        return self.located_hits.drop_columns(["row", "file"])
+
+    @property
     def pieces(self) -> pa.Table:
-        """The pieces of all parts, in memory."""
-        tables = [pq.read_table(path, schema=PIECES) for path in self.piece_files if path is not None]
-        return _ordered([PIECES.empty_table(), *tables], ("parent_id", "piece"))
+        """The pieces of all document files, in memory."""
+        return joined_tables(self.prefixes, "pieces", PIECES)
+
+    @property
+    def removed_spans(self) -> pa.Table:
+        """The removed spans of all document files, in memory."""
+        return joined_tables(self.prefixes, "removed_spans", REMOVED_SPANS)
+
+    def piece_file(self, number: int) -> Path | None:
+        prefix = self.prefixes[number]
+        return None if prefix is None else result_file(prefix, "pieces")
+
+    def evidence(self, number: int) -> EvidenceFiles:
+        """The files about the documents of one document file."""
+        prefix = self.prefixes[number]
+        if prefix is None:
+            return EvidenceFiles()
+        return EvidenceFiles(
+            (result_file(prefix, "removed_spans"),),
+            result_file(prefix, "matches"),
+            result_file(prefix, "pieces"),
+        )
 
 
 def decontaminate(
-    parts: Sequence[DocumentFile],
+    document_files: Sequence[DocumentFile],
     config: DecontaminateConfig,
     engine: LocalEngine,
     folder: Path,
@@ -62,22 +86,26 @@ def decontaminate(
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     Raises RecipeError if a task's texts were not handed over, InputError for a damaged file."""
     examples = all_examples(config, task_examples)
-    open_workspace(folder, _identity(parts, config, examples))
+    open_workspace(folder, _identity(document_files, config, examples))
     indexes = build_indexes(examples, config)
     save_indexes(indexes, folder)
-    found = _search_parts(parts, config.answer_window, engine, folder)
+    found = _search_parts(document_files, config.answer_window, engine, folder)
     common = common_ngrams(found, len(indexes.ngrams.keys), config)
     found = without_common(found, common, indexes.ngrams, config)
     counting = counting_ngrams(indexes.ngrams, common)
-    prefixes = _cut_parts(parts, found, counting, examples, config, engine, folder)
-    matches, hits, removed = (_joined(prefixes, name, schema) for name, schema in JOINED.items())
-    files = tuple(None if prefix is None else _file(prefix, "pieces") for prefix in prefixes)
+    prefixes = _edit_files(document_files, found, BenchmarkTexts(tuple(examples), counting, config), engine, folder)
+    matches = joined_tables(prefixes, "matches", MATCHES)
+    hits = joined_tables(prefixes, "hits", HITS)
     report = contamination_report(examples, indexes, common, matches, hits)
-    return Decontamination(matches, hits, sorted_spans([removed]), files, report)
+    return Decontamination(matches, hits, tuple(prefixes), report)
 
 
-JOINED = {"matches": MATCHES, "hits": HITS, "removed_spans": REMOVED_SPANS}
-SORT_KEYS = {"matches": ("doc_id", "text"), "hits": ("doc_id",), "removed_spans": ("doc_id", "start")}
+SORT_KEYS = {
+    "matches": ("doc_id", "text"),
+    "hits": ("doc_id",),
+    "removed_spans": ("doc_id", "start"),
+    "pieces": ("parent_id", "piece"),
+}
 
 
 def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) -> list[Example]:
@@ -92,17 +120,27 @@ def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) 
 
 
 def _identity(
-    parts: Sequence[DocumentFile], config: DecontaminateConfig, examples: Sequence[Example]
+    document_files: Sequence[DocumentFile], config: DecontaminateConfig, examples: Sequence[Example]
 ) -> dict[str, Any]:
     texts = [[one.benchmark, one.example, one.field, one.text, one.is_answer] for one in examples]
     settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data", "download"})
     digest = hashlib.sha256(orjson.dumps(texts)).hexdigest()
-    return {"config": settings, "texts": digest, "parts": [document_file_identity(part) for part in parts]}
+    return {
+        "config": settings,
+        "texts": digest,
+        "document_files": [document_file_identity(document_file) for document_file in document_files],
+    }
 
 
-def _search_parts(parts: Sequence[DocumentFile], window: int, engine: LocalEngine, folder: Path) -> list[Found]:
-    files = [folder / f"found-{number:05d}.npy" for number in range(len(parts))]
-    tasks = [(part, window, folder, file) for part, file in zip(parts, files, strict=True) if not file.exists()]
+def _search_parts(
+    document_files: Sequence[DocumentFile], window: int, engine: LocalEngine, folder: Path
+) -> list[Found]:
+    files = [folder / f"found-{number:05d}.npy" for number in range(len(document_files))]
+    tasks = [
+        (document_file, window, folder, file)
+        for document_file, file in zip(document_files, files, strict=True)
+        if not file.exists()
+    ]
     engine.map(_search_part, tasks, "benchmark texts", [task[0].bytes for task in tasks], "B")
     return [Found(load_array(file), load_array(_copies_file(file))) for file in files]
 
@@ -112,10 +150,10 @@ def _copies_file(path: Path) -> Path:
 
 
 def _search_part(task: tuple[DocumentFile, int, Path, Path]) -> None:
-    part, window, folder, path = task
+    document_file, window, folder, path = task
     indexes = load_indexes(folder)
     ngrams, copies = [np.empty((3, 0), np.int64)], [np.empty((6, 0), np.int64)]
-    for rows, _, texts in part.batches():
+    for rows, _, texts in document_file.batches():
         words = words_of_bytes(*utf8_of(texts))
         for found, held in (
             (search(indexes.ngrams, words), ngrams),
@@ -127,26 +165,31 @@ def _search_part(task: tuple[DocumentFile, int, Path, Path]) -> None:
     save_array(path, np.concatenate(ngrams, axis=1))  # last: its file says that both are whole
 
 
-def _cut_parts(
-    parts: Sequence[DocumentFile],
+@dataclass(frozen=True)
+class BenchmarkTexts:
+    """counting: n-grams of each text that are no common phrases."""
+
+    examples: tuple[Example, ...]
+    counting: np.ndarray
+    config: DecontaminateConfig
+
+
+def _edit_files(
+    document_files: Sequence[DocumentFile],
     found: Sequence[Found],
-    counting: np.ndarray,
-    examples: Sequence[Example],
-    config: DecontaminateConfig,
+    texts: BenchmarkTexts,
     engine: LocalEngine,
     folder: Path,
 ) -> list[Path | None]:
-    """Of each part the prefix of its files of matches, hits, removed spans and pieces; None where nothing was found.
-
-    counting: n-grams of each benchmark text that are no common phrases."""
+    """Of each document file the prefix of its files of matches, hits, removed spans and pieces; None if it has none."""
     prefixes: list[Path | None] = []
     tasks = []
-    for number, (part, mine) in enumerate(zip(parts, found, strict=True)):
+    for number, (document_file, mine) in enumerate(zip(document_files, found, strict=True)):
         prefix = folder / f"part-{number:05d}" if len(mine.rows) else None
         prefixes.append(prefix)
-        if prefix is not None and not _file(prefix, "hits").exists():
-            tasks.append((part, mine, counting, tuple(examples), config, folder, prefix))
-    engine.map(_cut_part, tasks, "decontamination", [len(task[1].rows) for task in tasks], "documents")
+        if prefix is not None and not result_file(prefix, "hits").exists():
+            tasks.append((document_file, mine, texts, folder, prefix))
+    engine.map(_edit_file, tasks, "decontamination", [len(task[1].rows) for task in tasks], "documents")
     return prefixes
 
 
@@ -155,34 +198,37 @@ def _of_row(found: np.ndarray, row: int) -> np.ndarray:
     return found[1:, first:last]
 
 
-def _file(prefix: Path, name: str) -> Path:
+def result_file(prefix: Path, name: str) -> Path:
     return prefix.with_name(f"{prefix.name}.{name}.parquet")
 
 
-def _cut_part(task) -> None:
-    part, found, counting, examples, config, folder, prefix = task
+def _edit_file(task) -> None:
+    document_file, found, benchmarks, folder, prefix = task
+    examples, counting, config = benchmarks.examples, benchmarks.counting, benchmarks.config
     indexes = load_indexes(folder)
-    wanted = np.zeros(len(part.kept_mask()), bool)
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
     wanted[found.rows] = True
     matches: list[tuple] = []
     edits: list[DocumentEdit] = []
-    for numbers, doc_ids, texts in part.batches(wanted):
+    hits: list[tuple] = []
+    for numbers, doc_ids, texts in document_file.batches(wanted):
         for row, doc_id, text in zip(numbers, doc_ids.to_pylist(), texts.to_pylist(), strict=True):
             ngrams, copies = (_of_row(rows, row) for rows in (found.ngrams, found.copies))
             mine = document_matches(text, ngrams, copies, indexes, counting)
             spans = word_spans(text)
             matches += [match_row(doc_id, text, match, spans, examples) for match in mine]
             edits.append(edit_document(doc_id, text, mine, spans, examples, config))
+            hits.append((*edits[-1].hit, int(row)))
     tables = {
         "matches": _table(matches, MATCHES),
         "removed_spans": pa.Table.from_pylist(
             [row for edit in edits for row in edit.removed_spans], schema=REMOVED_SPANS
         ),
         "pieces": _table([row for edit in edits for row in edit.pieces], PIECES),
-        "hits": _table([edit.hit for edit in edits], HITS),  # last: its file says that all are whole
+        "hits": _table(hits, HITS),  # last: its file says that all are whole
     }
     for name, table in tables.items():
-        with sealed_path(_file(prefix, name)) as temporary:
+        with sealed_path(result_file(prefix, name)) as temporary:
             pq.write_table(table, temporary, compression="zstd")
 
 
@@ -193,10 +239,13 @@ def _table(rows: list[tuple], schema: pa.Schema) -> pa.Table:
     )
 
 
-def _joined(prefixes: Sequence[Path | None], name: str, schema: pa.Schema) -> pa.Table:
-    tables = [pq.read_table(_file(prefix, name), schema=schema) for prefix in prefixes if prefix is not None]
-    return _ordered([schema.empty_table(), *tables], SORT_KEYS[name])
-
-
-def _ordered(tables: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
-    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).combine_chunks()
+def joined_tables(prefixes: Sequence[Path | None], name: str, schema: pa.Schema) -> pa.Table:
+    """The tables of all document files, ordered; hits get a column `file`, the file's number."""
+    tables = []
+    for number, prefix in enumerate(prefixes):
+        table = schema.empty_table() if prefix is None else pq.read_table(result_file(prefix, name), schema=schema)
+        if name == "hits":
+            table = table.append_column("file", pa.array(np.full(len(table), number, np.int32)))
+        tables.append(table)
+    joined = pa.concat_tables(tables) if tables else schema.empty_table()
+    return joined.sort_by([(key, "ascending") for key in SORT_KEYS[name]]).combine_chunks()

@@ -26,9 +26,7 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(
-            f"{path}: no readable array ({error}); delete the folder it stands in and run again"
-        ) from error
+        raise InputError(f"{path}: no readable array ({error}); delete its folder and run again") from error
 
 
 def open_workspace(folder: Path, identity: dict[str, Any]) -> None:
@@ -50,15 +48,23 @@ def open_workspace(folder: Path, identity: dict[str, Any]) -> None:
     sweep(folder)
 
 
-def document_file_identity(part: DocumentFile) -> dict[str, Any]:
-    """What decides the work on one part: source, priority, kept rows, and the file by size and Parquet footer.
+def document_file_identity(document_file: DocumentFile) -> dict[str, Any]:
+    """What decides the work on one document file: source, priority, kept rows, and the file by size and Parquet footer.
 
     The footer holds the sizes, offsets and statistics of every column of every row group."""
-    size = int(part.bytes)
-    with part.path.open("rb") as file:
+    size = int(document_file.bytes)
+    with document_file.path.open("rb") as file:
         file.seek(max(size - 8, 0))
         footer = int.from_bytes(file.read(4), "little") + 8
         file.seek(max(size - footer, 0))
         digest = hashlib.sha256(file.read()).hexdigest()
-    kept = "all" if part.kept is None else hashlib.sha256(np.packbits(part.kept).tobytes()).hexdigest()
-    return {"source": part.source, "priority": part.priority, "bytes": size, "footer": digest, "kept": kept}
+    kept = (
+        "all" if document_file.kept is None else hashlib.sha256(np.packbits(document_file.kept).tobytes()).hexdigest()
+    )
+    return {
+        "source": document_file.source,
+        "priority": document_file.priority,
+        "bytes": size,
+        "footer": digest,
+        "kept": kept,
+    }

@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from gristmill.data_pipeline.dedup.arrays import load_array, save_array
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, union_buckets
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, repeated_keys, union_buckets
 from gristmill.data_pipeline.dedup.signatures import SignatureStore
 from gristmill.data_pipeline.ledger.document_file import keep_order, packed_ids, unpacked_ids
 from gristmill.foundation.engine.local import LocalEngine
@@ -25,42 +25,48 @@ POOL_DOCUMENTS = 1_000_000
 
 @dataclass(frozen=True)
 class Documents:
-    """All documents in keep-order; a document's index here is its rank. About 50 bytes a document.
+    """All documents as they stand in the stores, one store after the other; a document's index here is its position.
+    About 40 bytes a document.
 
-    ids: uint64[documents, 2]. part: which part, row: which row of that part's file. position: which one of all
-    documents as they stand in the stores, one store after the other. protected: kept, whatever they resemble."""
+    ids: uint64[documents, 2]. rows: which row of its part's file; lengths: bytes; shingles: with repetition.
+    starts: int64[parts + 1], the positions of part p are starts[p]..starts[p + 1]. priorities int64[parts].
+    protected bool[parts]: their documents are kept, whatever they resemble."""
 
     ids: np.ndarray
-    part: np.ndarray
-    row: np.ndarray
+    rows: np.ndarray
+    lengths: np.ndarray
     shingles: np.ndarray
-    position: np.ndarray
+    starts: np.ndarray
+    priorities: np.ndarray
     protected: np.ndarray
 
+    def parts_of(self, positions: np.ndarray) -> np.ndarray:
+        """int64[N]: the part of each position."""
+        return np.searchsorted(self.starts, positions, side="right") - 1
 
-def documents_in_keep_order(stores: Sequence[tuple[SignatureStore, bool]]) -> Documents:
-    """The documents of all stores; those of a store marked True are protected and come first.
+
+def read_documents(stores: Sequence[tuple[SignatureStore, bool]]) -> Documents:
+    """The documents of all stores; those of a store marked True are protected.
 
     Raises InputError if a document occurs twice."""
-    tables: list[tuple[pa.Table, Path]] = []
-    parts: list[np.ndarray] = []
-    priorities: list[np.ndarray] = []
-    protected: list[np.ndarray] = []
+    tables: list[pa.Table] = []
+    ids, priorities, protected = [np.empty((0, 2), np.uint64)], [], []
     for store, is_protected in stores:
         for number, stored in enumerate(store.parts):
             table = store.documents(number)
-            parts.append(np.full(len(table), len(tables), np.int32))
-            priorities.append(np.full(len(table), stored.priority, np.int64))
-            protected.append(np.full(len(table), is_protected))
-            tables.append((table, store.folder))
-    ids = np.concatenate(
-        [packed_ids(t.column("doc_id"), folder) for t, folder in tables] or [np.empty((0, 2), np.uint64)]
+            ids.append(packed_ids(table.column("doc_id"), store.folder))
+            priorities.append(stored.priority)
+            protected.append(is_protected)
+            tables.append(table.drop_columns("doc_id"))
+    found = Documents(
+        np.concatenate(ids),
+        *(_column(tables, name) for name in ("row", "length", "shingles")),
+        np.cumsum([0, *map(len, tables)]),
+        np.array(priorities, np.int64),
+        np.array(protected, bool),
     )
-    row, length, shingles = (_column([t for t, _ in tables], name) for name in ("row", "length", "shingles"))
-    part, priority, shield = (_joined(arrays) for arrays in (parts, priorities, protected))
-    order = keep_order(np.where(shield, np.iinfo(np.int64).min, priority), length, ids)
-    _refuse_twins(ids)
-    return Documents(ids[order], part[order], row[order], shingles[order], order, shield[order].astype(bool))
+    _refuse_twins(found.ids)
+    return found
 
 
 def _column(tables: list[pa.Table], name: str) -> np.ndarray:
@@ -72,6 +78,8 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _refuse_twins(ids: np.ndarray) -> None:
+    """Sorts only the ids that may be given twice; an id is a hash, so its low half may stand for it."""
+    ids = ids[repeated_keys(ids[:, 1])]
     order = np.lexsort((ids[:, 1], ids[:, 0]))
     twins = np.flatnonzero((ids[order][1:] == ids[order][:-1]).all(axis=1))
     if len(twins):
@@ -111,56 +119,74 @@ def _write_keys(task: tuple[SignatureStore, int, int, int, int, Path]) -> None:
 def write_buckets(
     documents: Documents, keys: Sequence[Path], bands: int, engine: LocalEngine, folder: Path
 ) -> list[Path]:
-    """One file a band: int64[2, members], bucket and rank of each document that shares its bucket.
+    """Files of int64[3, members]: band, bucket and position of each document that shares its bucket; ordered.
 
-    Documents without a shingle are in no bucket. Memory of a band: 40 bytes a document."""
-    order = folder / "order.npy"
-    save_array(order, np.where(documents.shingles > 0, documents.position, -1))
-    tasks = [(band, tuple(keys), order, folder / f"buckets-{band:03d}.npy") for band in range(bands)]
+    One file a band, or a single one for few documents. Documents without a shingle are in no bucket. Memory of a band:
+    28 bytes a document."""
+    members = folder / "members.npy"
+    save_array(members, np.flatnonzero(documents.shingles > 0))
+    size = 1 if len(documents.ids) >= POOL_DOCUMENTS else bands
+    tasks = [
+        (range(first, first + size), tuple(keys), members, folder / f"buckets-{first:03d}.npy")
+        for first in range(0, bands, size)
+    ]
     missing = [task for task in tasks if not task[-1].exists()]
-    _sized(engine, len(documents.ids)).map(_write_buckets, missing, "buckets", unit="bands")
+    engine.map(_write_buckets, missing, "buckets", unit="tasks")
     return [task[-1] for task in tasks]
 
 
-def _write_buckets(task: tuple[int, tuple[Path, ...], Path, Path]) -> None:
-    band, key_files, order_file, path = task
-    order = load_array(order_file)
-    ranks = np.flatnonzero(order >= 0)
-    keys = _joined([load_array(file, mapped=True)[band] for file in key_files])
-    save_array(path, np.stack(buckets(keys[order[ranks]], ranks)))
+def _write_buckets(task: tuple[range, tuple[Path, ...], Path, Path]) -> None:
+    bands, key_files, members_file, path = task
+    members = load_array(members_file)
+    found = [np.empty((3, 0), np.int64)]
+    for band in bands:
+        keys = _joined([load_array(file, mapped=True)[band] for file in key_files])
+        bucket, member = buckets(keys if len(members) == len(keys) else keys[members], members)
+        found.append(np.stack([np.full(len(bucket), band), bucket, member]))
+    save_array(path, np.concatenate(found, axis=1))
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Documents that share a bucket with another, in groups that share none with each other.
 
-    ranks: int64[members], group by group, ascending in each. group: int64[members], ascending.
+    positions: int64[members], group by group, in keep-order in each. group: int64[members], ascending.
     bucket_of: int32[members, bands], -1 where a document is alone in its bucket."""
 
-    ranks: np.ndarray
+    positions: np.ndarray
     group: np.ndarray
     bucket_of: np.ndarray
 
 
-def read_candidates(documents: Documents, files: Sequence[Path]) -> Candidates:
+def read_candidates(documents: Documents, files: Sequence[Path], bands: int) -> Candidates:
     """Joins the bands' buckets. A group whose documents are all protected is left out: there is nothing to decide.
 
-    Memory: 8 bytes a document, and 4 bytes a band for each document that shares a bucket."""
+    Memory: 24 bytes a document, and 4 bytes a band for each document that shares a bucket."""
     parents = np.arange(len(documents.ids))
     for file in files:
-        bucket, rank = load_array(file)
-        union_buckets(parents, bucket, rank)
+        band, bucket, position = load_array(file)
+        union_buckets(parents, bucket * bands + band, position)
     group_of = find_roots(parents)
-    undecided = np.zeros(len(parents), bool)
-    undecided[group_of[~documents.protected]] = True
     sizes = np.bincount(group_of, minlength=len(parents))
-    ranks = np.flatnonzero(undecided[group_of] & (sizes[group_of] > 1))
-    ranks = ranks[np.argsort(group_of[ranks], kind="stable")]
+    positions = np.flatnonzero(sizes[group_of] > 1)
+    undecided = np.zeros(len(parents), bool)
+    undecided[group_of[positions[~documents.protected[documents.parts_of(positions)]]]] = True
+    positions = positions[undecided[group_of[positions]]]
+    positions = positions[_keep_order(documents, positions)]
+    positions = positions[np.argsort(group_of[positions], kind="stable")]
     place = np.full(len(parents), -1, np.int64)
-    place[ranks] = np.arange(len(ranks))
-    bucket_of = np.full((len(ranks), len(files)), -1, np.int32)
-    for band, file in enumerate(files):
-        bucket, rank = load_array(file)
-        inside = place[rank] >= 0
-        bucket_of[place[rank[inside]], band] = bucket[inside]
-    return Candidates(ranks, group_of[ranks], bucket_of)
+    place[positions] = np.arange(len(positions))
+    bucket_of = np.full((len(positions), bands), -1, np.int32)
+    for file in files:
+        band, bucket, position = load_array(file)
+        inside = place[position] >= 0
+        bucket_of[place[position[inside]], band[inside]] = bucket[inside]
+    return Candidates(positions, group_of[positions], bucket_of)
+
+
+def _keep_order(documents: Documents, positions: np.ndarray) -> np.ndarray:
+    """Indices into positions, first to be kept first; protected documents come before all others."""
+    parts = documents.parts_of(positions)
+    first = np.iinfo(np.int64).min
+    priorities = np.where(documents.protected[parts], first, documents.priorities[parts])
+    return keep_order(priorities, documents.lengths[positions], documents.ids[positions])

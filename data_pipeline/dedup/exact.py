@@ -7,17 +7,17 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import xxhash
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
+from gristmill.data_pipeline.dedup.duplicates import Duplicates
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.data_pipeline.dedup.lsh import repeated_keys
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, utf8_of
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
 
-DUPLICATES = pa.schema([("doc_id", pa.string()), ("duplicate_of", pa.string()), ("similarity", pa.float64())])
-
-# Columns of a part's hashes, uint64[5, documents].
+# Columns of a document file's hashes, uint64[5, documents].
 ID_HIGH, ID_LOW, KEY_HIGH, KEY_LOW, LENGTH = range(5)
 
 
@@ -33,51 +33,86 @@ class ExactDedupConfig(Config):
 
 
 def exact_duplicates(
-    parts: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
+    """The table of `find_exact_duplicates`: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
+    return find_exact_duplicates(document_files, config, engine, folder).table()
+
+
+def find_exact_duplicates(
+    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
+) -> Duplicates:
     """Every kept document that is not the first of its equals, with that first one.
 
-    Columns doc_id, duplicate_of, similarity (1.0); sorted by doc_id. `duplicate_of` is never itself in `doc_id`.
+    `duplicate_of` is never itself removed.
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
-    Texts are compared by 128 bits of XXH3. Memory: 100 bytes a document.
+    Texts are compared by 128 bits of XXH3. Memory: 12 bytes a document, and 100 for each that has an equal.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
-    open_workspace(folder, {"config": config.model_dump(), "parts": [document_file_identity(part) for part in parts]})
-    files = [folder / f"hashes-{number:05d}.npy" for number in range(len(parts))]
-    tasks = [(part, config, file) for part, file in zip(parts, files, strict=True) if not file.exists()]
+    open_workspace(
+        folder,
+        {
+            "config": config.model_dump(),
+            "document_files": [document_file_identity(document_file) for document_file in document_files],
+        },
+    )
+    files = [folder / f"hashes-{number:05d}.npy" for number in range(len(document_files))]
+    tasks = [
+        (document_file, config, file)
+        for document_file, file in zip(document_files, files, strict=True)
+        if not file.exists()
+    ]
     engine.map(_hash_part, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")
-    hashed = [load_array(file) for file in files]
-    joined = np.concatenate([np.empty((5, 0), np.uint64), *hashed], axis=1)
-    priorities = np.repeat(np.array([p.priority for p in parts], np.int64), [h.shape[1] for h in hashed])
-    ids = joined[[ID_HIGH, ID_LOW]].T
-    order = keep_order(priorities, joined[LENGTH].astype(np.int64), ids)
-    removed, kept = _equals(joined[KEY_HIGH][order], joined[KEY_LOW][order])
-    return _table(ids[order[removed]], ids[order[kept]])
+    hashed = [load_array(file, mapped=True) for file in files]
+    chosen = repeated_keys(np.concatenate([np.empty(0, np.uint64), *(one[KEY_HIGH] for one in hashed)]))
+    starts = np.cumsum([0, *(one.shape[1] for one in hashed)])
+    columns = _chosen_columns(hashed, starts, chosen)
+    owners = np.searchsorted(starts, chosen, side="right") - 1
+    priorities = np.array([document_file.priority for document_file in document_files], np.int64)[owners]
+    ids = columns[[ID_HIGH, ID_LOW]].T
+    order = keep_order(priorities, columns[LENGTH].astype(np.int64), ids)
+    removed, kept = (order[places] for places in _equals(columns[KEY_HIGH][order], columns[KEY_LOW][order]))
+    files_of, rows = _file_rows(document_files, owners[removed], chosen[removed] - starts[owners[removed]])
+    return Duplicates(files_of, rows, ids[removed], ids[kept], np.ones(len(removed)))
+
+
+def _chosen_columns(hashed: Sequence[np.ndarray], starts: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """uint64[5, chosen]: the columns of these positions among all documents. starts: of each document file."""
+    columns = [np.empty((5, 0), np.uint64)]
+    for one, start in zip(hashed, starts[:-1], strict=True):
+        first, last = np.searchsorted(chosen, [start, start + one.shape[1]])
+        columns.append(one[:, chosen[first:last] - start])
+    return np.concatenate(columns, axis=1)
+
+
+def _file_rows(
+    document_files: Sequence[DocumentFile], owners: np.ndarray, places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(number of the file int32, row int64) of the places-th kept document of each document file."""
+    rows = np.empty(len(owners), np.int64)
+    for number in np.unique(owners).tolist():
+        mine = owners == number
+        rows[mine] = np.flatnonzero(document_files[number].kept_mask())[places[mine]]
+    return owners.astype(np.int32), rows
 
 
 def _hash_part(task: tuple[DocumentFile, ExactDedupConfig, Path]) -> None:
-    part, config, path = task
-    salt = part.source.encode() if config.scope == "source" else b""
+    document_file, config, path = task
+    seed = xxh3_64_intdigest(document_file.source.encode()) if config.scope == "source" else 0
     found = [np.empty((5, 0), np.uint64)]
-    for _, doc_ids, texts in part.batches():
+    for _, doc_ids, texts in document_file.batches():
         data, offsets = utf8_of(texts)
-        keys = np.frombuffer(_keys(data, offsets, config.normalise, salt), ">u8").reshape(-1, 2).T
-        ids = packed_ids(doc_ids, part.path).T
+        keys = np.frombuffer(_keys(data, offsets, config.normalise, seed), ">u8").reshape(-1, 2).T
+        ids = packed_ids(doc_ids, document_file.path).T
         found.append(np.concatenate([ids, keys.astype(np.uint64), np.diff(offsets).astype(np.uint64)[None]]))
     save_array(path, np.concatenate(found, axis=1))
 
 
-def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, salt: bytes) -> bytes:
-    """XXH3-128 of (salt, NUL, normalised text) of every text, one after the other."""
+def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, seed: int) -> bytes:
+    """XXH3-128 with this seed of every normalised text, one after the other."""
     if normalise != "bytes":
         data, offsets = fold_texts(data, offsets, "space" if normalise == "whitespace" else "word")
     seen = memoryview(data.data)
-    start = xxhash.xxh3_128(salt + b"\0")
-    keys = bytearray()
-    for first, last in pairwise(offsets.tolist()):
-        hasher = start.copy()
-        hasher.update(seen[first:last])
-        keys += hasher.digest()
-    return bytes(keys)
+    return b"".join([xxh3_128_digest(seen[first:last], seed) for first, last in pairwise(offsets.tolist())])
 
 
 def _equals(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,9 +122,3 @@ def _equals(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     new[1:] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
     firsts = order[np.flatnonzero(new)[np.cumsum(new) - 1]] if len(order) else order
     return order[~new], firsts[~new]
-
-
-def _table(removed: np.ndarray, kept: np.ndarray) -> pa.Table:
-    by_id = np.lexsort((removed[:, 1], removed[:, 0]))
-    columns = [unpacked_ids(removed[by_id]), unpacked_ids(kept[by_id]), [1.0] * len(removed)]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, DUPLICATES, strict=True)], schema=DUPLICATES)

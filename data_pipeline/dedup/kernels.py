@@ -14,7 +14,7 @@ MULTIPLY_SHINGLE = np.uint64(0x3C6EF372FE94F82B)  # sqrt 5
 LOW_BITS = np.uint64(0x0101010101010101)
 HIGH_BITS = np.uint64(0x8080808080808080)
 SPACES = np.uint64(0x2020202020202020)
-U3, U6, U29, U32, U63, U64 = (np.uint64(n) for n in (3, 6, 29, 32, 63, 64))
+U3, U6, U29, U32, U58, U63, U64 = (np.uint64(n) for n in (3, 6, 29, 32, 58, 63, 64))
 ONE = np.uint64(1)
 ALL_BITS = np.uint64((1 << 64) - 1)
 ZERO = np.uint64(0)
@@ -123,12 +123,25 @@ def _fmix32(value):
 
 @cached_njit(nogil=True)
 def _minima(mixed, count, factors, summands, signature) -> None:
-    for k in range(len(signature)):
-        factor, summand = factors[k], summands[k]
-        lowest = LARGEST_HASH
-        for i in range(count):
-            lowest = min(lowest, np.uint32(np.uint32(factor * mixed[i]) + summand))
-        signature[k] = lowest
+    """Four shingles at a time for all permutations: the signature is loaded once for four, and no minimum is taken
+    across the lanes of a vector (1.9 -> 0.8 microseconds for 114 shingles and 120 permutations)."""
+    signature[:] = LARGEST_HASH
+    whole = count - count % 4
+    for i in range(0, whole, 4):
+        one, two, three, four = mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]
+        for k in range(len(signature)):
+            factor, summand = factors[k], summands[k]
+            low = min(_permuted(factor, one, summand), _permuted(factor, two, summand))
+            high = min(_permuted(factor, three, summand), _permuted(factor, four, summand))
+            signature[k] = min(signature[k], min(low, high))
+    for i in range(whole, count):
+        for k in range(len(signature)):
+            signature[k] = min(signature[k], _permuted(factors[k], mixed[i], summands[k]))
+
+
+@cached_njit(nogil=True, inline="always")
+def _permuted(factor, value, summand):
+    return np.uint32(np.uint32(factor * value) + summand)
 
 
 @cached_njit(nogil=True)
@@ -156,6 +169,12 @@ def all_ngrams(hashes, word_ends, longest, shortest, keys, prefixes, lengths, te
     return total
 
 
+@cached_njit(nogil=True, inline="always")
+def filter_bits(key):
+    """The two bits that a bit map of keys has set for this key, in the word that the key's low bits choose."""
+    return (ONE << (key & U63)) | (ONE << (key >> U58))
+
+
 @cached_njit(nogil=True)
 def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits, table, prefixes, found):
     """Fills found as far as there is room; returns how many there are."""
@@ -170,8 +189,8 @@ def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits
         count = shingle_hashes(units, words, shortest, prefixes)
         for word in range(count):
             prefix = prefixes[word]
-            bit = prefix & bit_mask
-            if (bits[bit >> np.uint64(6)] >> (bit & np.uint64(63))) & ONE == np.uint64(0):
+            wanted = filter_bits(prefix)
+            if bits[(prefix & bit_mask) >> U6] & wanted != wanted:
                 continue
             slot = (prefix >> np.uint64(32)) & slot_mask
             while table[slot] != EMPTY_SLOT and known[table[slot]] != prefix:

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, U29, U32
+from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, ONE, U6, U29, U32, U63
 from gristmill.foundation.cached_njit import cached_njit
+
+KEY_BITS = 8  # bits of the bit map of `repeated_keys` for each key
 
 
 def candidate_probability(similarity: float, bands: int, rows: int) -> float:
@@ -31,23 +33,66 @@ def band_keys(signatures, bands, rows, salt):
     return keys
 
 
+def repeated_keys(keys: np.ndarray) -> np.ndarray:
+    """int64[]: ascending positions of all keys that occur more than once, and of one other key in eight at most.
+
+    Keys are hashes. Memory: at most 4 bytes a key, and 8 for each that is found."""
+    bits = 1 << max((KEY_BITS * len(keys) - 1).bit_length(), 6)
+    once, twice = np.zeros(bits // 64, np.uint64), np.zeros(bits // 64, np.uint64)
+    _count_bits(keys, once, twice)
+    positions = np.empty(_count_repeated(keys, twice), np.int64)
+    _fill_positions(keys, twice, positions)
+    return positions
+
+
+@cached_njit(nogil=True)
+def _count_bits(keys, once, twice):
+    mask = np.uint64(64 * len(once) - 1)
+    for key in keys:
+        bit = key & mask
+        flag = ONE << (bit & U63)
+        twice[bit >> U6] |= once[bit >> U6] & flag
+        once[bit >> U6] |= flag
+
+
+@cached_njit(nogil=True)
+def _count_repeated(keys, twice):
+    mask = np.uint64(64 * len(twice) - 1)
+    count = 0
+    for key in keys:
+        bit = key & mask
+        count += np.int64((twice[bit >> U6] >> (bit & U63)) & ONE)
+    return count
+
+
+@cached_njit(nogil=True)
+def _fill_positions(keys, twice, positions):
+    mask = np.uint64(64 * len(twice) - 1)
+    count = 0
+    for at in range(len(keys)):
+        bit = keys[at] & mask
+        if (twice[bit >> U6] >> (bit & U63)) & ONE:
+            positions[count] = at
+            count += 1
+
+
 def buckets(keys: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(bucket int64, member int64) of every member that shares its key with another, ordered by bucket and member.
 
-    Keys [7, 5, 7, 9], members [0, 1, 2, 3] -> ([0, 0], [0, 2]). Memory: 24 bytes a key."""
-    order = np.argsort(keys)
+    Keys [7, 5, 7, 9], members [0, 1, 2, 3] -> ([0, 0], [0, 2]). Memory: 12 bytes a key."""
+    chosen = repeated_keys(keys)
+    keys, members = keys[chosen], members[chosen]
+    order = np.lexsort((members, keys))
     ordered = keys[order]
     same_as_next = ordered[1:] == ordered[:-1]
     shared = np.zeros(len(keys), bool)
     shared[1:] |= same_as_next
     shared[:-1] |= same_as_next
     positions = np.flatnonzero(shared)
-    found, owners = ordered[positions], members[order[positions]]
+    found = ordered[positions]
     starts = np.ones(len(found), bool)
     starts[1:] = found[1:] != found[:-1]
-    bucket = np.cumsum(starts) - 1
-    by_member = np.lexsort((owners, bucket))
-    return bucket, owners[by_member]
+    return np.cumsum(starts) - 1, members[order[positions]]
 
 
 @cached_njit(nogil=True)

@@ -13,12 +13,12 @@ from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_ar
 from gristmill.data_pipeline.dedup.candidates import (
     Candidates,
     Documents,
-    documents_in_keep_order,
     read_candidates,
+    read_documents,
     write_band_keys,
     write_buckets,
 )
-from gristmill.data_pipeline.dedup.exact import DUPLICATES
+from gristmill.data_pipeline.dedup.duplicates import Duplicates
 from gristmill.data_pipeline.dedup.shingles import Unit
 from gristmill.data_pipeline.dedup.signatures import (
     SignatureScheme,
@@ -27,8 +27,8 @@ from gristmill.data_pipeline.dedup.signatures import (
     same_scheme,
     sign_corpus,
 )
-from gristmill.data_pipeline.dedup.verify import keep_first, shingle_sets
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids, utf8_of
+from gristmill.data_pipeline.dedup.verify import joined_shingle_sets, keep_first
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
@@ -38,8 +38,9 @@ MAX_HASHES = 4096
 # Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A group of candidates is never divided.
 BATCH_SHINGLES = 8_000_000
 
-# Removed documents of one batch: int64[4, removed], columns rank, rank of the kept one, shared shingles, all shingles.
-RANK, KEEPER, BOTH, EITHER = range(4)
+# Removed documents of one batch: int64[4, removed], rows position, position of the kept one, shared shingles, all
+# shingles.
+POSITION, KEEPER, BOTH, EITHER = range(4)
 
 
 class NearDedupConfig(Config):
@@ -104,12 +105,22 @@ def near_duplicates(
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> pa.Table:
+    """The table of `find_near_duplicates`: doc_id, duplicate_of, similarity; sorted by doc_id."""
+    return find_near_duplicates(parts, config, engine, folder, protected).table()
+
+
+def find_near_duplicates(
+    parts: Sequence[DocumentFile],
+    config: NearDedupConfig,
+    engine: LocalEngine,
+    folder: Path,
+    protected: Sequence[Protected] = (),
+) -> Duplicates:
     """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept.
 
-    Columns doc_id, duplicate_of, similarity; sorted by doc_id. Documents are looked at in the order (source
-    priority, longer first, doc_id), after the protected ones; a removed document removes no other (star-only), so
-    `duplicate_of` is never itself in `doc_id`. It names the most similar of the kept documents before it. The
-    result depends neither on workers nor on the division into files nor on their order.
+    Documents are looked at in the order (source priority, longer first, doc_id), after the protected ones; a removed
+    document removes no other (star-only), so `duplicate_of` is never itself removed. It names the most similar of the
+    kept documents before it. The result depends neither on workers nor on the division into files nor on their order.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     `folder / "signatures"` is the signature store of the parts: keep it to protect this corpus from later ones.
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
@@ -117,13 +128,13 @@ def near_duplicates(
     sides = [part for side in protected for part in side.parts]
     open_workspace(folder, _identity(parts, sides, config))
     own = sign_corpus(parts, config.scheme, engine, folder / "signatures")
-    documents = documents_in_keep_order([*((store, True) for store in stores), (own, False)])
+    documents = read_documents([*((store, True) for store in stores), (own, False)])
     keys = write_band_keys([*stores, own], config.bands, config.rows, config.scope == "source", engine, folder)
     files = write_buckets(documents, keys, config.bands, engine, folder)
-    candidates = read_candidates(documents, files)
+    candidates = read_candidates(documents, files, config.bands)
     sets = _write_sets([*sides, *parts], documents, candidates, config, engine, folder)
     verified = _verify(documents, candidates, sets, config, engine, folder)
-    return _table(documents, verified)
+    return _duplicates(documents, verified, len(sides))
 
 
 def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -> list[SignatureStore]:
@@ -157,7 +168,7 @@ def _write_sets(
     folder: Path,
 ) -> list[Path]:
     """The shingle sets of all candidates, part by part: .npy of hashes, and of (row, end) of each document's set."""
-    owners, rows = documents.part[candidates.ranks], documents.row[candidates.ranks]
+    owners, rows = documents.parts_of(candidates.positions), documents.rows[candidates.positions]
     files = [folder / f"sets-{number:05d}.npy" for number in range(len(parts))]
     tasks = []
     for number, (part, file) in enumerate(zip(parts, files, strict=True)):
@@ -178,12 +189,12 @@ def _write_part_sets(task: tuple[DocumentFile, np.ndarray, NearDedupConfig, Path
     wanted[wanted_rows] = True
     found_rows, sizes, sets = [], [], []
     for rows, _, texts in part.batches(wanted):
-        for row, values in zip(rows, shingle_sets(*utf8_of(texts), config.ngram, config.unit), strict=True):
-            found_rows.append(row)
-            sizes.append(len(values))
-            sets.append(values)
+        values, bounds = joined_shingle_sets(*utf8_of(texts), config.ngram, config.unit)
+        found_rows.append(rows)
+        sizes.append(np.diff(bounds))
+        sets.append(values)
     save_array(path, np.concatenate(sets))
-    save_array(_index_of(path), np.stack([np.array(found_rows), np.cumsum(sizes)]))
+    save_array(_index_of(path), np.stack([np.concatenate(found_rows), np.cumsum(np.concatenate(sizes))]))
 
 
 def _verify(
@@ -194,15 +205,18 @@ def _verify(
     engine: LocalEngine,
     folder: Path,
 ) -> list[Path]:
-    weights = documents.shingles[candidates.ranks]
+    weights = documents.shingles[candidates.positions]
     batches = _batches(candidates.group, weights)
     tasks, files = [], []
     for number, (start, stop) in enumerate(batches):
-        ranks = candidates.ranks[start:stop]
-        place = (documents.part[ranks], documents.row[ranks], documents.protected[ranks])
+        positions = candidates.positions[start:stop]
+        part = documents.parts_of(positions)
+        place = (part, documents.rows[positions], documents.protected[part])
         files.append(folder / f"verified-{number:05d}.npy")
         if not files[-1].exists():
-            tasks.append((ranks, *place, candidates.bucket_of[start:stop], tuple(sets), config.threshold, files[-1]))
+            tasks.append(
+                (positions, *place, candidates.bucket_of[start:stop], tuple(sets), config.threshold, files[-1])
+            )
     engine.map(_verify_batch, tasks, "verification", [len(task[0]) for task in tasks], "documents")
     return files
 
@@ -218,28 +232,34 @@ def _batches(group: np.ndarray, weights: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _verify_batch(task) -> None:
-    ranks, part, row, protected, bucket_of, files, threshold, path = task
+    positions, part, row, protected, bucket_of, files, threshold, path = task
     sets, bounds = _read_sets(files, part, row)
     buckets, numbered = _renumbered(bucket_of)
-    keepers, boths = np.empty(len(ranks), np.int64), np.zeros(len(ranks), np.int64)
+    keepers, boths = np.empty(len(positions), np.int64), np.zeros(len(positions), np.int64)
     keep_first(numbered, buckets, protected, sets, bounds, threshold, keepers, boths)
     removed = np.flatnonzero(keepers >= 0)
     sizes = np.diff(bounds)
     both, kept = boths[removed], keepers[removed]
-    save_array(path, np.stack([ranks[removed], ranks[kept], both, sizes[removed] + sizes[kept] - both]))
+    save_array(path, np.stack([positions[removed], positions[kept], both, sizes[removed] + sizes[kept] - both]))
 
 
 def _read_sets(files: Sequence[Path], part: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The documents' sets, one after the other, and int64[documents + 1] bounds."""
-    found: list[np.ndarray] = [np.empty(0, np.uint64)] * len(part)
-    for number in np.unique(part):
-        values = load_array(files[number], mapped=True)
+    starts, sizes = np.empty(len(part), np.int64), np.empty(len(part), np.int64)
+    numbers = np.unique(part).tolist()
+    for number in numbers:
+        mine = part == number
         rows, ends = load_array(_index_of(files[number]))
-        for index in np.flatnonzero(part == number):
-            place = np.searchsorted(rows, row[index])
-            found[index] = values[ends[place - 1] if place else 0 : ends[place]]
-    bounds = np.concatenate([[0], np.cumsum([len(values) for values in found])]).astype(np.int64)
-    return np.concatenate([np.empty(0, np.uint64), *found]), bounds
+        place = np.searchsorted(rows, row[mine])
+        starts[mine] = np.concatenate([[0], ends])[place]
+        sizes[mine] = ends[place] - starts[mine]
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    sets = np.empty(bounds[-1], np.uint64)
+    for number in numbers:
+        values = load_array(files[number], mapped=True)
+        for index in np.flatnonzero(part == number).tolist():
+            sets[bounds[index] : bounds[index + 1]] = values[starts[index] : starts[index] + sizes[index]]
+    return sets, bounds
 
 
 def _renumbered(bucket_of: np.ndarray) -> tuple[int, np.ndarray]:
@@ -250,13 +270,14 @@ def _renumbered(bucket_of: np.ndarray) -> tuple[int, np.ndarray]:
     return len(values) - 1, numbered[:-1].reshape(bucket_of.shape) - 1
 
 
-def _table(documents: Documents, files: Sequence[Path]) -> pa.Table:
+def _duplicates(documents: Documents, files: Sequence[Path], num_protected: int) -> Duplicates:
+    """num_protected: how many parts stand before the first of those that lose documents."""
     found = np.concatenate([np.empty((4, 0), np.int64), *(load_array(file) for file in files)], axis=1)
-    ids = documents.ids[found[RANK]]
-    found = found[:, np.lexsort((ids[:, 1], ids[:, 0]))]
-    columns = [
-        pa.array(unpacked_ids(documents.ids[found[RANK]])),
-        pa.array(unpacked_ids(documents.ids[found[KEEPER]])),
-        pa.array(found[BOTH] / found[EITHER]),
-    ]
-    return pa.table(columns, schema=DUPLICATES)
+    removed, kept = found[POSITION], found[KEEPER]
+    return Duplicates(
+        (documents.parts_of(removed) - num_protected).astype(np.int32),
+        documents.rows[removed],
+        documents.ids[removed],
+        documents.ids[kept],
+        found[BOTH] / found[EITHER],
+    )

@@ -199,7 +199,7 @@ def open_store(folder: Path) -> SignatureStore:
 def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
     """One store with the documents of all, copied to the new `folder`.
 
-    Raises InputError if their schemes differ, a document stands in two of them, or `folder` holds anything."""
+    Raises InputError if their schemes differ, a document is in two of them, or `folder` holds anything."""
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: is not empty; name a new folder for the merged store")
     opened = [open_store(store) for store in stores]
@@ -211,7 +211,7 @@ def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
         for number, part in enumerate(store.parts):
             ids = store.documents(number).column("doc_id").to_pylist()
             if not seen.isdisjoint(ids):
-                raise InputError(f"{store.folder}: document {min(seen & set(ids))} stands in another store already")
+                raise InputError(f"{store.folder}: document {min(seen & set(ids))} is in another store already")
             seen.update(ids)
             for name in (signatures_file, documents_file):
                 with atomic_path(name(folder, len(parts))) as temporary:

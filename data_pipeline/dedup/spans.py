@@ -1,4 +1,4 @@
-"""Duplicate paragraphs and lines: a text that stands often in the corpus is kept once, in the first document.
+"""Duplicate paragraphs and lines: a text that occurs often in the corpus is kept once, in the first document.
 
 As CCNet removes paragraphs and C4 three-sentence spans (Wenzek et al. 2020, section 3.1; Raffel et al. 2020, section
 2.2), but counted exactly, with the first place in keep-order kept and every removed span on record."""
@@ -33,7 +33,7 @@ DUPLICATE_SPANS = pa.schema(
     ]
 )
 
-# Columns of a part's pieces, uint64[5, pieces]: the piece's hash, its document's place in the part, its bounds.
+# Columns of a file's pieces, uint64[5, pieces]: the piece's hash, its document's place in the file, its bounds.
 KEY_HIGH, KEY_LOW, DOCUMENT, START, STOP = range(5)
 
 
@@ -51,15 +51,23 @@ class SpanDedupConfig(Config):
 
 
 def duplicate_spans(
-    parts: Sequence[DocumentFile], config: SpanDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
-    """Every paragraph (line) that stands in at least min_count places, but for the first in keep-order.
+    """Every paragraph (line) that occurs in at least min_count places, but for the first in keep-order.
 
     Columns doc_id, start, stop (characters), count, kept_in; ordered by doc_id, start. Keep-order is (source
     priority, longer document first, doc_id), then place in the document. `rewrite_parts` takes them out. Memory: 100
     bytes a piece. `folder` takes intermediate files; called again after a kill, it goes on from them."""
-    open_workspace(folder, {"config": config.model_dump(), "parts": [document_file_identity(part) for part in parts]})
-    tasks = [(part, config, folder / f"pieces-{number:05d}") for number, part in enumerate(parts)]
+    open_workspace(
+        folder,
+        {
+            "config": config.model_dump(),
+            "document_files": [document_file_identity(document_file) for document_file in document_files],
+        },
+    )
+    tasks = [
+        (document_file, config, folder / f"pieces-{number:05d}") for number, document_file in enumerate(document_files)
+    ]
     missing = [task for task in tasks if not _ids_file(task[2]).exists()]
     engine.map(_cut_part, missing, f"{config.unit}s", [task[0].bytes for task in missing], "B")
     ids, lengths, priorities, pieces = _read(tasks)
@@ -88,13 +96,13 @@ def _ids_file(prefix: Path) -> Path:
 
 
 def _cut_part(task: tuple[DocumentFile, SpanDedupConfig, Path]) -> None:
-    part, config, prefix = task
-    salt = part.source if config.scope == "source" else ""
+    document_file, config, prefix = task
+    salt = document_file.source if config.scope == "source" else ""
     ids: list[str] = []
     lengths: list[int] = []
     rows = bytearray()
-    for _, doc_ids, texts in part.batches():
-        packed_ids(doc_ids, part.path)
+    for _, doc_ids, texts in document_file.batches():
+        packed_ids(doc_ids, document_file.path)
         for doc_id, text in zip(doc_ids.to_pylist(), texts.to_pylist(), strict=True):
             for start, stop in pieces_of(text, config.unit):
                 piece = text[start:stop].strip()
@@ -116,14 +124,14 @@ def _write_ids(path: Path, ids: list[str], lengths: list[int]) -> None:
 def _read(tasks) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(packed ids, lengths and priorities of all documents, pieces of all with their documents numbered through)."""
     ids, lengths, priorities, pieces = [np.empty((0, 2), np.uint64)], [], [], []
-    for part, _, prefix in tasks:
+    for document_file, _, prefix in tasks:
         table = pq.read_table(_ids_file(prefix))
         mine = load_array(prefix.with_suffix(".npy"))
         mine[DOCUMENT] += np.uint64(sum(map(len, ids)))
         pieces.append(mine)
-        ids.append(packed_ids(table.column("doc_id"), part.path))
+        ids.append(packed_ids(table.column("doc_id"), document_file.path))
         lengths.append(table.column("length").to_numpy())
-        priorities.append(np.full(len(table), part.priority, np.int64))
+        priorities.append(np.full(len(table), document_file.priority, np.int64))
     length, priority = (np.concatenate([np.empty(0, np.int64), *columns]) for columns in (lengths, priorities))
     return np.concatenate(ids), length, priority, np.concatenate([np.empty((5, 0), np.uint64), *pieces], axis=1)
 

@@ -58,7 +58,7 @@ class Group:
 
 
 def repeated_substrings(
-    parts: Sequence[DocumentFile], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
     """Every span of at min_bytes min_bytes that stood before, in keep-order, in its group of documents.
 
@@ -66,14 +66,20 @@ def repeated_substrings(
     Groups are filled in the order of doc_id, so the result does not depend on files, their order, or workers. In a
     group, keep-order is (source priority, longer first, doc_id).
     `folder` takes intermediate files; called again after a kill, it goes on from them."""
-    open_workspace(folder, {"config": config.model_dump(), "parts": [document_file_identity(part) for part in parts]})
-    group_of = _groups(parts, config.group_bytes)
+    open_workspace(
+        folder,
+        {
+            "config": config.model_dump(),
+            "document_files": [document_file_identity(document_file) for document_file in document_files],
+        },
+    )
+    group_of = _groups(document_files, config.group_bytes)
     num_groups = max((int(groups.max(initial=-1)) for groups in group_of), default=-1) + 1
     tasks = [(_texts_file(folder, n), config.min_bytes, folder / f"repeats-{n:05d}.parquet") for n in range(num_groups)]
     missing = [number for number, task in enumerate(tasks) if not task[-1].exists()]
     for start in range(0, len(missing), OPEN_GROUPS):
         numbers = missing[start : start + OPEN_GROUPS]
-        _gather(parts, group_of, numbers, folder, engine)
+        _gather(document_files, group_of, numbers, folder, engine)
         engine.map(_search_group, [tasks[n] for n in numbers], "repeated substrings", unit="groups")
     tables = [pq.read_table(path, schema=REPEATS) for path in sorted(folder.glob("repeats-*.parquet"))]
     return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
@@ -147,10 +153,10 @@ def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     return start, stop
 
 
-def _groups(parts: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]:
-    """Of each part, int32[rows]: the group of each kept document, -1 for the others. Groups are filled in the order
-    of doc_id, each with as many documents as fit."""
-    ids, lengths, owners, rows = _all_documents(parts)
+def _groups(document_files: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]:
+    """Of each document file, int32[rows]: the group of each kept document, -1 for the others. Groups are filled in the
+    order of doc_id, each with as many documents as fit."""
+    ids, lengths, owners, rows = _all_documents(document_files)
     too_long = np.flatnonzero(lengths >= group_bytes)
     if len(too_long):
         doc_id = unpacked_ids(ids[too_long[:1]])[0]
@@ -165,20 +171,20 @@ def _groups(parts: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]
             number, filled = number + 1, int(lengths[place]) + 1
         group_of[place] = number
     found = []
-    for index, part in enumerate(parts):
-        groups = np.full(len(part.kept_mask()), -1, np.int32)
+    for index, document_file in enumerate(document_files):
+        groups = np.full(len(document_file.kept_mask()), -1, np.int32)
         mine = owners == index
         groups[rows[mine]] = group_of[mine]
         found.append(groups)
     return found
 
 
-def _all_documents(parts: Sequence[DocumentFile]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(packed ids, lengths in bytes, number of the part, row) of all kept documents."""
+def _all_documents(document_files: Sequence[DocumentFile]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(packed ids, lengths in bytes, number of the document file, row) of all kept documents."""
     ids, lengths, owners, rows = [np.empty((0, 2), np.uint64)], [], [], []
-    for number, part in enumerate(parts):
-        for row, doc_ids, texts in part.batches():
-            ids.append(packed_ids(doc_ids, part.path))
+    for number, document_file in enumerate(document_files):
+        for row, doc_ids, texts in document_file.batches():
+            ids.append(packed_ids(doc_ids, document_file.path))
             lengths.append(np.diff(utf8_of(texts)[1]))
             owners.append(np.full(len(row), number))
             rows.append(row)
@@ -191,27 +197,30 @@ def _texts_file(folder: Path, group: int) -> Path:
 
 
 def _gather(
-    parts: Sequence[DocumentFile],
+    document_files: Sequence[DocumentFile],
     group_of: Sequence[np.ndarray],
     numbers: Sequence[int],
     folder: Path,
     engine: LocalEngine,
 ) -> None:
-    """The documents of each of these groups in a file of its own, in one pass over the parts."""
-    with ExitStack() as files, engine.reporter.meter("groups of documents", sum(p.bytes for p in parts), "B") as meter:
+    """The documents of each of these groups in a file of its own, in one pass over the document_files."""
+    with (
+        ExitStack() as files,
+        engine.reporter.meter("groups of documents", sum(p.bytes for p in document_files), "B") as meter,
+    ):
         writers = {}
         for number in numbers:
             path = files.enter_context(sealed_path(_texts_file(folder, number)))
             writers[number] = files.enter_context(pa.ipc.new_stream(path, TEXTS))
-        for part, groups in zip(parts, group_of, strict=True):
-            for rows, doc_ids, texts in part.batches(np.isin(groups, numbers)):
-                priorities = pa.array(np.full(len(rows), part.priority))
+        for document_file, groups in zip(document_files, group_of, strict=True):
+            for rows, doc_ids, texts in document_file.batches(np.isin(groups, numbers)):
+                priorities = pa.array(np.full(len(rows), document_file.priority))
                 batch = pa.record_batch(
                     [doc_ids.cast(pa.string()), texts.cast(pa.large_string()), priorities], schema=TEXTS
                 )
                 for number in np.unique(groups[rows]).tolist():
                     writers[number].write_batch(batch.filter(pa.array(groups[rows] == number)))
-            meter.advance(part.bytes)
+            meter.advance(document_file.bytes)
 
 
 def _search_group(task: tuple[Path, int, Path]) -> None:

@@ -12,20 +12,44 @@ from gristmill.foundation.cached_njit import cached_njit
 
 def shingle_sets(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit) -> list[np.ndarray]:
     """The set of each text's shingles as ascending 64-bit hashes. The texts are raw UTF-8, as `utf8_of` gives them."""
+    values, bounds = joined_shingle_sets(data, offsets, ngram, unit)
+    return [values[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+def joined_shingle_sets(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit) -> tuple[np.ndarray, np.ndarray]:
+    """The sets one after the other, uint64[], and int64[texts + 1] bounds of each."""
     folded, ends = fold_texts(data, offsets, unit)
-    room = int(np.diff(ends).max(initial=0)) + 64
-    units, keys = np.empty(room, np.uint64), np.empty(room, np.uint64)
-    found = []
-    for start, stop in pairwise(ends):
-        count = text_shingles(folded, start, stop, ngram, unit == "word", units, keys)
-        found.append(_distinct(np.sort(keys[:count])))
-    return found
+    longest = int(np.diff(ends).max(initial=0))
+    most = int(ends[-1] - ends[0]) // (2 if unit == "word" else 1)  # a word and the space behind it are two bytes
+    units, keys = np.empty(longest + 64, np.uint64), np.empty(most + longest + 64, np.uint64)
+    bounds = np.zeros(len(ends), np.int64)
+    _all_shingles(folded, ends, ngram, unit == "word", units, keys, bounds)
+    for start, stop in pairwise(bounds.tolist()):
+        keys[start:stop].sort()
+    _drop_repeats(keys, bounds)
+    return keys[: bounds[-1]].copy(), bounds
 
 
-def _distinct(ascending: np.ndarray) -> np.ndarray:
-    first = np.ones(len(ascending), bool)
-    first[1:] = ascending[1:] != ascending[:-1]
-    return ascending[first]
+@cached_njit(nogil=True)
+def _all_shingles(folded, ends, ngram, words, units, keys, bounds):
+    for text in range(len(ends) - 1):
+        start = bounds[text]
+        bounds[text + 1] = start + text_shingles(folded, ends[text], ends[text + 1], ngram, words, units, keys[start:])
+
+
+@cached_njit(nogil=True)
+def _drop_repeats(keys, bounds):
+    """Moves the distinct values of each ascending set to the front of `keys`, and the bounds with them."""
+    start = at = 0
+    for text in range(len(bounds) - 1):
+        stop = bounds[text + 1]
+        for place in range(start, stop):
+            if place == start or keys[place] != keys[place - 1]:
+                value = keys[place]
+                keys[at] = value
+                at += 1
+        start = stop
+        bounds[text + 1] = at
 
 
 @cached_njit(nogil=True)

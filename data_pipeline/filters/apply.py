@@ -1,7 +1,7 @@
 """Filters applied to annotated files: thresholds on stored signals, so a new threshold needs no new measurement."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from gristmill.data_pipeline.signals.names import SIGNALS, before
 from gristmill.foundation.engine.local import LocalEngine
 
 KEPT, QUARANTINED = -1, -2
+REMOVED_LATER = -3  # by a step after the filters
+EXAMPLES_PER_SIDE = 2
+REMOVED_SIDE, KEPT_SIDE = 0, 1
 EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "empty documents are dropped")
 PROFILE = "profile"  # the column of a document's language profile
 WANTED_LANGUAGE = "wanted_language_score"  # the language score if the language is one of the recipe's, else 0
@@ -70,23 +73,39 @@ class Rules:
 
 @dataclass(frozen=True)
 class FilterTask:
+    """split_of: the split's code (int8) of each document from the hash of its text (uint64)."""
+
     path: Path
     rules: Rules
+    split_of: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class NearestDocuments:
+    """Of each rule the documents of a file nearest to its threshold: those that it removed, and kept ones.
+
+    All [rules, sides, EXAMPLES_PER_SIDE], sides REMOVED_SIDE and KEPT_SIDE, nearest first, of equals the first row.
+    rows int64, -1 where there are fewer. values, thresholds float64."""
+
+    rows: np.ndarray
+    values: np.ndarray
+    thresholds: np.ndarray
 
 
 @dataclass(frozen=True)
 class FilterResults:
-    """Filter results of every row of one annotated file, in order.
+    """Filter results of every row of one annotated file, in order: 9 bytes a row.
 
-    failed_rule: int16[rows], the index of the first failed rule, KEPT or QUARANTINED.
-    doc_ids: S32[rows]. bytes: int64[rows], of the repaired text. hashes: uint64[rows], of the same text.
-    languages: str[rows], the language profile, or the detected language if no profiles are used."""
+    failed_rule: int16[rows], the index of the first failed rule, KEPT or QUARANTINED. bytes: uint32[rows], of the
+    repaired text. splits: int8[rows], as FilterTask.split_of gives them (0 without it). languages: int16[rows], the
+    place in language_names of the language profile, or of the detected language if no profiles are used."""
 
     failed_rule: np.ndarray
-    doc_ids: np.ndarray
     bytes: np.ndarray
-    hashes: np.ndarray
+    splits: np.ndarray
     languages: np.ndarray
+    language_names: tuple[str, ...]
+    nearest: NearestDocuments | None = None
 
 
 def rules_of(
@@ -147,28 +166,65 @@ def apply_filters_to_files(tasks: Sequence[FilterTask], engine: LocalEngine) -> 
 
 def apply_filters(task: FilterTask) -> FilterResults:
     language = PROFILE if task.rules.by_profile else "detected_language"
-    columns = ["doc_id", "unreadable", "num_bytes", "text_hash", language, *task.rules.columns]
-    table = pq.read_table(task.path, columns=list(dict.fromkeys(columns)))
-    failed_RN = failures(table, task.rules)
+    columns = ["unreadable", "num_bytes", "text_hash", language, *task.rules.columns]
+    with pq.ParquetFile(task.path) as file:  # half the time of pq.read_table, which opens a dataset and threads
+        table = file.read(list(dict.fromkeys(columns)), use_threads=False)
+    values_RN, thresholds_RN, failed_RN = apply_rules(table, task.rules)
     first = np.where(failed_RN.any(axis=0), failed_RN.argmax(axis=0), KEPT)
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
+    failed_rule = np.where(readable, first, QUARANTINED).astype(np.int16)
+    languages = pc.fill_null(table.column(language).combine_chunks(), "").dictionary_encode()
+    hashes = table.column("text_hash").to_numpy()
     return FilterResults(
-        failed_rule=np.where(readable, first, QUARANTINED).astype(np.int16),
-        doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
-        bytes=table.column("num_bytes").to_numpy(),
-        hashes=table.column("text_hash").to_numpy(),
-        languages=np.array(table.column(language).to_pylist(), dtype=np.str_),
+        failed_rule=failed_rule,
+        bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
+        splits=np.zeros(len(table), np.int8) if task.split_of is None else task.split_of(hashes),
+        languages=languages.indices.to_numpy().astype(np.int16),
+        language_names=tuple(languages.dictionary.to_pylist()),
+        nearest=_nearest_documents(values_RN, thresholds_RN, failed_rule),
     )
 
 
-def failures(table: pa.Table, rules: Rules) -> np.ndarray:
-    """bool[rules, rows]: which document fails which rule, each rule evaluated independently."""
+def apply_rules(table: pa.Table, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(values float64, thresholds float64, failed bool), all [rules, rows], each rule evaluated independently."""
+    shape = len(rules.rules), table.num_rows
     thresholds_RN = rules.thresholds(table)
-    failed = [
-        ~rule.passes(signal_values(table, rule.signal, rules.languages), thresholds_N)
-        for rule, thresholds_N in zip(rules.rules, thresholds_RN, strict=True)
-    ]
-    return np.array(failed, dtype=bool).reshape(len(rules.rules), table.num_rows)
+    values_RN, failed_RN = np.empty(shape), np.empty(shape, bool)
+    for index, rule in enumerate(rules.rules):
+        values_RN[index] = signal_values(table, rule.signal, rules.languages)
+        failed_RN[index] = ~rule.passes(values_RN[index], thresholds_RN[index])
+    return values_RN, thresholds_RN, failed_RN
+
+
+def failures(table: pa.Table, rules: Rules) -> np.ndarray:
+    """bool[rules, rows]: which document fails which rule."""
+    return apply_rules(table, rules)[2]
+
+
+def _nearest_documents(values_RN: np.ndarray, thresholds_RN: np.ndarray, failed_rule_N: np.ndarray) -> NearestDocuments:
+    shape = len(values_RN), len((REMOVED_SIDE, KEPT_SIDE)), EXAMPLES_PER_SIDE
+    rows, values, thresholds = np.full(shape, -1), np.zeros(shape), np.zeros(shape)
+    kept = np.flatnonzero(failed_rule_N == KEPT)
+    for rule in range(len(values_RN)):
+        removed = np.flatnonzero(failed_rule_N == rule)
+        for side, candidates in ((REMOVED_SIDE, removed), (KEPT_SIDE, kept)):
+            distances = np.abs(values_RN[rule, candidates] - thresholds_RN[rule, candidates])
+            found = candidates[_smallest(distances, EXAMPLES_PER_SIDE)]
+            rows[rule, side, : len(found)] = found
+            values[rule, side, : len(found)] = values_RN[rule, found]
+            thresholds[rule, side, : len(found)] = thresholds_RN[rule, found]
+    return NearestDocuments(rows, values, thresholds)
+
+
+def _smallest(distances: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` smallest finite numbers, in ascending order, of equals the first:
+    [3, NaN, 1, 1], 2 -> [2, 3]."""
+    if len(distances) > count:
+        limit = np.partition(distances, count - 1)[count - 1]  # NaN is last
+        chosen = np.flatnonzero(distances <= limit) if np.isfinite(limit) else np.flatnonzero(np.isfinite(distances))
+    else:
+        chosen = np.flatnonzero(np.isfinite(distances))
+    return chosen[np.argsort(distances[chosen], kind="stable")[:count]]
 
 
 def signal_values(table: pa.Table, signal: str, languages: Sequence[str]) -> np.ndarray:

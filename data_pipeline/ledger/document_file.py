@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,16 @@ import pyarrow.parquet as pq
 
 from gristmill.foundation.errors import InputError
 
-# Rows held in memory at a time while a part is read; text of 1,000 web pages is about 5 MB.
-BATCH_ROWS = 1024
+# Rows and bytes of text held in memory at a time while a file is read. Thousands of rows, because a batch of pyarrow
+# costs 0.1 ms by itself; the bytes bound files of long documents.
+BATCH_ROWS, BATCH_BYTES = 8192, 8_000_000
+MIN_JOINED_ROWS = 1024  # row groups with so many rows to a batch are read together
+ID_DIGITS = 32
+NO_DIGIT = 255
+HEX_VALUES = np.full(256, NO_DIGIT, np.uint8)  # the value of each hex digit
+for _value in range(16):
+    HEX_VALUES[[ord(f"{_value:x}"), ord(f"{_value:X}")]] = _value
+HEX_DIGITS = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,13 @@ class DocumentFile:
         try:
             return float(self.path.stat().st_size)
         except OSError as error:
-            raise InputError(f"{self.path}: {error.strerror}; build the folder it stands in again") from error
+            raise InputError(f"{self.path}: {error.strerror}; build its folder again") from error
 
     def kept_mask(self) -> np.ndarray:
         """bool[rows]. Raises InputError if `kept` and the file have different numbers of rows."""
-        rows = open_document_file(self.path).metadata.num_rows
+        return self._kept_rows_of(open_document_file(self.path).metadata.num_rows)
+
+    def _kept_rows_of(self, rows: int) -> np.ndarray:
         if self.kept is None:
             return np.ones(rows, bool)
         if len(self.kept) != rows:
@@ -47,26 +58,49 @@ class DocumentFile:
         """(row numbers int64, doc_id, text) of the kept rows, in file order, a bounded number at a time.
 
         wanted: bool[rows], narrows the rows further. Row groups without a wanted row are not read."""
-        kept = self.kept_mask() if wanted is None else self.kept_mask() & wanted
         file = open_document_file(self.path)
-        start = 0
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if kept[start : start + rows].any():
-                yield from self._batches_of_group(file, group, start, kept)
-            start += rows
+        kept = self._kept_rows_of(file.metadata.num_rows)
+        kept = kept if wanted is None else kept & wanted
+        ends = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
+        groups = [group for group, (start, end) in enumerate(pairwise(ends.tolist())) if kept[start:end].any()]
+        for run, size in _runs(groups, [batch_rows(file, group) for group in groups]):
+            yield from self._batches_of_groups(file, run, size, int(ends[run[0]]), kept)
 
-    def _batches_of_group(self, file, group, start, kept) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
+    def _batches_of_groups(self, file, groups, size, start, kept) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
+        """groups: consecutive row groups; size: rows of a batch; start: the first group's first row."""
         try:
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=["doc_id", "text"]):
+            for batch in file.iter_batches(size, row_groups=groups, columns=["doc_id", "text"], use_threads=False):
                 mask = kept[start : start + len(batch)]
                 rows = start + np.flatnonzero(mask)
                 start += len(batch)
                 if len(rows):
-                    kept = batch if mask.all() else batch.filter(pa.array(mask))
-                    yield rows, kept.column("doc_id"), kept.column("text")
+                    found = batch if mask.all() else batch.filter(pa.array(mask))
+                    yield rows, found.column("doc_id"), found.column("text")
         except (OSError, pa.ArrowInvalid) as error:
-            raise InputError(f"{self.path}: row group {group} cannot be read ({error}); build it again") from error
+            said = (
+                f"row group {groups[0]}" if len(groups) == 1 else f"one of the row groups {groups[0]} to {groups[-1]}"
+            )
+            raise InputError(f"{self.path}: {said} cannot be read ({error}); build it again") from error
+
+
+def _runs(groups: list[int], sizes: list[int]) -> list[tuple[list[int], int]]:
+    """(consecutive row groups, rows of a batch) that are read together, where batches need not be small:
+    [0, 1, 3], [8192, 5000, 40] -> [([0, 1], 5000), ([3], 40)]."""
+    runs: list[tuple[list[int], int]] = []
+    for group, size in zip(groups, sizes, strict=True):
+        if runs and group == runs[-1][0][-1] + 1 and min(size, runs[-1][1]) >= MIN_JOINED_ROWS:
+            runs[-1] = ([*runs[-1][0], group], min(size, runs[-1][1]))
+        else:
+            runs.append(([group], size))
+    return runs
+
+
+def batch_rows(file: pq.ParquetFile, group: int) -> int:
+    """Rows of the row group that hold about BATCH_BYTES of text, at most BATCH_ROWS."""
+    metadata = file.metadata.row_group(group)
+    columns = (metadata.column(index) for index in range(metadata.num_columns))
+    num_bytes = next(column.total_uncompressed_size for column in columns if column.path_in_schema == "text")
+    return int(min(max(BATCH_BYTES * metadata.num_rows // max(num_bytes, 1), 1), BATCH_ROWS))
 
 
 def open_document_file(path: Path) -> pq.ParquetFile:
@@ -74,7 +108,7 @@ def open_document_file(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: no readable Parquet file ({error}); build the folder it stands in again") from error
+        raise InputError(f"{path}: no readable Parquet file ({error}); build its folder again") from error
     missing = {"doc_id", "text"} - set(file.schema_arrow.names)
     if missing:
         raise InputError(f"{path}: no column {sorted(missing)[0]!r}; columns are {file.schema_arrow.names}")
@@ -91,29 +125,29 @@ def utf8_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8), bounds
 
 
-def packed_ids(doc_ids: pa.Array, path: Path) -> np.ndarray:
+def packed_ids(doc_ids: pa.Array | pa.ChunkedArray, path: Path) -> np.ndarray:
     """uint64[documents, 2] of document ids, big end first: they sort as the hex digits do.
 
     Raises InputError if one is not 32 hex digits."""
-    digits = doc_ids.to_pylist()
-    try:
-        raw = bytes.fromhex("".join(digits))
-    except (ValueError, TypeError):
-        raw = b""
-    if len(raw) != 16 * len(digits) or any(len(d) != 32 for d in digits):
-        wrong = next((d for d in digits if not _is_doc_id(d)), None)
+    ids = doc_ids.combine_chunks() if isinstance(doc_ids, pa.ChunkedArray) else doc_ids
+    data, bounds = utf8_of(ids)
+    digits = HEX_VALUES[data[bounds[0] : bounds[-1]]]
+    if (np.diff(bounds) != ID_DIGITS).any() or (digits == NO_DIGIT).any():
+        wrong = next((d for d in ids.to_pylist() if not _is_doc_id(d)), None)
         raise InputError(f"{path}: doc_id {wrong!r} is not 32 hex digits; write the corpus with `gristmill curate`")
-    return np.frombuffer(raw, ">u8").astype(np.uint64).reshape(-1, 2)
+    return (digits[0::2] << 4 | digits[1::2]).view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def _is_doc_id(digits: str | None) -> bool:
-    return digits is not None and len(digits) == 32 and all(c in "0123456789abcdef" for c in digits)
+    return digits is not None and len(digits) == ID_DIGITS and all(c in "0123456789abcdefABCDEF" for c in digits)
 
 
-def unpacked_ids(packed: np.ndarray) -> list[str]:
-    """The hex digits of packed ids."""
-    digits = packed.astype(">u8").tobytes().hex()
-    return [digits[i : i + 32] for i in range(0, len(digits), 32)]
+def unpacked_ids(packed: np.ndarray) -> pa.Array:
+    """The hex digits of packed ids, as a string array."""
+    digits = HEX_DIGITS[packed.astype(">u8").view(np.uint8).ravel()]
+    bounds = np.arange(len(packed) + 1, dtype=np.int64) * ID_DIGITS
+    found = pa.LargeStringArray.from_buffers(len(packed), pa.py_buffer(bounds), pa.py_buffer(digits.tobytes()))
+    return found.cast(pa.string())
 
 
 def keep_order(priorities: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:

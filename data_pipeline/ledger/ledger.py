@@ -1,37 +1,35 @@
-"""The ledger: one row for every document that was read, with its fate and the rule that decided it."""
+"""The ledger: one row for every document that was read, with its outcome and the rule that decided it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, Rules, failures, signal_values
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
-from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS
+from gristmill.data_pipeline.filters.apply import QUARANTINED, Rules, apply_rules
+from gristmill.data_pipeline.ledger.document_file import unpacked_ids
+from gristmill.data_pipeline.ledger.evidence import (
+    MATCH,
+    REMOVED_SPAN,
+    Evidence,
+    EvidenceFiles,
+    columns_of_evidence,
+    list_column,
+    read_evidence,
+)
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 
-REMOVED_SPAN = pa.struct([REMOVED_SPANS.field(name) for name in REMOVED_SPANS.names if name != "doc_id"])
-MATCH = pa.struct(
-    [
-        ("benchmark", pa.string()),
-        ("example", pa.string()),
-        ("field", pa.string()),
-        ("kind", pa.string()),
-        ("matched", pa.int64()),
-        ("of", pa.int64()),
-    ]
-)
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
 LEDGER_SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
         ("source", pa.string()),
-        ("fate", pa.string()),  # kept, removed or quarantined
+        ("outcome", pa.string()),  # kept, removed or quarantined
         ("split", pa.string()),  # of a kept document
         # the last step it reached: read, filters, quality, exact_dedup, near_dedup, paragraph_dedup, line_dedup,
         # substring_dedup, decontaminate
@@ -42,7 +40,7 @@ LEDGER_SCHEMA = pa.schema(
         ("duplicate_of", pa.string()),
         ("similarity", pa.float64()),
         ("failed", pa.list_(FAILURE)),  # every filter rule it fails, the one that removed it first
-        ("cuts", pa.list_(REMOVED_SPAN)),  # every span removed from it, step by step
+        ("removed_spans", pa.list_(REMOVED_SPAN)),  # every span removed from it, step by step
         ("pieces", pa.list_(pa.string())),  # the ids of the documents it was split into
         ("contamination", pa.list_(MATCH)),  # n-grams of benchmark texts found in it, of how many
         ("bytes", pa.int64()),  # of its repaired text, before any edit
@@ -50,181 +48,174 @@ LEDGER_SCHEMA = pa.schema(
         ("record", pa.int64()),
     ]
 )
-LEDGER_ROWS = 500_000
+# The columns in which few values repeat; a dictionary of ids would cost time and save nothing.
+REPEATING_COLUMNS = ["source", "outcome", "split", "step", "rule", "raw_digest", "failed.list.element.rule"]
+RECORD_COLUMNS = ("doc_id", "raw_digest", "record", "unreadable", "num_bytes")
+OUTCOMES = pa.array(["kept", "removed", "quarantined"])
+KEPT_OUTCOME, REMOVED_OUTCOME, QUARANTINED_OUTCOME = range(3)
+NONE = -1  # code of a null
+LEDGER_ROWS = 131_072
 ROW_GROUP_ROWS = 16_384
 
 
 @dataclass(frozen=True)
-class RemovalStep:
-    """The documents that a step after the filters removed.
+class LedgerRows:
+    """Rows of one annotated file (all from the range's start on). failed_rule int16[N], as in FilterResults. splits
+    int8[N]: code of the split, -1 for a row that is not kept. removals: what the later steps removed of these rows,
+    counted from the range's start."""
 
-    doc_ids: S32, sorted. Row for row with them: duplicate_of, the kept document each is a duplicate of ("" if it was
-    removed for another reason); values, what was compared with the threshold: similarity, quality score, characters;
-    thresholds, where they differ from `threshold`; rules, STEP.threshold if None."""
-
-    step: str
-    threshold: float
-    doc_ids: np.ndarray
-    duplicate_of: np.ndarray
-    values: np.ndarray
-    thresholds: np.ndarray | None = None
-    rules: np.ndarray | None = None
-
-    @classmethod
-    def from_table(cls, step: str, threshold: float, table: pa.Table) -> "RemovalStep":
-        table = table.sort_by("doc_id")
-        return cls(
-            step,
-            threshold,
-            np.array(table.column("doc_id").to_pylist(), dtype="S32"),
-            np.array(table.column("duplicate_of").to_pylist(), dtype="S32"),
-            table.column("similarity").to_numpy(),
-        )
-
-    def removed_mask(self, doc_ids: np.ndarray) -> np.ndarray:
-        """bool[N]: which of these documents this step removed."""
-        if not len(self.doc_ids):
-            return np.zeros(len(doc_ids), dtype=bool)
-        at = np.minimum(np.searchsorted(self.doc_ids, doc_ids), len(self.doc_ids) - 1)
-        return self.doc_ids[at] == doc_ids
-
-    def of(self, doc_ids: np.ndarray) -> "RemovalStep":
-        """The rows of these documents."""
-        mine = np.isin(self.doc_ids, doc_ids)
-        return RemovalStep(
-            self.step,
-            self.threshold,
-            self.doc_ids[mine],
-            self.duplicate_of[mine],
-            self.values[mine],
-            None if self.thresholds is None else self.thresholds[mine],
-            None if self.rules is None else self.rules[mine],
-        )
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """For edited or contaminated documents: removed spans (REMOVED_SPANS), doc_id -> ids of its pieces, matches
-    (MATCHES)."""
-
-    removed_spans: pa.Table
-    pieces: Mapping[str, tuple[str, ...]]
-    matches: pa.Table
-
-    def of(self, doc_ids: Sequence[str]) -> "Evidence":
-        """The evidence about these documents."""
-        wanted = pa.array(doc_ids, pa.string())
-        spans, matches = (
-            table.filter(pc.is_in(table.column("doc_id"), wanted)) for table in (self.removed_spans, self.matches)
-        )
-        return Evidence(spans, {i: self.pieces[i] for i in doc_ids if i in self.pieces}, matches)
-
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """By document: its columns of the ledger."""
-        found: dict[str, dict[str, Any]] = {}
-        for name, table, fields in (("cuts", self.removed_spans, REMOVED_SPAN), ("contamination", self.matches, MATCH)):
-            for row in table.to_pylist():
-                kept = {field.name: row[field.name] for field in fields}
-                found.setdefault(row["doc_id"], {}).setdefault(name, []).append(kept)
-        for doc_id, pieces in self.pieces.items():
-            found.setdefault(doc_id, {})["pieces"] = list(pieces)
-        return found
+    row_range: RowRange
+    failed_rule: np.ndarray
+    splits: np.ndarray
+    removals: tuple[RemovalStep, ...]
+    evidence: EvidenceFiles
 
 
 @dataclass(frozen=True)
 class LedgerTask:
-    """slices: the rows of annotated files this shard is about; splits: the split of each, "" for those not kept."""
+    """One shard. split_names: by code."""
 
     path: Path
     source: str
     rules: Rules
-    slices: tuple[RowRange, ...]
-    failed_rule: tuple[np.ndarray, ...]
-    splits: tuple[np.ndarray, ...]
-    removals: tuple[RemovalStep, ...]
-    evidence: Evidence
+    rows: tuple[LedgerRows, ...]
+    split_names: tuple[str, ...]
 
 
 def write_ledger(task: LedgerTask) -> None:
     """Writes the shard, unless it is complete already."""
     if is_sealed(task.path):
         return
-    with sealed_path(task.path) as temporary, pq.ParquetWriter(temporary, LEDGER_SCHEMA, compression="zstd") as file:
-        held: list[dict[str, Any]] = []
-        evidence = task.evidence.rows()
-        for row_range, failed_rule, splits in zip(task.slices, task.failed_rule, task.splits, strict=True):
-            held.extend(_rows(row_range, failed_rule, splits, task, evidence))
-        for start in range(0, max(len(held), 1), ROW_GROUP_ROWS):
-            rows = held[start : start + ROW_GROUP_ROWS]
-            file.write_table(pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA), row_group_size=ROW_GROUP_ROWS)
+    tables = (table for rows in task.rows for table in _tables(rows, task))
+    with (
+        sealed_path(task.path) as temporary,
+        pq.ParquetWriter(temporary, LEDGER_SCHEMA, compression="zstd", use_dictionary=REPEATING_COLUMNS) as file,
+    ):
+        for table in row_groups(tables, ROW_GROUP_ROWS):
+            file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
 
-def _rows(
-    row_range: RowRange,
-    failed_rule: np.ndarray,
-    splits: np.ndarray,
-    task: LedgerTask,
-    evidence: Mapping[str, dict[str, Any]],
-) -> list[dict[str, Any]]:
-    columns = ["doc_id", "raw_digest", "record", "unreadable", "num_bytes", *task.rules.columns]
-    table = read_rows(row_range, list(dict.fromkeys(columns)))
-    values_RN = np.array(
-        [signal_values(table, rule.signal, task.rules.languages) for rule in task.rules.rules]
-    ).reshape(len(task.rules.rules), table.num_rows)
-    failed_RN, thresholds_RN = failures(table, task.rules), task.rules.thresholds(table)
-    removed_by_step = _removal_columns(np.array(table.column("doc_id").to_pylist(), dtype="S32"), task.removals)
-    rows = []
-    facts = table.select(["doc_id", "raw_digest", "record", "unreadable", "num_bytes"]).to_pylist()
-    for index, fact in enumerate(facts):
-        row: dict[str, Any] = {
-            "doc_id": fact["doc_id"],
-            "source": task.source,
-            "bytes": fact["num_bytes"],
-            "raw_digest": fact["raw_digest"],
-            "record": fact["record"],
-            "failed": [],
-            "cuts": [],
-            "pieces": [],
-            "contamination": [],
-            **evidence.get(fact["doc_id"], {}),
-        }
-        if failed_rule[index] == QUARANTINED:
-            row |= {"fate": "quarantined", "step": "read", "rule": fact["unreadable"]}
-        elif failed_rule[index] != KEPT:
-            row["failed"] = _failed(values_RN[:, index], failed_RN[:, index], thresholds_RN[:, index], task.rules)
-            row |= {"fate": "removed", "step": "filters", **row["failed"][0]}
-        elif fact["doc_id"] in removed_by_step:
-            row |= {"fate": "removed", **removed_by_step[fact["doc_id"]]}
-        else:
-            row |= {"fate": "kept", "split": str(splits[index])}
-        rows.append(row)
-    return rows
+def _tables(rows: LedgerRows, task: LedgerTask) -> Iterator[pa.Table]:
+    """The ledger's rows, one row group of the annotated file at a time."""
+    columns = list(dict.fromkeys([*RECORD_COLUMNS, *task.rules.columns]))
+    evidence = read_evidence(rows.evidence)
+    start = 0
+    for read in row_range_groups(rows.row_range, columns):
+        table, stop = read.combine_chunks(), start + len(read)
+        removed = [step.in_rows(start, stop) for step in rows.removals]
+        outcome = Outcome.of(rows.failed_rule[start:stop], removed, task.rules)
+        yield _ledger_table(table, outcome, rows.splits[start:stop], evidence, task)
+        start = stop
 
 
-def _failed(values_R: np.ndarray, failed_R: np.ndarray, thresholds_R: np.ndarray, rules: Rules) -> list[dict[str, Any]]:
-    return [
-        {"rule": rule.label, "value": float(value), "threshold": float(threshold)}
-        for rule, value, failed, threshold in zip(rules.rules, values_R, failed_R, thresholds_R, strict=True)
-        if failed
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of N documents. codes int8[N]: places in OUTCOMES. steps, rules int16[N]: places in step_names and
+    rule_names, -1 for none. values, thresholds, similarities float64[N], NaN for none. duplicate_of uint64[N, 2],
+    valid where is_duplicate bool[N]. failed_rule int16[N]."""
+
+    codes: np.ndarray
+    steps: np.ndarray
+    rules: np.ndarray
+    values: np.ndarray
+    thresholds: np.ndarray
+    duplicate_of: np.ndarray
+    is_duplicate: np.ndarray
+    failed_rule: np.ndarray
+    step_names: list[str]
+    rule_names: list[str]
+
+    @classmethod
+    def of(cls, failed_rule: np.ndarray, removals: list[RemovalStep], rules: Rules) -> "Outcome":
+        """removals: rows counted from the first document. Values and thresholds of the filters are not filled in."""
+        size = len(failed_rule)
+        codes = np.where(failed_rule == QUARANTINED, QUARANTINED_OUTCOME, np.where(failed_rule >= 0, 1, 0))
+        steps = np.where(failed_rule == QUARANTINED, 0, np.where(failed_rule >= 0, 1, NONE))
+        rule_of = np.where(failed_rule >= 0, failed_rule, NONE)
+        values, thresholds = np.full(size, np.nan), np.full(size, np.nan)
+        duplicate_of, is_duplicate = np.zeros((size, 2), np.uint64), np.zeros(size, bool)
+        step_names, rule_names = ["read", "filters"], [rule.label for rule in rules.rules]
+        for step in removals:
+            codes[step.rows] = REMOVED_OUTCOME
+            steps[step.rows] = len(step_names)
+            rule_of[step.rows] = len(rule_names) + (0 if step.rules is None else step.rules)
+            values[step.rows] = step.values
+            thresholds[step.rows] = step.threshold if step.thresholds is None else step.thresholds
+            if step.duplicate_of is not None:
+                duplicate_of[step.rows], is_duplicate[step.rows] = step.duplicate_of, True
+            step_names.append(step.step)
+            rule_names.extend(step.labels)
+        return cls(
+            codes,
+            steps,
+            rule_of,
+            values,
+            thresholds,
+            duplicate_of,
+            is_duplicate,
+            failed_rule,
+            step_names,
+            rule_names,
+        )
+
+
+def _ledger_table(
+    table: pa.Table, outcome: Outcome, splits_N: np.ndarray, evidence: Evidence, task: LedgerTask
+) -> pa.Table:
+    """The ledger's rows of these rows of an annotated file."""
+    doc_ids = table.column("doc_id").combine_chunks()
+    failed, first = _failed_column(table, outcome.failed_rule, task.rules)
+    by_filter = outcome.failed_rule >= 0
+    values, thresholds = outcome.values.copy(), outcome.thresholds.copy()
+    values[by_filter], thresholds[by_filter] = first
+    has_value = by_filter | (outcome.steps > 1)
+    unique_ids = unpacked_ids(outcome.duplicate_of[outcome.is_duplicate])
+    columns = {
+        "doc_id": doc_ids,
+        "source": pa.repeat(pa.scalar(task.source), len(table)),
+        "outcome": OUTCOMES.take(pa.array(outcome.codes)),
+        "split": _named(np.where(outcome.codes == KEPT_OUTCOME, splits_N, NONE), task.split_names),
+        "step": _named(outcome.steps, outcome.step_names),
+        "rule": pc.coalesce(_named(outcome.rules, outcome.rule_names), table.column("unreadable").combine_chunks()),
+        "value": pa.array(values, mask=~has_value),
+        "threshold": pa.array(thresholds, mask=~has_value),
+        "duplicate_of": unique_ids.take(_places(outcome.is_duplicate)),
+        "similarity": pa.array(values, mask=~outcome.is_duplicate),
+        "failed": failed,
+        **columns_of_evidence(evidence, doc_ids),
+        "bytes": table.column("num_bytes"),
+        "raw_digest": table.column("raw_digest"),
+        "record": table.column("record"),
+    }
+    return pa.table([columns[name] for name in LEDGER_SCHEMA.names], schema=LEDGER_SCHEMA)
+
+
+def _named(codes: np.ndarray, names: list[str] | tuple[str, ...]) -> pa.Array:
+    """The names of these codes, null for -1."""
+    return pa.array(names, pa.string()).take(pa.array(codes, mask=codes == NONE))
+
+
+def _places(mask: np.ndarray) -> pa.Array:
+    """Of each True its number among them, null for False: [False, True, True] -> [null, 0, 1]."""
+    return pa.array(np.cumsum(mask) - 1, mask=~mask)
+
+
+def _failed_column(
+    table: pa.Table, failed_rule: np.ndarray, rules: Rules
+) -> tuple[pa.ListArray, tuple[np.ndarray, np.ndarray]]:
+    """The column `failed`, and (values, thresholds) of the first failed rule of each removed document."""
+    removed = np.flatnonzero(failed_rule >= 0)
+    values_RN, thresholds_RN, failed_RN = apply_rules(table.take(pa.array(removed)), rules)
+    places, rule = np.nonzero(failed_RN.T)
+    columns = [
+        pa.array([one.label for one in rules.rules], pa.string()).take(pa.array(rule)),
+        pa.array(values_RN[rule, places]),
+        pa.array(thresholds_RN[rule, places]),
     ]
-
-
-def _removal_columns(doc_ids: np.ndarray, removals: Sequence[RemovalStep]) -> Mapping[str, dict[str, Any]]:
-    """By document that a later step removed: its columns of the ledger."""
-    found = {}
-    for step in removals:
-        mine = step.of(doc_ids)
-        thresholds = np.full(len(mine.doc_ids), step.threshold) if mine.thresholds is None else mine.thresholds
-        rules = np.full(len(mine.doc_ids), f"{step.step}.threshold") if mine.rules is None else mine.rules
-        for doc, other, value, threshold, rule in zip(
-            mine.doc_ids, mine.duplicate_of, mine.values, thresholds, rules, strict=True
-        ):
-            found[doc.decode()] = {
-                "step": step.step,
-                "rule": str(rule),
-                "value": float(value),
-                "threshold": float(threshold),
-                "duplicate_of": other.decode() or None,
-                "similarity": float(value) if other else None,
-            }
-    return found
+    counts = np.zeros(len(failed_rule), np.int64)
+    counts[removed] = failed_RN.sum(axis=0)
+    first = failed_rule[removed], np.arange(len(removed))
+    column = list_column(
+        pa.StructArray.from_arrays(columns, fields=list(FAILURE)), np.concatenate([[0], np.cumsum(counts)])
+    )
+    return column, (values_RN[first], thresholds_RN[first])

@@ -1,6 +1,6 @@
-"""Row ranges of annotated files, and the split of rows into shards of a given size."""
+"""Rows of annotated files, read and regrouped in bounded memory, and the split of rows into shards of a given size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,40 @@ import pyarrow.parquet as pq
 
 @dataclass(frozen=True)
 class RowRange:
-    """rows: int64, rising row numbers of one Parquet file."""
+    """Rows of one Parquet file: of the rows from `start` on, those whose value in mask (bool[N]) is True."""
 
     path: Path
-    rows: np.ndarray
+    start: int
+    mask: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64[]: the row numbers, ascending."""
+        return self.start + np.flatnonzero(self.mask)
+
+    @classmethod
+    def of_rows(cls, path: Path, rows: np.ndarray) -> "RowRange":
+        """The range of these ascending row numbers."""
+        mask = np.zeros(int(rows[-1] - rows[0]) + 1 if len(rows) else 0, bool)
+        mask[rows - rows[:1]] = True
+        return cls(path, int(rows[0]) if len(rows) else 0, mask)
+
+
+def true_rows(files: Sequence[tuple[Path, np.ndarray]], runs: Sequence[tuple[int, int]]) -> list[tuple[RowRange, ...]]:
+    """Of files with a mask of their rows: of each run (start, stop) the start-th to (stop - 1)-th row that is True, as
+    one range of each file."""
+    starts = np.cumsum([0, *(int(mask.sum()) for _, mask in files)])
+    found = []
+    for start, stop in runs:
+        first, last = np.searchsorted(starts, [start, stop], side="left")
+        first = max(int(first) - (first == len(starts) or starts[first] > start), 0)
+        row_ranges = []
+        for (path, mask), before in zip(files[first:last], starts[first:last].tolist(), strict=True):
+            rows = np.flatnonzero(mask)[max(start - before, 0) : stop - before]
+            if len(rows):
+                row_ranges.append(RowRange.of_rows(path, rows))
+        found.append(tuple(row_ranges))
+    return found
 
 
 def read_rows(row_range: RowRange, columns: Sequence[str]) -> pa.Table:
@@ -28,26 +58,54 @@ def read_rows(row_range: RowRange, columns: Sequence[str]) -> pa.Table:
 def row_range_groups(row_range: RowRange, columns: Sequence[str]) -> Iterator[pa.Table]:
     """The rows of the range, one row group of the file at a time."""
     with pq.ParquetFile(row_range.path) as file:
-        start = 0
+        start = -row_range.start  # of the row group, counted from the start of the range
         for group in range(file.num_row_groups):
             end = start + file.metadata.row_group(group).num_rows
-            first, last = np.searchsorted(row_range.rows, [start, end])
-            if last > first:
-                table = file.read_row_group(group, columns=list(columns))
-                yield table.take(pa.array(row_range.rows[first:last] - start))
+            first, last = max(start, 0), max(end, 0)
+            mask = row_range.mask[first:last]
+            if mask.any():
+                table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                table = table.slice(first - start, len(mask))
+                yield table if mask.all() else table.filter(pa.array(mask))
             start = end
+
+
+def row_groups(
+    tables: Iterable[pa.Table], max_rows: int, max_bytes: int | None = None, size_column: str = "num_bytes"
+) -> Iterator[pa.Table]:
+    """The same rows in tables of one chunk, each with as many as fit into max_rows and max_bytes, and at least one.
+
+    size_column: int64, the bytes that count for max_bytes. How the rows were spread over `tables` decides nothing."""
+    held: list[pa.Table] = []
+    rows = num_bytes = 0
+    for table in tables:
+        sizes = np.ones(len(table), np.int64) if max_bytes is None else table.column(size_column).to_numpy()
+        limit = max_rows if max_bytes is None else max_bytes
+        before = np.concatenate([[0], np.cumsum(sizes)])
+        start = 0
+        while start < len(table):
+            fitting = int(np.searchsorted(before, before[start] + limit - num_bytes, side="right")) - 1
+            stop = min(max(fitting, start if held else start + 1), start + max_rows - rows)
+            if stop > start:
+                held.append(table.slice(start, stop - start))
+                rows, num_bytes = rows + stop - start, num_bytes + int(before[stop] - before[start])
+            start = stop
+            if start < len(table) or rows == max_rows:
+                yield pa.concat_tables(held).combine_chunks()
+                held, rows, num_bytes = [], 0, 0
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def split_by_weight(weights_N: np.ndarray, max_weight: int) -> list[tuple[int, int]]:
     """(start, end) of runs of items whose weights reach `max_weight`: [3, 3, 9, 1] and 5 -> [(0, 2), (2, 3), (3, 4)].
 
     Depends on the weights in their order alone. No items: one empty run, so that there is always a first shard."""
-    runs, start, held = [], 0, 0
-    for index, weight in enumerate(weights_N.tolist()):
-        held += weight
-        if held >= max_weight:
-            runs.append((start, index + 1))
-            start, held = index + 1, 0
-    if start < len(weights_N) or not runs:
-        runs.append((start, len(weights_N)))
-    return runs
+    totals = np.cumsum(weights_N, dtype=np.int64)
+    runs, start = [], 0
+    while start < len(totals):
+        before = totals[start - 1] if start else 0
+        end = min(int(np.searchsorted(totals, before + max_weight)) + 1, len(totals))
+        runs.append((start, end))
+        start = end
+    return runs or [(0, 0)]

@@ -1,81 +1,64 @@
-"""A source on its way through curation, and what is still mask of it."""
+"""A source on its way through curation, and which of its documents are still kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from gristmill.data_pipeline.filters.apply import KEPT, FilterResults, Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.data_pipeline.ledger.ledger import RemovalStep
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 
 @dataclass(frozen=True)
 class SourceState:
-    """A source's annotated files in canonical order, and the results on each of their rows."""
+    """A source's annotated files in canonical order, and the results on each of their rows.
+
+    first_file: the number of its first file among the files of all sources, which removal steps count by."""
 
     source: SourceConfig
     rules: Rules
     paths: tuple[Path, ...]
     filter_results: tuple[FilterResults, ...]
-
-    @cached_property
-    def doc_ids(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, "S32"), *(v.doc_ids for v in self.filter_results)])
-
-    @cached_property
-    def failed_rule(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.int16), *(v.failed_rule for v in self.filter_results)])
-
-    @cached_property
-    def bytes(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.int64), *(v.bytes for v in self.filter_results)])
-
-    @cached_property
-    def hashes(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.uint64), *(v.hashes for v in self.filter_results)])
-
-    @cached_property
-    def languages(self) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.str_), *(v.languages for v in self.filter_results)])
+    first_file: int
 
     @property
-    def kept(self) -> np.ndarray:
-        """bool[rows]: the documents that passed the filters."""
-        return self.failed_rule == KEPT
+    def num_documents(self) -> int:
+        return sum(len(results.failed_rule) for results in self.filter_results)
 
-    def kept_mask(self, removals: Sequence[RemovalStep]) -> np.ndarray:
-        """bool[rows]: the documents that neither the filters nor these steps removed."""
-        return kept_mask(self.failed_rule, self.doc_ids, removals)
+    @property
+    def files(self) -> range:
+        """The numbers of its files among those of all sources."""
+        return range(self.first_file, self.first_file + len(self.paths))
 
-    def slices(self, rows: np.ndarray) -> tuple[RowRange, ...]:
-        """The annotated rows behind these row numbers of the source (rising)."""
-        starts = np.cumsum([0, *(len(v.failed_rule) for v in self.filter_results)])
-        slices = []
-        for path, start, end in zip(self.paths, starts[:-1], starts[1:], strict=True):
-            first, last = np.searchsorted(rows, [start, end])
+    def kept_masks(self, removals: Sequence[RemovalStep] = ()) -> list[np.ndarray]:
+        """By file, bool[rows]: the documents that neither the filters nor these steps removed."""
+        masks = []
+        for file, results in zip(self.files, self.filter_results, strict=True):
+            mask = results.failed_rule == KEPT
+            for step in removals:
+                mask &= ~step.removed_mask(file, len(mask))
+            masks.append(mask)
+        return masks
+
+    def row_ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(file of the source, first row, last + 1) behind the rows start..stop - 1 of the source."""
+        found, before = [], 0
+        for index, results in enumerate(self.filter_results):
+            size = len(results.failed_rule)
+            first, last = max(start - before, 0), min(stop - before, size)
             if last > first:
-                slices.append(RowRange(path, rows[first:last] - start))
-        return tuple(slices)
-
-
-def kept_mask(failed_rule: np.ndarray, doc_ids: np.ndarray, removals: Sequence[RemovalStep]) -> np.ndarray:
-    mask = failed_rule == KEPT
-    for step in removals:
-        mask &= ~step.removed_mask(doc_ids)
-    return mask
+                found.append((index, first, last))
+            before += size
+        return found
 
 
 def kept_document_files(curated: Sequence[SourceState], removals: Sequence[RemovalStep]) -> list[DocumentFile]:
     """All annotated files as deduplication takes them: source after source, each in its order."""
     return [
-        DocumentFile(
-            path, one.source.name, one.source.priority, kept_mask(results.failed_rule, results.doc_ids, removals)
-        )
+        DocumentFile(path, one.source.name, one.source.priority, mask)
         for one in curated
-        for path, results in zip(one.paths, one.filter_results, strict=True)
+        for path, mask in zip(one.paths, one.kept_masks(removals), strict=True)
     ]

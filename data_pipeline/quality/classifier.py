@@ -16,15 +16,15 @@ from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 
-WEIGHTS_NAME, FACTS_NAME = "quality.safetensors", "quality.json"
+WEIGHTS_NAME, METADATA_NAME = "quality.safetensors", "quality.json"
 
 
 class QualityClassifier:
-    """weights: float32[features]. facts: held-out AUC, numbers of documents, the config it was trained with."""
+    """weights: float32[features]. metadata: held-out AUC, numbers of documents, the config it was trained with."""
 
-    def __init__(self, weights: np.ndarray, bias: float, facts: dict):
-        self.weights, self.bias, self.facts = weights, bias, facts
-        self._vectorizer = _vectorizer(facts["config"]["ngram"], facts["config"]["features"])
+    def __init__(self, weights: np.ndarray, bias: float, metadata: dict):
+        self.weights, self.bias, self.metadata = weights, bias, metadata
+        self._vectorizer = _vectorizer(metadata["config"]["ngram"], metadata["config"]["features"])
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
         """float64[N], 0 to 1: probability that a text is from the positive class, rounded to 6 digits."""
@@ -36,19 +36,19 @@ class QualityClassifier:
         return np.round(expit(logits), 6)
 
     def save(self, folder: Path) -> None:
-        """Weights as safetensors, facts as JSON; the facts are written last and mark both as complete."""
+        """Weights as safetensors, metadata as JSON, which is written last and marks both as complete."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / WEIGHTS_NAME, save({"weights": self.weights, "bias": np.array([self.bias])}))
-        write_atomic(folder / FACTS_NAME, canonical_json(self.facts) + b"\n")
+        write_atomic(folder / METADATA_NAME, canonical_json(self.metadata) + b"\n")
 
 
 def load_classifier(folder: Path) -> QualityClassifier:
     """Load the classifier. Raises InputError if the folder holds no complete one."""
-    if not (folder / FACTS_NAME).is_file() or not (folder / WEIGHTS_NAME).is_file():
+    if not (folder / METADATA_NAME).is_file() or not (folder / WEIGHTS_NAME).is_file():
         raise InputError(f"{folder}: no classifier in this folder; the curate stage writes it")
     tensors = load_file(folder / WEIGHTS_NAME)
     return QualityClassifier(
-        tensors["weights"], float(tensors["bias"][0]), orjson.loads((folder / FACTS_NAME).read_bytes())
+        tensors["weights"], float(tensors["bias"][0]), orjson.loads((folder / METADATA_NAME).read_bytes())
     )
 
 
@@ -57,8 +57,8 @@ def train_classifier(
 ) -> QualityClassifier:
     """Train on all texts but every (1/held_out)-th of each class; those are the validation set for the AUC.
 
-    The result depends on the order of the texts. inputs: names of their files, for the facts. Raises InputError for a
-    class with fewer than MIN_DOCUMENTS."""
+    The result depends on the order of the texts. inputs: names of their files, for the metadata. Raises InputError for
+    a class with fewer than MIN_DOCUMENTS."""
     for name, texts in (("positive", positive), ("negative", negative)):
         if len(texts) < MIN_DOCUMENTS:
             raise InputError(
@@ -75,17 +75,19 @@ def train_classifier(
     model = LogisticRegression(max_iter=200, class_weight="balanced").fit(counted[~held_out], labels[~held_out])
     weights = model.coef_[0].astype(np.float32)
     auc = roc_auc_score(labels[held_out], counted[held_out] @ weights)
-    facts = {
+    metadata = {
         "auc": round(float(auc), 6),
         "documents": {"positive": len(positive), "negative": len(negative), "held_out": int(held_out.sum())},
         "config": config.model_dump(mode="json"),
         "inputs": fingerprint(list(inputs)),
     }
-    return QualityClassifier(weights, float(model.intercept_[0]), facts)
+    return QualityClassifier(weights, float(model.intercept_[0]), metadata)
 
 
-def select_documents(scores: np.ndarray, doc_ids: np.ndarray, config: QualityConfig) -> tuple[np.ndarray, np.ndarray]:
+def select_documents(scores: np.ndarray, ids: np.ndarray, config: QualityConfig) -> tuple[np.ndarray, np.ndarray]:
     """Return (bool[N] kept documents of one source, float64[N] minimum score for each to be kept).
+
+    ids: uint64[N, 2], packed; only `pareto` reads them.
 
     pareto: GPT-3 keeps a document if np.random.pareto(alpha) > 1 - score; the draw is (1 - u)**(-1/alpha) - 1 with u
     from the document's id, so it does not depend on the order of the documents."""
@@ -97,14 +99,15 @@ def select_documents(scores: np.ndarray, doc_ids: np.ndarray, config: QualityCon
         place = min(max(len(scores) - round(config.value * len(scores)), 0), len(scores) - 1)
         min_scores = np.full(len(scores), np.sort(scores)[place])
     else:
-        min_scores = 1.0 - pareto_draws(doc_ids, config.value)
+        min_scores = 1.0 - pareto_draws(ids, config.value)
         return scores > min_scores, min_scores
     return scores >= min_scores, min_scores
 
 
-def pareto_draws(doc_ids: np.ndarray, alpha: float) -> np.ndarray:
-    """float64[N] from S32[N] ids: their last 13 hex digits as a uniform number, independent of the split assignment."""
-    uniform = np.array([int(doc_id[-13:], 16) for doc_id in doc_ids], dtype=np.float64) / 16.0**13
+def pareto_draws(ids: np.ndarray, alpha: float) -> np.ndarray:
+    """float64[N] from packed ids uint64[N, 2]: their last 13 hex digits as a uniform number, independent of the split
+    assignment."""
+    uniform = (ids[:, 1] & np.uint64(16**13 - 1)).astype(np.float64) / 16.0**13
     return (1.0 - uniform) ** (-1.0 / alpha) - 1.0
 
 

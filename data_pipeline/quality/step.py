@@ -1,16 +1,20 @@
 """The quality step of curation: train a classifier on the recipe's sources, score documents, select which to keep."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.ledger.ledger import RemovalStep
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows, row_range_groups
+from gristmill.data_pipeline.ledger.document_file import packed_ids
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.quality.classifier import (
-    FACTS_NAME,
+    METADATA_NAME,
     WEIGHTS_NAME,
     QualityClassifier,
     load_classifier,
@@ -25,6 +29,9 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.nearest_name import did_you_mean
 
+SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
+LOWEST = np.dtype([("hash", np.uint64), ("id", np.uint64, 2), ("file", np.int64), ("row", np.int64)])
+
 
 class ScoredSource(Protocol):
     """The part of SourceState that this step reads."""
@@ -34,12 +41,8 @@ class ScoredSource(Protocol):
     @property
     def paths(self) -> tuple[Path, ...]: ...
     @property
-    def doc_ids(self) -> np.ndarray: ...
-    @property
-    def hashes(self) -> np.ndarray: ...
-    @property
-    def kept(self) -> np.ndarray: ...
-    def slices(self, rows: np.ndarray) -> tuple[RowRange, ...]: ...
+    def files(self) -> range: ...
+    def kept_masks(self) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,6 @@ class ScoreTask:
     annotated: Path
     classifier: Path
     path: Path
-    num_rows: int
 
 
 def score_quality(
@@ -62,20 +64,16 @@ def score_quality(
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = cache / fingerprint(_identity(sources, config))
-    if not all(is_sealed(work / name) for name in (WEIGHTS_NAME, FACTS_NAME)):
+    if not all(is_sealed(work / name) for name in (WEIGHTS_NAME, METADATA_NAME)):
         _train(by_name, config).save(work)
-        for name in (WEIGHTS_NAME, FACTS_NAME):
+        for name in (WEIGHTS_NAME, METADATA_NAME):
             seal(work / name)
     load_classifier(work).save(folder)
     scored_sources = [by_name[name] for name in config.scored]
-    tasks = [
-        ScoreTask(path, work, work / f"{path.stem}.npy", rows)
-        for one in scored_sources
-        for path, rows in zip(one.paths, _rows(one), strict=True)
-    ]
+    tasks = [ScoreTask(path, work, work / f"{path.stem}.npy") for one in scored_sources for path in one.paths]
     engine.map(score, tasks, "quality", [float(task.annotated.stat().st_size) for task in tasks], "B")
     scores = {task.annotated: task.path for task in tasks}
-    return _taken(scored_sources, scores, config), scores
+    return _removed(scored_sources, scores, config), scores
 
 
 def score(task: ScoreTask) -> None:
@@ -83,32 +81,36 @@ def score(task: ScoreTask) -> None:
     if task.path.exists():
         return
     classifier = load_classifier(task.classifier)
-    cut = RowRange(task.annotated, np.arange(task.num_rows))
-    found = [classifier.scores(table.column("text").to_pylist()) for table in row_range_groups(cut, ["text"])]
+    with pq.ParquetFile(task.annotated) as file:
+        batches = file.iter_batches(SCORED_ROWS, columns=["text"])
+        found = [classifier.scores(batch.column("text").to_pylist()) for batch in batches]
     with sealed_path(task.path) as temporary, temporary.open("wb") as file:
         np.save(file, np.concatenate([np.empty(0), *found]))
 
 
-def _taken(scored_sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig) -> RemovalStep:
-    taken, values, thresholds = [], [], []
+def _removed(scored_sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig) -> RemovalStep:
+    """The documents of these sources with too low a score."""
+    files, rows, values, thresholds = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0)], [np.empty(0)]
     for one in scored_sources:
-        found = np.concatenate([np.empty(0), *(np.load(scores[path]) for path in one.paths)])[one.kept]
-        doc_ids = one.doc_ids[one.kept]
-        kept_mask, min_scores = select_documents(found, doc_ids, config)
-        taken.append(doc_ids[~kept_mask])
-        values.append(found[~kept_mask])
-        thresholds.append(min_scores[~kept_mask])
-    doc_ids = np.concatenate([np.empty(0, "S32"), *taken])
-    order = np.argsort(doc_ids, kind="stable")
-    no_duplicate = np.full(len(doc_ids), b"", dtype="S32")
-    return RemovalStep(
-        "quality",
-        config.value,
-        doc_ids[order],
-        no_duplicate,
-        np.concatenate([np.empty(0), *values])[order],
-        np.concatenate([np.empty(0), *thresholds])[order],
-    )
+        kept_rows = [np.flatnonzero(mask) for mask in one.kept_masks()]
+        file_of = np.repeat(np.array(one.files, np.int32), [len(kept) for kept in kept_rows])
+        row_of = np.concatenate([np.empty(0, np.int64), *kept_rows])
+        pairs = zip(one.paths, kept_rows, strict=True)
+        found = np.concatenate([np.empty(0), *(np.load(scores[path])[kept] for path, kept in pairs)])
+        ids = _ids(one) if config.keep == "pareto" else np.empty((0, 2), np.uint64)
+        kept_mask, min_scores = select_documents(found, ids, config)
+        for columns, of_document in ((files, file_of), (rows, row_of), (values, found), (thresholds, min_scores)):
+            columns.append(of_document[~kept_mask])
+    columns = [np.concatenate(column) for column in (files, rows, values)]
+    return RemovalStep("quality", config.value, *columns, thresholds=np.concatenate(thresholds)).sorted()
+
+
+def _ids(one: ScoredSource) -> np.ndarray:
+    """uint64[N, 2]: the packed ids of the source's kept documents."""
+    found = [np.empty((0, 2), np.uint64)]
+    for path, mask in zip(one.paths, one.kept_masks(), strict=True):
+        found.append(packed_ids(pq.read_table(path, columns=["doc_id"]).column("doc_id"), path)[mask])
+    return np.concatenate(found)
 
 
 def _train(by_name: dict[str, ScoredSource], config: QualityConfig) -> QualityClassifier:
@@ -121,27 +123,33 @@ def _train(by_name: dict[str, ScoredSource], config: QualityConfig) -> QualityCl
 
 
 def _texts(one: ScoredSource, config: QualityConfig) -> list[str]:
-    """The source's kept texts with the lowest hashes, at most max_documents, in the order of their hashes."""
-    rows = np.flatnonzero(one.kept)
-    chosen = rows[np.lexsort((one.doc_ids[rows], one.hashes[rows]))[: config.max_documents]]
-    read = [text for cut in one.slices(np.sort(chosen)) for text in read_rows(cut, ["text"]).column("text").to_pylist()]
-    place = np.searchsorted(np.sort(chosen), chosen)
-    return [read[at] for at in place]
+    """The source's kept texts with the lowest hashes, at most max_documents, in the order of their hashes.
 
-
-def _rows(one: ScoredSource) -> list[int]:
-    """Rows of each annotated file."""
-    counts = dict.fromkeys(one.paths, 0)
-    for cut in one.slices(np.arange(len(one.doc_ids))):
-        counts[cut.path] = len(cut.rows)
-    return list(counts.values())
+    Memory: 40 bytes for each of max_documents and for each document of a file."""
+    chosen = np.empty(0, LOWEST)
+    for number, (path, mask) in enumerate(zip(one.paths, one.kept_masks(), strict=True)):
+        table = pq.read_table(path, columns=["text_hash", "doc_id"]).filter(pa.array(mask))
+        mine = np.empty(len(table), LOWEST)
+        mine["hash"], mine["file"], mine["row"] = table.column("text_hash").to_numpy(), number, np.flatnonzero(mask)
+        mine["id"] = packed_ids(table.column("doc_id"), path)
+        chosen = np.concatenate([chosen, mine])
+        chosen = chosen[np.lexsort((chosen["id"][:, 1], chosen["id"][:, 0], chosen["hash"]))[: config.max_documents]]
+    texts = np.empty(len(chosen), object)
+    for number, path in enumerate(one.paths):
+        places = np.flatnonzero(chosen["file"] == number)
+        places = places[np.argsort(chosen["row"][places])]
+        if len(places):
+            read = read_rows(RowRange.of_rows(path, chosen["row"][places]), ["text"])
+            texts[places] = read.column("text").to_pylist()
+    return texts.tolist()
 
 
 def _identity(sources: Sequence[ScoredSource], config: QualityConfig) -> list:
     """Identity of the training data and settings: annotated files, their kept rows, the relevant config fields."""
     names = {*config.positive, *config.negative, *config.scored}
     files = [
-        [path.name for path in one.paths] + [np.packbits(one.kept).tobytes().hex()]
+        [path.name for path in one.paths]
+        + [hashlib.sha256(np.packbits(mask).tobytes()).hexdigest() for mask in one.kept_masks()]
         for one in sources
         if one.source.name in names
     ]

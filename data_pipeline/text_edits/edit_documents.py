@@ -14,24 +14,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
-from gristmill.data_pipeline.ledger.document_file import BATCH_ROWS, DocumentFile, open_document_file
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, open_document_file
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, complement, removed_span_row, sorted_spans
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.local import LocalEngine
 
+EDITED_ROWS = 1024  # documents in memory at a time as Python strings
 EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
-# share: of the document's bytes that the spans hold. left: characters that remain, without white space at the ends.
-REMAINING = pa.schema([("doc_id", pa.string()), ("share", pa.float64()), ("left", pa.int64())])
+# row: of the document in its file. share: of the document's bytes that the spans hold. left: characters that remain,
+# without white space at the ends.
+REMAINING = pa.schema([("doc_id", pa.string()), ("row", pa.int64()), ("share", pa.float64()), ("left", pa.int64())])
 
 
 @dataclass(frozen=True)
 class EditedFile:
-    """parts: row for row the files given; a file without spans is the file given. removed_spans: rows of
-    REMOVED_SPANS. left: rows of REMAINING, one for each document that had spans, sorted by doc_id."""
+    """document_files: row for row the files given; a file without spans is the file given. span_files: by file, its
+    REMOVED_SPANS. left: rows of REMAINING with `file`, the file's number, one for each document that had spans, ordered
+    by file and row."""
 
-    parts: list[DocumentFile]
-    removed_spans: pa.Table
+    document_files: list[DocumentFile]
+    span_files: list[Path]
     left: pa.Table
+
+    @property
+    def removed_spans(self) -> pa.Table:
+        """The removed spans of all document files, in memory."""
+        return sorted_spans([pq.read_table(path, schema=REMOVED_SPANS) for path in self.span_files])
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class SpanRemoval:
 
 @dataclass(frozen=True)
 class EditTask:
-    part: DocumentFile
+    document_file: DocumentFile
     spans: Path
     removal: SpanRemoval
     path: Path
@@ -61,7 +69,7 @@ class EditTask:
 
 
 def edit_document_files(
-    parts: Sequence[DocumentFile],
+    document_files: Sequence[DocumentFile],
     spans: pa.Table,
     removal: SpanRemoval,
     engine: LocalEngine,
@@ -76,25 +84,35 @@ def edit_document_files(
         [("doc_id", "ascending"), ("start", "ascending")]
     )
     open_workspace(
-        folder, {**asdict(removal), "parts": [document_file_identity(part) for part in parts], "spans": _digest(table)}
+        folder,
+        {
+            **asdict(removal),
+            "document_files": [document_file_identity(document_file) for document_file in document_files],
+            "spans": _digest(table),
+        },
     )
     spans_file = folder / "spans.parquet"
     if not spans_file.exists():
         with sealed_path(spans_file) as temporary:
             pq.write_table(table, temporary, compression="zstd")
     tasks = [
-        EditTask(part, spans_file, removal, folder / f"part-{number:05d}.parquet") for number, part in enumerate(parts)
+        EditTask(document_file, spans_file, removal, folder / f"part-{number:05d}.parquet")
+        for number, document_file in enumerate(document_files)
     ]
     missing = [task for task in tasks if not task.left.exists()]
-    engine.map(_edit_file, missing, "remove spans", [task.part.bytes for task in missing], "B")
-    left = pa.concat_tables([REMAINING.empty_table(), *(pq.read_table(task.left, schema=REMAINING) for task in tasks)])
+    engine.map(_edit_file, missing, "remove spans", [task.document_file.bytes for task in missing], "B")
+    tables = [pq.read_table(task.left, schema=REMAINING) for task in tasks]
+    numbers = np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables])
+    left = pa.concat_tables([REMAINING.empty_table(), *tables]).append_column("file", pa.array(numbers))
     return EditedFile(
         [
-            DocumentFile(t.path, t.part.source, t.part.priority, t.part.kept) if t.path.exists() else t.part
+            DocumentFile(t.path, t.document_file.source, t.document_file.priority, t.document_file.kept)
+            if t.path.exists()
+            else t.document_file
             for t in tasks
         ],
-        sorted_spans([pq.read_table(task.removed_spans, schema=REMOVED_SPANS) for task in tasks]),
-        left.sort_by("doc_id").combine_chunks(),
+        [task.removed_spans for task in tasks],
+        left.combine_chunks(),
     )
 
 
@@ -151,8 +169,8 @@ class Record:
 
 
 def _spans_of(task: EditTask) -> dict[str, list[dict[str, Any]]]:
-    """The spans of each document of the part that has any."""
-    ids = open_document_file(task.part.path).read(columns=["doc_id"]).column("doc_id")
+    """The spans of each document of the file that has any."""
+    ids = open_document_file(task.document_file.path).read(columns=["doc_id"]).column("doc_id")
     spans = pq.read_table(task.spans)
     mine = spans.filter(pc.is_in(spans.column("doc_id"), value_set=ids.combine_chunks())).to_pylist()
     return {doc_id: list(rows) for doc_id, rows in groupby(mine, key=itemgetter("doc_id"))}
@@ -162,25 +180,26 @@ def _edited_batches(
     task: EditTask, spans: dict[str, list[dict[str, Any]]], record: Record
 ) -> Iterator[tuple[list[str], list[str]]]:
     """(doc_ids, texts without their spans) of all rows, a bounded number at a time. Removed rows have empty texts."""
-    kept = task.part.kept_mask()
+    kept = task.document_file.kept_mask()
     start = 0
-    for batch in open_document_file(task.part.path).iter_batches(BATCH_ROWS, columns=["doc_id", "text"]):
+    for batch in open_document_file(task.document_file.path).iter_batches(EDITED_ROWS, columns=["doc_id", "text"]):
         doc_ids, texts = (column.to_pylist() for column in batch.columns)
-        kept_rows = kept[start : start + len(batch)].tolist()
-        start += len(batch)
         edited = []
-        for doc_id, text, is_kept in zip(doc_ids, texts, kept_rows, strict=True):
-            text = text if is_kept and text is not None else ""
-            edited.append(_remove(doc_id, text, spans[doc_id], task, record) if is_kept and doc_id in spans else text)
+        for row, (doc_id, text) in enumerate(zip(doc_ids, texts, strict=True), start):
+            text = text if kept[row] and text is not None else ""
+            if kept[row] and doc_id in spans:
+                left, share = _remove(doc_id, text, spans[doc_id], task, record)
+                record.left.append({"doc_id": doc_id, "row": row, "share": share, "left": len(left.strip())})
+                text = left
+            edited.append(text)
+        start += len(batch)
         yield doc_ids, edited
 
 
-def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, record: Record) -> str:
+def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, record: Record) -> tuple[str, float]:
+    """(the text without its spans, the share of its bytes that they held)."""
     spans = [(row["start"], row["stop"]) for row in rows]
     spans = in_characters(text, spans) if task.removal.in_bytes else spans
     found = [removed_span_row(doc_id, task.removal.rule, text, start, stop) for start, stop in spans]
     record.removed_spans.extend({**span, "kept_in": row["kept_in"]} for span, row in zip(found, rows, strict=True))
-    left = remove_spans(text, spans)
-    share = sum(span["bytes"] for span in found) / len(text.encode())
-    record.left.append({"doc_id": doc_id, "share": share, "left": len(left.strip())})
-    return left
+    return remove_spans(text, spans), sum(span["bytes"] for span in found) / len(text.encode())

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
 from gristmill.data_pipeline.dedup.step import work_folder
-from gristmill.data_pipeline.filters.apply import KEPT, FilterResults
+from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.readers.fields import metadata_json
@@ -34,11 +34,11 @@ PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # keys in the metadata of a piece
 
 @dataclass(frozen=True)
 class ReannotatedFile:
-    """An annotated file to write again. part: its texts, row for row, and which rows are kept.
+    """An annotated file to write again. document_file: its texts, row for row, and which rows are kept.
     pieces: of documents that were split (PIECES), or None. scores: of the annotated file's rows, or None."""
 
     annotated: Path
-    part: DocumentFile
+    document_file: DocumentFile
     pieces: Path | None
     scores: Path | None
     config: AnnotateConfig
@@ -60,48 +60,56 @@ def reannotate(
     """The sources with a new file in the place of each annotated one whose texts changed, and its scores.
 
     annotated: how each source is annotated.
-    A new file holds the kept documents alone, pieces in the place of their parent; all of it is kept."""
+    A new file holds the kept documents alone, pieces in the place of their parent; all of it is kept. In the others
+    KEPT rows are those that no step removed."""
     paths = [path for one in curated for path in one.paths]
     configs = [settings for one, settings in zip(curated, annotated, strict=True) for _ in one.paths]
     found = edits.contamination
-    pieces = [None] * len(paths) if found is None else list(found.piece_files)
-    work = work_folder(folder, "rewritten", edits.parts, [piece is not None for piece in pieces])
+    pieces = [None if found is None else found.piece_file(number) for number in range(len(paths))]
+    work = work_folder(folder, "rewritten", edits.document_files, [piece is not None for piece in pieces])
     files = {
-        path: ReannotatedFile(path, part, piece, scores.get(path), settings, work / path.name)
-        for path, part, piece, settings in zip(paths, edits.parts, pieces, configs, strict=True)
-        if part.path != path or piece is not None
+        path: ReannotatedFile(path, document_file, piece, scores.get(path), settings, work / path.name)
+        for path, document_file, piece, settings in zip(paths, edits.document_files, pieces, configs, strict=True)
+        if document_file.path != path or piece is not None
     }
     missing = [file for file in files.values() if not file.path.exists()]
-    engine.map(write_reannotated, missing, "annotate again", [file.part.bytes for file in missing], "B")
-    sources = [_with_new_files(one, files) for one in curated]
+    engine.map(write_reannotated, missing, "annotate again", [file.document_file.bytes for file in missing], "B")
+    sources = [_with_new_files(one, files, edits.document_files) for one in curated]
     new_scores = {file.path: file.new_scores for file in files.values() if file.scores is not None}
     return sources, {**scores, **new_scores}
 
 
-def _with_new_files(one: SourceState, files: Mapping[Path, ReannotatedFile]) -> SourceState:
-    paths = tuple(files[path].path if path in files else path for path in one.paths)
-    filter_results = tuple(
-        _all_kept(files[path].path) if path in files else results
-        for path, results in zip(one.paths, one.filter_results, strict=True)
-    )
-    return replace(one, paths=paths, filter_results=filter_results)
+def _with_new_files(
+    one: SourceState, files: Mapping[Path, ReannotatedFile], document_files: Sequence[DocumentFile]
+) -> SourceState:
+    paths, filter_results = [], []
+    for number, path, results in zip(one.files, one.paths, one.filter_results, strict=True):
+        if path in files:
+            paths.append(files[path].path)
+            filter_results.append(_all_kept(files[path].path, results))
+        else:
+            failed_rule = np.where(document_files[number].kept_mask(), np.int16(KEPT), np.int16(REMOVED_LATER))
+            paths.append(path)
+            filter_results.append(replace(results, failed_rule=failed_rule))
+    return replace(one, paths=tuple(paths), filter_results=tuple(filter_results))
 
 
-def _all_kept(path: Path) -> FilterResults:
-    table = pq.read_table(path, columns=["doc_id", "num_bytes", "text_hash"])
+def _all_kept(path: Path, annotated: FilterResults) -> FilterResults:
+    """The results of a new file. annotated: of the file that it replaces; the filters are not applied again."""
+    table = pq.read_table(path, columns=["num_bytes", PARENT_ROW.name])
     return FilterResults(
         failed_rule=np.full(len(table), KEPT, np.int16),
-        doc_ids=np.array(table.column("doc_id").to_pylist(), dtype="S32"),
-        bytes=table.column("num_bytes").to_numpy(),
-        hashes=table.column("text_hash").to_numpy(),
-        languages=np.full(len(table), "", np.str_),  # the filters are not applied again
+        bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
+        splits=annotated.splits[table.column(PARENT_ROW.name).to_numpy()],
+        languages=np.zeros(len(table), np.int16),
+        language_names=("",),
     )
 
 
 def write_reannotated(task: ReannotatedFile) -> None:
     """The new scores, if there are any, and then the new file."""
-    texts = pq.read_table(task.part.path, columns=["text"]).column("text")
-    kept = task.part.kept_mask()
+    texts = pq.read_table(task.document_file.path, columns=["text"]).column("text")
+    kept = task.document_file.kept_mask()
     pieces = _pieces(task.pieces)
     parents = [np.empty(0, np.int64)]
     with pq.ParquetFile(task.annotated) as file, sealed_path(task.path) as temporary:

@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
-from gristmill.data_pipeline.decontamination.matches import MATCHES
 from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans
 from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, repeated_substrings
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.data_pipeline.ledger.ledger import Evidence, RemovalStep
-from gristmill.data_pipeline.ledger.removed_spans import sorted_spans
+from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
 from gristmill.data_pipeline.text_edits.edit_documents import EditedFile, SpanRemoval, edit_document_files
 from gristmill.foundation.engine.local import LocalEngine
@@ -28,37 +26,34 @@ from gristmill.foundation.engine.local import LocalEngine
 
 @dataclass(frozen=True)
 class TextEdits:
-    """parts: all annotated files in their order, row for row, with the edited texts where there are any.
-    removals: the steps before and these. removed_spans: rows of REMOVED_SPANS. contamination: the benchmark texts
-    that were found; None if the recipe names no benchmarks."""
+    """document_files: all annotated files in their order, row for row, with the edited texts where there are any.
+    removals: the steps before and these. span_files: by document file, the files of its removed spans, one a step.
+    contamination: the benchmark texts that were found; None if the recipe names no benchmarks."""
 
-    parts: list[DocumentFile]
+    document_files: list[DocumentFile]
     removals: list[RemovalStep]
-    removed_spans: pa.Table
+    span_files: list[tuple[Path, ...]]
     contamination: Decontamination | None
 
-    def evidence(self) -> Evidence:
-        """What the ledger records of edited and contaminated documents."""
-        found = self.contamination
-        if found is None:
-            return Evidence(self.removed_spans, {}, MATCHES.empty_table())
-        pieces: dict[str, tuple[str, ...]] = {}
-        for path in found.piece_files:
-            if path is not None:
-                for row in pq.read_table(path, columns=["parent_id", "doc_id"]).to_pylist():
-                    pieces[row["parent_id"]] = (*pieces.get(row["parent_id"], ()), row["doc_id"])
-        return Evidence(self.removed_spans, pieces, found.matches)
+    def evidence(self) -> list[EvidenceFiles]:
+        """By document_file, what the ledger records of edited and contaminated documents."""
+        found = []
+        for number, spans in enumerate(self.span_files):
+            of_benchmarks = EvidenceFiles() if self.contamination is None else self.contamination.evidence(number)
+            found.append(replace(of_benchmarks, removed_spans=(*spans, *of_benchmarks.removed_spans)))
+        return found
 
-    def after_removal(
-        self, curated: Sequence[SourceState], step: RemovalStep, parts: Sequence[DocumentFile]
-    ) -> "TextEdits":
+    def with_edits(self, edited: EditedFile) -> "TextEdits":
+        span_files = [(*held, path) for held, path in zip(self.span_files, edited.span_files, strict=True)]
+        return replace(self, span_files=span_files)
+
+    def after_removal(self, step: RemovalStep, document_files: Sequence[DocumentFile]) -> "TextEdits":
         """The edits after a step that removed documents."""
-        doc_ids = [results.doc_ids for one in curated for results in one.filter_results]
-        left = [
-            replace(part, kept=part.kept_mask() & ~step.removed_mask(ids))
-            for part, ids in zip(parts, doc_ids, strict=True)
-        ]
-        return replace(self, parts=left, removals=[*self.removals, step])
+        left = []
+        for number, document_file in enumerate(document_files):
+            kept = document_file.kept_mask()
+            left.append(replace(document_file, kept=kept & ~step.removed_mask(number, len(kept))))
+        return replace(self, document_files=left, removals=[*self.removals, step])
 
 
 @dataclass(frozen=True)
@@ -82,73 +77,66 @@ def edit_texts(
     """Removes duplicate spans, repeated substrings and benchmark texts from the documents that `removals` left.
 
     `folder` takes intermediate files; called again with the same arguments after a kill, it resumes from them."""
-    state = TextEdits(kept_document_files(curated, removals), list(removals), sorted_spans([]), None)
+    document_files = kept_document_files(curated, removals)
+    state = TextEdits(document_files, list(removals), [()] * len(document_files), None)
     for spans in settings.spans:
-        state = _spans(state, curated, spans, folder, engine)
+        state = _spans(state, spans, folder, engine)
     if settings.substrings is not None:
-        state = _substrings(state, curated, settings.substrings, folder, engine)
+        state = _substrings(state, settings.substrings, folder, engine)
     if settings.decontaminate is not None:
         config = settings.decontaminate
-        work = work_folder(folder, "decontaminate", state.parts, config.model_dump(mode="json"))
-        found = decontaminate(state.parts, config, engine, work, settings.task_examples)
-        state = replace(
-            state, removed_spans=sorted_spans([state.removed_spans, found.removed_spans]), contamination=found
-        )
-        state = state.after_removal(curated, _dropped(found), state.parts)
+        work = work_folder(folder, "decontaminate", state.document_files, config.model_dump(mode="json"))
+        found = decontaminate(state.document_files, config, engine, work, settings.task_examples)
+        state = replace(state, contamination=found).after_removal(_dropped(found), state.document_files)
     return state
 
 
-def _spans(
-    state: TextEdits, curated: Sequence[SourceState], config: SpanDedupConfig, folder: Path, engine: LocalEngine
-) -> TextEdits:
+def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: LocalEngine) -> TextEdits:
     step = f"{config.unit}_dedup"
-    work = work_folder(folder, step, state.parts, config.model_dump(mode="json"))
-    spans = duplicate_spans(state.parts, config, engine, work / "spans")
-    edited = edit_document_files(state.parts, spans, SpanRemoval(f"{step}.min_count"), engine, work / "texts")
-    state = replace(state, removed_spans=sorted_spans([state.removed_spans, edited.removed_spans]))
-    return state.after_removal(curated, _emptied(step, edited), edited.parts)
+    work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
+    spans = duplicate_spans(state.document_files, config, engine, work / "spans")
+    edited = edit_document_files(state.document_files, spans, SpanRemoval(f"{step}.min_count"), engine, work / "texts")
+    return state.with_edits(edited).after_removal(_emptied(step, edited), edited.document_files)
 
 
-def _substrings(
-    state: TextEdits, curated: Sequence[SourceState], config: SubstringDedupConfig, folder: Path, engine: LocalEngine
-) -> TextEdits:
+def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, engine: LocalEngine) -> TextEdits:
     step = "substring_dedup"
-    work = work_folder(folder, step, state.parts, config.model_dump(mode="json"))
-    spans = repeated_substrings(state.parts, config, engine, work / "spans")
+    work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
+    spans = repeated_substrings(state.document_files, config, engine, work / "spans")
     removal = SpanRemoval(f"{step}.{config.policy}", in_bytes=True, is_applied=config.policy == "remove")
-    edited = edit_document_files(state.parts, spans, removal, engine, work / "texts")
-    state = replace(state, removed_spans=sorted_spans([state.removed_spans, edited.removed_spans]))
+    edited = edit_document_files(state.document_files, spans, removal, engine, work / "texts")
+    state = state.with_edits(edited)
     if config.policy == "annotate":
         return state
     if config.policy == "remove":
-        return state.after_removal(curated, _emptied(step, edited), edited.parts)
+        return state.after_removal(_emptied(step, edited), edited.document_files)
     chosen = edited.left.filter(pa.array(edited.left.column("share").to_numpy() > config.drop_share))
-    taken = _taken(step, "drop_share", chosen, chosen.column("share").to_numpy(), config.drop_share)
-    return state.after_removal(curated, taken, edited.parts)
+    removed = _removal_step(step, "drop_share", chosen, chosen.column("share").to_numpy(), config.drop_share)
+    return state.after_removal(removed, edited.document_files)
 
 
 def _emptied(step: str, edited: EditedFile) -> RemovalStep:
     """Removes the documents that hold only white space after the edit."""
     chosen = edited.left.filter(pa.array(edited.left.column("left").to_numpy() == 0))
-    return _taken(step, "nothing_left", chosen, np.zeros(len(chosen)), 1)
+    return _removal_step(step, "nothing_left", chosen, np.zeros(len(chosen)), 1)
 
 
-def _taken(step: str, rule: str, documents: pa.Table, values: np.ndarray, threshold: float) -> RemovalStep:
-    doc_ids = np.array(documents.column("doc_id").to_pylist(), dtype="S32")
-    rules = np.full(len(doc_ids), f"{step}.{rule}", dtype=object)
-    nobody = np.full(len(doc_ids), b"", dtype="S32")
-    return RemovalStep(step, threshold, doc_ids, nobody, np.array(values, np.float64), None, rules)
+def _removal_step(step: str, rule: str, documents: pa.Table, values: np.ndarray, threshold: float) -> RemovalStep:
+    files, rows = (documents.column(name).to_numpy() for name in ("file", "row"))
+    return RemovalStep(step, threshold, files, rows, values, rule_names=(rule,)).sorted()
 
 
 def _dropped(found: Decontamination) -> RemovalStep:
-    rows = found.hits.filter(pc.equal(found.hits.column("fate"), "dropped"))
-    doc_ids = np.array(rows.column("doc_id").to_pylist(), dtype="S32")
+    hits = found.located_hits.filter(pc.equal(found.located_hits.column("outcome"), "dropped"))
+    rules = hits.column("rule").combine_chunks().dictionary_encode()
+    files, rows, values, thresholds = (hits.column(name).to_numpy() for name in ("file", "row", "value", "threshold"))
     return RemovalStep(
         "decontaminate",
         1.0,
-        doc_ids,
-        np.full(len(doc_ids), b"", dtype="S32"),
-        rows.column("value").to_numpy().astype(np.float64),
-        rows.column("threshold").to_numpy().astype(np.float64),
-        np.array(rows.column("rule").to_pylist(), dtype=object),
-    )
+        files,
+        rows,
+        values,
+        thresholds=thresholds,
+        rules=rules.indices.to_numpy().astype(np.int8),
+        rule_names=tuple(name.removeprefix("decontaminate.") for name in rules.dictionary.to_pylist()),
+    ).sorted()

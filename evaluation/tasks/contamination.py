@@ -14,7 +14,7 @@ from gristmill.evaluation.tasks.benchmark_texts import OURS
 from gristmill.evaluation.tasks.harness import Results
 from gristmill.foundation.errors import InputError
 
-LEFT_IN = "annotated"  # fate of a document that stays in the corpus with its match
+LEFT_IN = "annotated"  # outcome of a document that stays in the corpus with its match
 
 Found = dict[str, dict[int, bool]]  # benchmark -> question found in the corpus -> is it still in some document?
 
@@ -35,7 +35,7 @@ def found_in_corpus(curate: Path) -> Found:
         for line in questions.read_text("utf-8").splitlines():
             question = json.loads(line)
             if question["example"].isdecimal():
-                left_in = any(document["fate"] == LEFT_IN for document in question["documents"])
+                left_in = any(document["outcome"] == LEFT_IN for document in question["documents"])
                 found.setdefault(question["benchmark"], {})[int(question["example"])] = left_in
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); run the stage `curate` again") from error

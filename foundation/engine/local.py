@@ -18,7 +18,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 # Task attributes that name its input, in order of preference: raw or annotated files before output files.
-NAMING_FIELDS = ("label", "annotated", "part", "path", "documents", "prefix", "folder")
+NAMING_FIELDS = ("label", "annotated", "document_file", "path", "documents", "prefix", "folder")
 CAUSES: dict[int, str] = {
     signal.SIGKILL: "killed; most often by the kernel, because memory ran out",
     signal.SIGBUS: "killed by SIGBUS; a mapped file was cut short or the disk is full",

@@ -25,9 +25,9 @@ COLUMNS = {  # counts of a benchmark -> column heading
 def removed_span_blocks(sources: Mapping[str, Any]) -> list[Block]:
     """Spans removed from kept documents; empty if no step removes spans."""
     rows = [
-        (step, source, f"{cut['documents']:,}", f"{cut['spans']:,}", f"{cut['bytes']:,}")
+        (step, source, f"{spans['documents']:,}", f"{spans['spans']:,}", f"{spans['bytes']:,}")
         for source, entry in sources.items()
-        for step, cut in entry["cut"].items()
+        for step, spans in entry["removed_spans"].items()
     ]
     if not rows:
         return []

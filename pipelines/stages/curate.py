@@ -116,7 +116,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=11,
+    code_version=12,
     inputs=(),
     config=config,
     run=run,

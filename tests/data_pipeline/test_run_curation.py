@@ -41,7 +41,7 @@ def books(tmp_path) -> SourceConfig:
     return source(tmp_path)
 
 
-def test_every_document_has_a_fate_and_the_counts_add_up(books, tmp_path):
+def test_every_document_has_an_outcome_and_the_counts_add_up(books, tmp_path):
     counts = run_curate([books], tmp_path)["sources"]["books"]
     assert counts["read"]["documents"] == 47
     assert sum(kept["documents"] for kept in counts["kept"].values()) == 40
@@ -56,7 +56,7 @@ def test_every_document_has_a_fate_and_the_counts_add_up(books, tmp_path):
     }
     rows = ledger_of(tmp_path)
     assert len({row["doc_id"] for row in rows}) == 47
-    assert Counter(row["fate"] for row in rows) == {"kept": 40, "removed": 3, "quarantined": 4}
+    assert Counter(row["outcome"] for row in rows) == {"kept": 40, "removed": 3, "quarantined": 4}
     assert orjson.loads((tmp_path / "curate" / COUNTS_NAME).read_bytes())["sources"]["books"] == counts
 
 
@@ -182,18 +182,18 @@ def test_an_empty_source_is_refused(tmp_path):
 
 def test_a_source_emptied_by_a_rule_says_which(tmp_path):
     write_jsonl(tmp_path / "books.jsonl", [{"text": "Too short."}] * 3)
-    with pytest.raises(InputError, match=r"none is left to train on.*gopher_quality.min_words took 3"):
+    with pytest.raises(InputError, match=r"none is left to train on.*gopher_quality.min_words removed 3"):
         run_curate([source(tmp_path)], tmp_path)
 
 
 def test_a_source_emptied_by_a_rule_leaves_its_ledger(tmp_path):
-    """`why` shows what took each document, no corpus stands there, and other thresholds go on from there."""
+    """`why` shows what removed each document, no corpus stands there, and other thresholds go on from there."""
     write_jsonl(tmp_path / "books.jsonl", [{"text": prose(k)} for k in range(3)])
     strict = {"filters": ({"gopher_quality": {"min_words": 10000}},)}
     with pytest.raises(InputError, match=r"The ledger in .*ledger records why each document was removed"):
         run_curate([source(tmp_path)], tmp_path, **strict)
     rows = pq.read_table(tmp_path / "curate/ledger/books-00000.parquet").to_pylist()
-    assert [(row["fate"], row["rule"]) for row in rows] == [("removed", "gopher_quality.min_words")] * 3
+    assert [(row["outcome"], row["rule"]) for row in rows] == [("removed", "gopher_quality.min_words")] * 3
     life = why(rows[0]["doc_id"], tmp_path / "curate")
     assert life[-1].outcome == "removed by gopher_quality.min_words"
     assert not (tmp_path / "curate/documents").exists()

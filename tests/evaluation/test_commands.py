@@ -82,8 +82,8 @@ def test_clean_and_contaminated_questions_stand_apart(tmp_path, config, random_c
     folder.mkdir(parents=True)
     (folder / "report.json").write_text('{"hans": {}, "rivers": {}}')
     lines = [
-        {"benchmark": "hans", "example": str(number), "documents": [{"fate": fate}]}
-        for number, fate in ((1, "annotated"), (4, "split"))
+        {"benchmark": "hans", "example": str(number), "documents": [{"outcome": outcome}]}
+        for number, outcome in ((1, "annotated"), (4, "split"))
     ]
     (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     paths = EvaluationPaths(

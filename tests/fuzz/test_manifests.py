@@ -47,7 +47,7 @@ def place(tmp_path_factory) -> Place:
     with sealed_path(workdir / "cache/shard") as temporary:
         temporary.write_bytes(b"content")
     rows = pq.read_table(workdir / LEDGER).to_pylist()
-    return Place(workdir, next(row["doc_id"] for row in rows if row["fate"] == "kept"))
+    return Place(workdir, next(row["doc_id"] for row in rows if row["outcome"] == "kept"))
 
 
 def ask_manifest(place: Place) -> None:

@@ -102,7 +102,7 @@ def test_a_source_emptied_by_the_filters_says_by_which_rule(call, tmp_path, raw)
     write_recipe(tmp_path, raw, changed=("filters: []", "filters: [{gopher_quality: {min_words: 1000}}]"))
     code, message = call("curate", "small.yaml")
     assert code == 1
-    assert "gopher_quality.min_words took 40" in message
+    assert "gopher_quality.min_words removed 40" in message
 
 
 def test_a_vocabulary_larger_than_the_corpus_supports(call, tmp_path, raw):

@@ -18,7 +18,7 @@ def test_on_pages_and_on_a_crawl(call, tmp_path, shared_data, name):
     code, said = call("curate", name, "--workers", 1, *settings, "--workdir", tmp_path / "html")
     assert code == 0, said
     ledger = pq.read_table(tmp_path / "html/curate/ledger")
-    assert len(ledger) == len(pages) and "kept" in ledger.column("fate").to_pylist()
+    assert len(ledger) == len(pages) and "kept" in ledger.column("outcome").to_pylist()
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -29,7 +29,7 @@ def test_a_crawl_of_one_page_leaves_a_ledger(call, tmp_path, shared_data, name):
     code, said = call("curate", name, "--workers", 1, *settings)
     (ledger,) = (tmp_path / "work").glob("*curate*/ledger")
     rows = pq.read_table(ledger).to_pylist()
-    assert [row["fate"] for row in rows] == ["kept" if code == 0 else "removed"]
+    assert [row["outcome"] for row in rows] == ["kept" if code == 0 else "removed"]
     if code:
         assert code == 1 and "gristmill why" in said.replace("\n", " ")
         assert "incomplete" in call("plan", name, *settings)[1]

@@ -48,7 +48,7 @@ def test_a_bad_word_takes_a_document_by_its_rule(tmp_path, filters):
     rows = run(tmp_path, texts, filters=filters, lists=listed(tmp_path, "badwords", "# words\ndarn\n\nred mill\n"))
     taken = rows[3]
     assert (taken["rule"], taken["value"], taken["threshold"]) == (f"{filters[0]}.max_bad_words", 2, 0)
-    assert [row["fate"] for number, row in rows.items() if number != 3] == ["kept"] * 8
+    assert [row["outcome"] for number, row in rows.items() if number != 3] == ["kept"] * 8
 
 
 def test_one_number_in_the_recipe_lets_two_bad_words_through(tmp_path):
@@ -56,7 +56,9 @@ def test_one_number_in_the_recipe_lets_two_bad_words_through(tmp_path):
     texts[3] += "\nThe darn mill stands by the darn river."
     texts[4] += "\nDarn, darn, darn."
     wanted = {"filters": [{"badwords": {"max_bad_words": 2}}], "lists": listed(tmp_path, "badwords", "darn")}
-    assert [row["fate"] for row in run(tmp_path, texts, **wanted).values()] == ["kept"] * 4 + ["removed"] + ["kept"] * 4
+    assert [row["outcome"] for row in run(tmp_path, texts, **wanted).values()] == ["kept"] * 4 + ["removed"] + [
+        "kept"
+    ] * 4
 
 
 def test_a_blocked_address_takes_a_document(tmp_path):
@@ -86,7 +88,7 @@ def test_personal_data_drops_a_document(tmp_path):
     texts[7] += "\nThe host 8.8.8.8 is up, 10.0.0.1 is not."
     texts[8] += "\nThe host 10.0.0.1 is down."
     rows = run(tmp_path, texts, pii={"phone": "drop", "email": "drop", "ip": "replace"})
-    assert {number: (row["rule"], row["value"]) for number, row in rows.items() if row["fate"] == "removed"} == {
+    assert {number: (row["rule"], row["value"]) for number, row in rows.items() if row["outcome"] == "removed"} == {
         2: ("pii.phone", 2),
         5: ("pii.email", 1),
     }
@@ -107,7 +109,7 @@ def test_stop_words_of_the_detected_language(tmp_path):
     texts = [prose(k) for k in range(9)]
     texts[4] = GERMAN
     rows = run(tmp_path, texts, filters=["language_stop_words"])
-    assert all(row["fate"] == "kept" for row in rows.values())
+    assert all(row["outcome"] == "kept" for row in rows.values())
     kept = signals_of(tmp_path)[rows[4]["doc_id"]]
     assert kept["detected_language"] == "de" and kept["num_language_stop_words"] >= 4
     assert kept["num_stop_words"] == 0  # Gopher's own are English

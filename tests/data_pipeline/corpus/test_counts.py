@@ -8,45 +8,55 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.corpus.counts import (
+    Tallies,
     Tally,
     check_not_empty,
+    count_files,
     count_source,
     removed_span_counts,
     source_counts,
 )
-from gristmill.data_pipeline.decontamination.matches import MATCHES
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Rules
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, REMOVED_LATER, FilterResults, Rules
 from gristmill.data_pipeline.filters.rule import Rule
-from gristmill.data_pipeline.ledger.ledger import Evidence, RemovalStep
+from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.removed_spans import removed_span_row, sorted_spans
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
 
-IDS = np.array([letter * 32 for letter in "abcdef"], "S32")
+IDS = [letter * 32 for letter in "abcdef"]
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
-NO_EVIDENCE = Evidence(sorted_spans([]), {}, MATCHES.empty_table())
+NO_EVIDENCE = EvidenceFiles()
+TRAIN, TEST = 0, 2
 
 
-def state(folder: Path, failed_rule: list[int], num_bytes: list[int]) -> SourceState:
-    """One annotated file, of which only the column `changes` is read."""
+def state(folder: Path, failed_rule: list[int], num_bytes: list[int], splits: list[int]) -> SourceState:
+    """One annotated file, of which only the columns `doc_id` and `changes` are read."""
     path = folder / f"annotated-{sum(num_bytes)}.parquet"
     changes = [["nfc"], ["nfc", "mojibake"], *([] for _ in failed_rule[2:])]
-    pq.write_table(pa.table({"changes": pa.array(changes[: len(failed_rule)], pa.list_(pa.string()))}), path)
     size = len(failed_rule)
+    pq.write_table(pa.table({"doc_id": IDS[:size], "changes": pa.array(changes[:size], pa.list_(pa.string()))}), path)
     results = FilterResults(
         failed_rule=np.array(failed_rule, np.int16),
-        doc_ids=IDS[:size],
-        bytes=np.array(num_bytes),
-        hashes=np.arange(size, dtype=np.uint64),
-        languages=np.array(["en", "en", "de", "", "en", "de"][:size]),
+        bytes=np.array(num_bytes, np.uint32),
+        splits=np.array(splits, np.int8),
+        languages=np.array([1, 1, 0, 2, 1, 0][:size], np.int16),
+        language_names=("de", "en", ""),
     )
     source = SourceConfig(name="books", format="jsonl", paths=("books.jsonl",))
-    return SourceState(source, Rules((WORDS,), ()), (path,), (results,))
+    return SourceState(source, Rules((WORDS,), ()), (path,), (results,), first_file=0)
 
 
-def near(letter: str) -> RemovalStep:
-    return RemovalStep("near_dedup", 0.8, np.array([letter * 32], "S32"), np.array([b"a" * 32]), np.array([0.9]))
+def near(row: int) -> RemovalStep:
+    return RemovalStep("near_dedup", 0.8, np.zeros(1, np.int32), np.array([row]), np.array([0.9]))
+
+
+def counted(read: SourceState, written: SourceState, removals: list[RemovalStep], files: EvidenceFiles, *quarantined):
+    of_files = count_files([read], removals, [files], LocalEngine(1, Reporter.silent()))
+    return count_source(read, written, removals, of_files, quarantined)
 
 
 def tally(**counts: tuple[int, int]) -> Tally:
@@ -58,9 +68,10 @@ def tally(**counts: tuple[int, int]) -> Tally:
 
 def test_read_is_kept_removed_and_quarantined(tmp_path):
     """a and f in train, b in test; c fails the filter, d is unreadable, e is a near duplicate."""
-    read = state(tmp_path, [KEPT, KEPT, 0, QUARANTINED, KEPT, KEPT], [400, 200, 30, 0, 500, 600])
-    splits = np.array(["train", "test", "", "", "", "train"])
-    counts = count_source(read, read, splits, [near("e")], NO_EVIDENCE, [{"unreadable": "invalid_json"}])
+    splits, num_bytes = [TRAIN, TEST, TRAIN, TRAIN, TEST, TRAIN], [400, 200, 30, 0, 500, 600]
+    read = state(tmp_path, [KEPT, KEPT, 0, QUARANTINED, KEPT, KEPT], num_bytes, splits)
+    written = state(tmp_path, [KEPT, KEPT, 0, QUARANTINED, REMOVED_LATER, KEPT], num_bytes, splits)
+    counts = counted(read, written, [near(4)], NO_EVIDENCE, {"unreadable": "invalid_json"})
     assert counts == {
         "read": {"documents": 6, "bytes": 1730},
         "kept": {"train": {"documents": 2, "bytes": 1000}, "test": {"documents": 1, "bytes": 200}},
@@ -69,7 +80,7 @@ def test_read_is_kept_removed_and_quarantined(tmp_path):
             "near_dedup": {"documents": 1, "bytes": 500},
         },
         "quarantined": {"invalid_json": {"documents": 1, "bytes": 0}},
-        "cut": {},
+        "removed_spans": {},
         "pieces": 0,
         "changed": {"mojibake": 1, "nfc": 2},
         "languages": {
@@ -81,16 +92,19 @@ def test_read_is_kept_removed_and_quarantined(tmp_path):
 
 def test_removed_spans_and_pieces_of_kept_documents_are_counted(tmp_path):
     """a (100 bytes) is split: 30 bytes are removed, pieces of 40 and 30 stay. Spans of the removed b do not count."""
-    read = state(tmp_path, [KEPT, KEPT], [100, 80])
-    written = state(tmp_path, [KEPT, KEPT], [40, 30])
+    read = state(tmp_path, [KEPT, KEPT], [100, 80], [TRAIN, TRAIN])
+    written = state(tmp_path, [KEPT, KEPT], [40, 30], [TRAIN, TRAIN])
     spans = [removed_span_row("a" * 32, "decontaminate.split", "x" * 100, 40, 70)]
     spans += [removed_span_row("b" * 32, "line_dedup.min_count", "y" * 80, 0, 80)]
     table = pa.Table.from_pylist(spans, schema=sorted_spans([]).schema)
-    evidence = Evidence(table, {"a" * 32: ("1" * 32, "2" * 32)}, MATCHES.empty_table())
-    counts = count_source(read, written, np.array(["train", "train"]), [near("b")], evidence, [])
+    pieces = pa.table({"parent_id": ["a" * 32] * 2, "doc_id": ["1" * 32, "2" * 32]}, schema=PIECE)
+    spans_file, pieces_file = tmp_path / "spans.parquet", tmp_path / "pieces.parquet"
+    pq.write_table(table, spans_file)
+    pq.write_table(pieces, pieces_file)
+    counts = counted(read, written, [near(1)], EvidenceFiles((spans_file,), None, pieces_file))
     assert counts["kept"] == {"train": {"documents": 2, "bytes": 70}}
     assert counts["removed"] == {"near_dedup": {"documents": 1, "bytes": 80}}
-    assert counts["cut"] == {"decontaminate": {"documents": 1, "spans": 1, "bytes": 30}}
+    assert counts["removed_spans"] == {"decontaminate": {"documents": 1, "spans": 1, "bytes": 30}}
     assert counts["pieces"] == 1
 
 
@@ -112,7 +126,7 @@ def test_spans_are_counted_by_step_without_those_that_were_only_recorded():
 )
 def test_counts_that_do_not_add_up_are_refused(read, kept, spans, pieces, said):
     with pytest.raises(RuntimeError, match=said):
-        source_counts(read, tally(train=kept), Tally(), Tally(), spans, pieces)
+        source_counts(read, Tallies(tally(train=kept), Tally(), Tally(), spans), pieces)
 
 
 def test_a_tally_leaves_out_names_without_documents():
@@ -140,10 +154,10 @@ def entry(read: int, kept: dict, removed: dict, quarantined: dict) -> dict:
     [
         (entry(0, {}, {}, {}), "source books: its files hold no documents"),
         (entry(3, {}, {}, {"invalid_json": 3}), "none of its 3 documents can be read; the first: line 1"),
-        (entry(3, {"test": 3}, {}, {}), "all 3 documents fell into held-out splits; lower curate.splits"),
+        (entry(3, {"test": 3}, {}, {}), "all 3 documents are in held-out splits; lower curate.splits"),
         (
             entry(6, {"test": 1}, {"gopher.min_words": 3, "near_dedup": 1}, {"invalid_json": 1}),
-            r"of 6 documents none is left to train on \(1 are held out\); gopher.min_words took 3 of them",
+            r"of 6 documents none is left to train on \(1 are held out\); gopher.min_words removed 3 of them",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.decontamination.benchmark import missing_fields, read_benchmark
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.kernels import align
+from gristmill.data_pipeline.decontamination.kernels import WORD_BITS, align, max_score
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import decontaminate
 from gristmill.data_pipeline.decontamination.words import information, words_of
@@ -174,6 +174,14 @@ def test_alignment_agrees_with_the_whole_table(text, document, tells):
     score, first, last, words, _ = align(hashes[0], told, hashes[1], 0, len(document), 1.0, *row)
     assert score == plain_alignment(text, told.tolist(), document, 1.0)
     assert 0 <= first <= last <= len(document) and words <= min(len(text), last - first)
+    assert score <= max_score(hashes[0], told, hashes[1], np.empty(WORD_BITS // 64, np.uint64))
+
+
+def test_the_bound_of_a_score_counts_the_words_that_occur():
+    """Of a, b and c, which tell 3, 5 and 7, the document has a and c."""
+    text, document = (words_of([words]).hashes for words in ("a b c", "c x a"))
+    bound = max_score(text, np.array([3.0, 5.0, 7.0]), document, np.empty(WORD_BITS // 64, np.uint64))
+    assert bound == pytest.approx(10, abs=1e-5)
 
 
 def test_information_of_words():

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.decontamination.benchmark import numbered_examples, read_benchmark
 from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
+from gristmill.data_pipeline.decontamination.document_edit import piece_id
 from gristmill.data_pipeline.decontamination.index import build_index, search
-from gristmill.data_pipeline.decontamination.outcome import piece_id
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import decontaminate
 from gristmill.data_pipeline.decontamination.words import words_of
@@ -77,7 +77,7 @@ def test_split_worked_example(tmp_path: Path):
     assert result.pieces.column("doc_id").to_pylist() == [piece_id(padded("1"), 0), piece_id(padded("1"), 1)]
     (hit,) = result.hits.to_pylist()
     removed = len(text) - 2 * len(kept)
-    assert (hit["doc_id"], hit["fate"], hit["pieces"], hit["characters"]) == (padded("1"), "split", 2, removed)
+    assert (hit["doc_id"], hit["outcome"], hit["pieces"], hit["characters"]) == (padded("1"), "split", 2, removed)
     cuts = result.removed_spans.to_pylist()
     assert sum(cut["length"] for cut in cuts) == sum(cut["bytes"] for cut in cuts) == removed
     first = cuts[0]
@@ -94,13 +94,13 @@ def test_split_worked_example(tmp_path: Path):
     assert "WHICH OF THE SEVEN" in row["excerpt"]
 
 
-@pytest.mark.parametrize(("policy", "fate", "characters"), [("drop", "dropped", 1), ("annotate", "annotated", 0)])
-def test_other_policies(tmp_path: Path, policy: str, fate: str, characters: int):
+@pytest.mark.parametrize(("policy", "outcome", "characters"), [("drop", "dropped", 1), ("annotate", "annotated", 0)])
+def test_other_policies(tmp_path: Path, policy: str, outcome: str, characters: int):
     text = PROSE + QUESTION
     part = write_part(tmp_path / "p.parquet", {"1": text, "2": PROSE})
     result = decontaminate([part], config_of(tmp_path, [QUESTION], policy=policy), engine(), tmp_path / "work")
-    assert [(r["doc_id"], r["fate"], r["characters"]) for r in result.hits.to_pylist()] == [
-        (padded("1"), fate, characters * len(text))
+    assert [(r["doc_id"], r["outcome"], r["characters"]) for r in result.hits.to_pylist()] == [
+        (padded("1"), outcome, characters * len(text))
     ]
     assert len(result.pieces) == 0
 
@@ -109,7 +109,7 @@ def test_more_than_ten_pieces_drop_the_document(tmp_path: Path):
     text = f"{QUESTION}. {PROSE}" * 11
     part = write_part(tmp_path / "p.parquet", {"1": text})
     config = config_of(tmp_path, [QUESTION], margin=0)
-    assert decontaminate([part], config, engine(), tmp_path / "a").hits.to_pylist()[0]["fate"] == "dropped"
+    assert decontaminate([part], config, engine(), tmp_path / "a").hits.to_pylist()[0]["outcome"] == "dropped"
     more = config_of(tmp_path, [QUESTION], margin=0, max_pieces=11)
     assert decontaminate([part], more, engine(), tmp_path / "b").hits.to_pylist()[0]["pieces"] == 11
 

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, candidate_probability, find_roots, union_buckets
+from gristmill.data_pipeline.dedup.lsh import (
+    band_keys,
+    buckets,
+    candidate_probability,
+    find_roots,
+    repeated_keys,
+    union_buckets,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +26,16 @@ def test_buckets_by_hand():
     bucket, member = buckets(np.array([7, 5, 7, 9, 5], np.uint64), np.array([10, 4, 2, 3, 1]))
     assert (bucket.tolist(), member.tolist()) == ([0, 0, 1, 1], [1, 4, 2, 10])
     assert [len(a) for a in buckets(np.empty(0, np.uint64), np.empty(0, np.int64))] == [0, 0]
+
+
+def test_every_key_that_repeats_is_found_and_few_others():
+    keys = np.random.default_rng(3).integers(1 << 63, size=20_000, dtype=np.uint64)
+    keys[::10] = keys[1::10]
+    found = repeated_keys(keys)
+    values, counts = np.unique(keys, return_counts=True)
+    repeated = np.flatnonzero(np.isin(keys, values[counts > 1]))
+    assert (np.diff(found) > 0).all() and np.isin(repeated, found).all()
+    assert len(found) - len(repeated) < len(keys) / 8
 
 
 def test_joined_groups_are_named_by_their_lowest():

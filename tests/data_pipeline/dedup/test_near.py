@@ -213,7 +213,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("killed_at", ["buckets-002.npy", "verified-00001.npy"])
+@pytest.mark.parametrize("killed_at", ["buckets-000.npy", "verified-00001.npy"])
 def test_killed_in_the_middle_of_banding_and_of_verification(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ):

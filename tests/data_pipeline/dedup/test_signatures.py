@@ -105,7 +105,7 @@ def test_stores_that_cannot_be_merged(tmp_path: Path):
         sign_corpus([part], scheme, engine(), tmp_path / name)
     with pytest.raises(InputError, match="ngram=3, but 2 is wanted"):
         merge_stores([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
-    with pytest.raises(InputError, match=f"document {padded('1')} stands in another store"):
+    with pytest.raises(InputError, match=f"document {padded('1')} is in another store"):
         merge_stores([tmp_path / "a", tmp_path / "a"], tmp_path / "m")
 
 

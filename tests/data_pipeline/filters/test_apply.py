@@ -10,6 +10,7 @@ from gristmill.data_pipeline.filters.apply import (
     KEPT,
     QUARANTINED,
     WANTED_LANGUAGE,
+    FilterResults,
     FilterTask,
     Rules,
     apply_filters,
@@ -24,6 +25,10 @@ from gristmill.data_pipeline.signals.language import LanguageConfig
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
 SHARE = Rule("gopher", "max_share", "share", "<=", 0.5, "a paper")
 LANGUAGE = Rule("language", "min_score", WANTED_LANGUAGE, ">=", 0.65, "a paper")
+
+
+def languages_of(results: FilterResults) -> list[str]:
+    return [results.language_names[code] for code in results.languages.tolist()]
 
 
 def signals(**columns) -> pa.Table:
@@ -93,11 +98,28 @@ def test_the_first_failed_rule_decides_and_unreadable_rows_are_quarantined(tmp_p
         share=[0.1, 0.9, 0.8, 0.0],
     )
     pq.write_table(table, path)
-    results = apply_filters(FilterTask(path, Rules((WORDS, SHARE), ())))
+    results = apply_filters(FilterTask(path, Rules((WORDS, SHARE), ()), split_of=lambda hashes: hashes.astype(np.int8)))
     assert results.failed_rule.tolist() == [KEPT, 0, 1, QUARANTINED]
-    assert results.doc_ids.tolist() == [letter * 32 for letter in (b"a", b"b", b"c", b"d")]
-    assert (results.bytes.tolist(), results.hashes.tolist()) == ([400, 10, 300, 0], [1, 2, 3, 4])
-    assert results.languages.tolist() == ["en", "en", "de", ""]
+    assert (results.bytes.tolist(), results.splits.tolist()) == ([400, 10, 300, 0], [1, 2, 3, 4])
+    assert languages_of(results) == ["en", "en", "de", ""]
+
+
+def test_the_documents_nearest_a_threshold_on_either_side(tmp_path):
+    """Threshold 50: 49, 48 and 10 are removed, 50, 50, 60 and 70 kept; NaN is at no distance. Of equals the first."""
+    path = tmp_path / "annotated.parquet"
+    num_words = [10.0, 60.0, 49.0, 50.0, 48.0, 70.0, 50.0, float("nan")]
+    table = signals(
+        unreadable=pa.nulls(8, pa.string()),
+        num_bytes=[400] * 8,
+        text_hash=pa.array(range(8), pa.uint64()),
+        detected_language=["en"] * 8,
+        num_words=num_words,
+    )
+    pq.write_table(table, path)
+    nearest = apply_filters(FilterTask(path, Rules((WORDS,), ()))).nearest
+    assert nearest.rows.tolist() == [[[2, 4], [3, 6]]]
+    assert nearest.values.tolist() == [[[49.0, 48.0], [50.0, 50.0]]]
+    assert (nearest.thresholds == 50).all()
 
 
 def test_the_languages_of_the_results_are_profiles_where_profiles_are_used(tmp_path):
@@ -113,7 +135,7 @@ def test_the_languages_of_the_results_are_profiles_where_profiles_are_used(tmp_p
     )
     pq.write_table(table, path)
     results = apply_filters(FilterTask(path, Rules((WORDS,), (), {"de_Latn": (100.0,)})))
-    assert (results.failed_rule.tolist(), results.languages.tolist()) == ([0], ["de_Latn"])
+    assert (results.failed_rule.tolist(), languages_of(results)) == ([0], ["de_Latn"])
 
 
 def test_rules_stand_in_the_order_language_filters_last():

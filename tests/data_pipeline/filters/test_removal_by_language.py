@@ -60,7 +60,7 @@ def test_the_ledger_has_the_threshold_of_the_profile(tmp_path):
     source = SourceConfig(name="web", format="jsonl", paths=(str(tmp_path / "s.jsonl"),))
     run_curate([source], tmp_path, splits={"validation": 0, "test": 0})
     rows = {row["record"]: row for row in pq.read_table(tmp_path / "curate/ledger/web-00000.parquet").to_pylist()}
-    assert [rows[k]["fate"] for k in range(3)] == ["kept", "kept", "removed"]
+    assert [rows[k]["outcome"] for k in range(3)] == ["kept", "kept", "removed"]
     profile_words = 46.6  # de_Latn.yaml
     assert (rows[2]["rule"], rows[2]["threshold"]) == ("gopher_quality.min_words", profile_words)
 

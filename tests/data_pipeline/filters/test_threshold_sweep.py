@@ -47,8 +47,8 @@ def test_a_corpus_answers_sql(books, tmp_path):
     corpus = open_corpus(tmp_path)
     question = "SELECT count(*), sum(num_plain_words) FROM signals JOIN documents USING (doc_id) WHERE source = 'books'"
     assert corpus.execute(question).fetchall() == [(8, sum(24 * k for k in range(3, 11)))]
-    fates = "SELECT fate, rule, count(*) FROM ledger GROUP BY ALL ORDER BY ALL"
-    assert corpus.execute(fates).fetchall() == [("kept", None, 8), ("removed", "gopher_quality.min_words", 2)]
+    outcomes = "SELECT outcome, rule, count(*) FROM ledger GROUP BY ALL ORDER BY ALL"
+    assert corpus.execute(outcomes).fetchall() == [("kept", None, 8), ("removed", "gopher_quality.min_words", 2)]
     assert {row[0] for row in corpus.execute("SELECT DISTINCT split FROM documents").fetchall()} <= {
         "train",
         "validation",
@@ -66,4 +66,4 @@ def test_the_corpus_of_a_folder_with_characters_of_globs_and_quotes(tmp_path):
         [SourceConfig(name="s", format="jsonl", paths=(str(tmp_path / "raw/a.jsonl"),))], folder, near_dedup=None
     )
     count = open_corpus(folder).execute("SELECT count(*) FROM documents").fetchall()
-    assert count == open_corpus(folder).execute("SELECT count(*) FROM ledger WHERE fate = 'kept'").fetchall()
+    assert count == open_corpus(folder).execute("SELECT count(*) FROM ledger WHERE outcome = 'kept'").fetchall()

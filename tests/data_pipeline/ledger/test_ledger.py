@@ -11,8 +11,11 @@ import pytest
 from gristmill.data_pipeline.decontamination.matches import MATCHES
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, Rules
 from gristmill.data_pipeline.filters.rule import Rule
-from gristmill.data_pipeline.ledger.ledger import LEDGER_SCHEMA, Evidence, LedgerTask, RemovalStep, write_ledger
+from gristmill.data_pipeline.ledger.document_file import packed_ids
+from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles
+from gristmill.data_pipeline.ledger.ledger import LEDGER_SCHEMA, LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.removed_spans import removed_span_row, sorted_spans
 
 IDS = [letter * 32 for letter in "abcdef"]
@@ -22,12 +25,14 @@ SHARE = Rule("gopher", "max_share", "share", "<=", 0.5, "a paper")
 
 def step(name: str, rows: list[tuple[str, str, float]], threshold: float = 0.8, **columns) -> RemovalStep:
     """rows: (letter of the removed document, letter of the kept one or "", value)."""
+    kept_ids = pa.array([kept * 32 for _, kept, _ in rows if kept], pa.string())
     return RemovalStep(
         name,
         threshold,
-        np.array([letter * 32 for letter, _, _ in rows], "S32"),
-        np.array([kept * 32 for _, kept, _ in rows], "S32"),
+        np.zeros(len(rows), np.int32),
+        np.array([IDS.index(letter * 32) for letter, _, _ in rows], np.int64),
         np.array([value for _, _, value in rows]),
+        packed_ids(kept_ids, Path()) if len(kept_ids) else None,
         **columns,
     )
 
@@ -50,15 +55,29 @@ def task(tmp_path: Path) -> LedgerTask:
         path=tmp_path / "ledger" / "books-00000.parquet",
         source="books",
         rules=Rules((WORDS, SHARE), ()),
-        slices=(RowRange(path, np.arange(6)),),
-        failed_rule=(np.array([KEPT, 0, 1, QUARANTINED, KEPT, KEPT], np.int16),),
-        splits=(np.array(["train", "", "", "", "", ""]),),
-        removals=(
-            step("quality", [("e", "", 0.25)], thresholds=np.array([0.5])),
-            step("near_dedup", [("f", "a", 0.875)]),
+        rows=(
+            LedgerRows(
+                row_range=RowRange(path, 0, np.ones(6, bool)),
+                failed_rule=np.array([KEPT, 0, 1, QUARANTINED, KEPT, KEPT], np.int16),
+                splits=np.zeros(6, np.int8),
+                removals=(
+                    step("quality", [("e", "", 0.25)], thresholds=np.array([0.5])),
+                    step("near_dedup", [("f", "a", 0.875)]),
+                ),
+                evidence=EvidenceFiles(),
+            ),
         ),
-        evidence=Evidence(sorted_spans([]), {}, MATCHES.empty_table()),
+        split_names=("train", "validation"),
     )
+
+
+def with_evidence(task: LedgerTask, evidence: EvidenceFiles) -> LedgerTask:
+    return replace(task, rows=(replace(task.rows[0], evidence=evidence),))
+
+
+def write(path: Path, table: pa.Table) -> Path:
+    pq.write_table(table, path)
+    return path
 
 
 def rows_of(task: LedgerTask) -> list[dict]:
@@ -67,10 +86,10 @@ def rows_of(task: LedgerTask) -> list[dict]:
     return pq.read_table(task.path).to_pylist()
 
 
-def test_every_document_has_one_fate(task):
+def test_every_document_has_one_outcome(task):
     rows = rows_of(task)
     assert [row["doc_id"] for row in rows] == IDS
-    assert [(row["fate"], row["split"], row["step"], row["rule"]) for row in rows] == [
+    assert [(row["outcome"], row["split"], row["step"], row["rule"]) for row in rows] == [
         ("kept", "train", None, None),
         ("removed", None, "filters", "gopher.min_words"),
         ("removed", None, "filters", "gopher.max_share"),
@@ -99,50 +118,79 @@ def test_only_a_duplicate_has_a_similarity(task):
     assert tuple(rows[5][name] for name in columns) == (0.875, 0.8, "a" * 32, 0.875)
 
 
-def test_removed_spans_pieces_and_matches_stand_with_their_document(task):
+def test_removed_spans_pieces_and_matches_stand_with_their_document(task, tmp_path):
     spans = [{**removed_span_row("a" * 32, "line_dedup.min_count", "xyz one two", 4, 7), "kept_in": "b" * 32}]
     spans_table = pa.Table.from_pylist(spans, schema=sorted_spans([]).schema)
     match = {"doc_id": "a" * 32, "benchmark": "rivers", "example": "7", "field": "question", "kind": "verbatim"}
     matches = pa.Table.from_pylist([{**match, "text": 0, "matched": 3, "of": 3, "excerpt": ""}], schema=MATCHES)
-    evidence = Evidence(spans_table, {"a" * 32: ("1" * 32, "2" * 32)}, matches)
-    first, *others = rows_of(replace(task, evidence=evidence))
-    (span,) = first["cuts"]
+    pieces = pa.table({"parent_id": ["a" * 32] * 2, "doc_id": ["1" * 32, "2" * 32]}, schema=PIECE)
+    evidence = EvidenceFiles(
+        (write(tmp_path / "spans.parquet", spans_table),),
+        write(tmp_path / "matches.parquet", matches),
+        write(tmp_path / "pieces.parquet", pieces),
+    )
+    first, *others = rows_of(with_evidence(task, evidence))
+    (span,) = first["removed_spans"]
     assert (span["rule"], span["start"], span["length"], span["bytes"]) == ("line_dedup.min_count", 4, 3, 3)
     assert (span["excerpt"], span["kept_in"], span["benchmark"]) == ("one", "b" * 32, None)
     assert first["pieces"] == ["1" * 32, "2" * 32]
     (found,) = first["contamination"]
     assert (found["benchmark"], found["example"], found["matched"], found["of"]) == ("rivers", "7", 3, 3)
-    assert all(row["cuts"] == row["pieces"] == row["contamination"] == [] for row in others)
+    assert all(row["removed_spans"] == row["pieces"] == row["contamination"] == [] for row in others)
 
 
-def test_evidence_of_some_documents_leaves_out_the_others():
-    spans = [removed_span_row(letter * 32, "r.r", "abc", 0, 1) for letter in "ab"]
-    evidence = Evidence(
-        pa.Table.from_pylist(spans, schema=sorted_spans([]).schema), {"b" * 32: ("1" * 32,)}, MATCHES.empty_table()
-    )
-    only = evidence.of(["a" * 32])
-    assert only.removed_spans.column("doc_id").to_pylist() == ["a" * 32] and only.pieces == {}
-    assert evidence.of(["b" * 32]).pieces == {"b" * 32: ("1" * 32,)}
+def test_spans_of_several_steps_are_ordered_by_their_place(task, tmp_path):
+    """A step's file is read for the documents of the shard alone; e's spans come from two files."""
+    rows = {"one": [("e", 7, 9), ("c", 0, 1)], "two": [("e", 2, 3), ("1", 0, 9)]}
+    files = []
+    for name, spans in rows.items():
+        found = [removed_span_row(letter * 32, f"{name}.rule", "x" * 9, start, stop) for letter, start, stop in spans]
+        table = pa.Table.from_pylist(found, schema=sorted_spans([]).schema)
+        files.append(write(tmp_path / f"{name}.parquet", table))
+    found = [row["removed_spans"] for row in rows_of(with_evidence(task, EvidenceFiles(tuple(files))))]
+    assert [[(span["rule"], span["start"]) for span in spans] for spans in found] == [
+        [],
+        [],
+        [("one.rule", 0)],
+        [],
+        [("two.rule", 2), ("one.rule", 7)],
+        [],
+    ]
+
+
+def test_the_ledger_does_not_depend_on_how_rows_are_spread_over_ranges(task):
+    """The same file as two ranges, of rows 0 to 3 and 4 to 5."""
+    whole = rows_of(task)
+    [rows] = task.rows
+
+    def part(start: int, stop: int) -> LedgerRows:
+        return LedgerRows(
+            RowRange(rows.row_range.path, start, np.ones(stop - start, bool)),
+            rows.failed_rule[start:stop],
+            rows.splits[start:stop],
+            tuple(one.in_rows(start, stop) for one in rows.removals),
+            rows.evidence,
+        )
+
+    other = replace(task, path=task.path.with_name("other.parquet"), rows=(part(0, 4), part(4, 6)))
+    assert rows_of(other) == whole and other.path.read_bytes() == task.path.read_bytes()
 
 
 def test_the_mask_of_removed_documents_and_the_rows_of_some():
-    near = step("near_dedup", [("b", "a", 0.9), ("d", "a", 0.8)])
-    ids = np.array(IDS, "S32")
-    assert near.removed_mask(ids).tolist() == [False, True, False, True, False, False]
-    assert not step("near_dedup", []).removed_mask(ids).any()
-    some = near.of(ids[2:])
-    assert (some.doc_ids.tolist(), some.values.tolist()) == ([b"d" * 32], [0.8])
-
-
-def test_a_step_from_an_unsorted_table_is_sorted_by_doc_id():
-    table = pa.table({"doc_id": ["d" * 32, "b" * 32], "duplicate_of": ["a" * 32, "c" * 32], "similarity": [0.8, 0.9]})
-    made = RemovalStep.from_table("near_dedup", 0.8, table)
-    assert made.doc_ids.tolist() == [b"b" * 32, b"d" * 32]
-    assert (made.duplicate_of.tolist(), made.values.tolist()) == ([b"c" * 32, b"a" * 32], [0.9, 0.8])
+    """Files 0 and 2 lose documents; the rows of file 2 from 4 on are counted from 4."""
+    near = RemovalStep(
+        "near_dedup", 0.8, np.array([2, 0, 2], np.int32), np.array([5, 1, 3]), np.array([0.9, 0.8, 0.85])
+    ).sorted()
+    assert near.removed_mask(0, 3).tolist() == [False, True, False]
+    assert not near.removed_mask(1, 3).any()
+    second = near.in_files(2, 3)
+    assert (second.rows.tolist(), second.values.tolist()) == ([3, 5], [0.85, 0.9])
+    some = second.in_rows(4, 6)
+    assert (some.rows.tolist(), some.values.tolist()) == ([1], [0.9])
 
 
 def test_a_source_without_documents_has_an_empty_ledger(task):
-    assert rows_of(replace(task, slices=(), failed_rule=(), splits=())) == []
+    assert rows_of(replace(task, rows=())) == []
 
 
 def test_a_complete_shard_is_not_written_again(task):

@@ -1,9 +1,12 @@
 import hashlib
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.quality.classifier import (
     load_classifier,
     pareto_draws,
@@ -18,13 +21,14 @@ from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl
 CONFIG = QualityConfig(positive=("books",), negative=("web",), features=2**12)
 GOOD = [prose(k) for k in range(60)]
 BAD = [prose(1000 + k).replace("the", "buy now").replace("river", "cheap") for k in range(60)]
-IDS = np.array([hashlib.sha256(b"%d" % k).hexdigest()[:32] for k in range(2000)], dtype="S32")
+DIGITS = [hashlib.sha256(b"%d" % k).hexdigest()[:32] for k in range(2000)]
+IDS = packed_ids(pa.array(DIGITS), Path())
 
 
 def test_a_classifier_tells_the_sides_apart_and_survives_the_disk(tmp_path):
     trained = train_classifier(GOOD, BAD, CONFIG, ["x"])
-    assert trained.facts["auc"] > 0.95
-    assert trained.facts["documents"] == {"positive": 60, "negative": 60, "held_out": 12}
+    assert trained.metadata["auc"] > 0.95
+    assert trained.metadata["documents"] == {"positive": 60, "negative": 60, "held_out": 12}
     scores = trained.scores(GOOD[:5] + BAD[:5])
     assert scores[:5].min() > scores[5:].max()
     trained.save(tmp_path)
@@ -52,6 +56,8 @@ def test_the_pareto_rule_keeps_the_share_that_its_formula_says():
             assert kept.mean() == pytest.approx((2 - score) ** -alpha, abs=0.035)
     order = np.random.default_rng(0).permutation(len(IDS))
     assert (pareto_draws(IDS[order], 9) == pareto_draws(IDS, 9)[order]).all()
+    uniform = np.array([int(digits[-13:], 16) / 16**13 for digits in DIGITS])
+    assert (pareto_draws(IDS, 9) == (1 - uniform) ** (-1 / 9) - 1).all()
 
 
 def sources(tmp_path) -> list[SourceConfig]:
@@ -71,10 +77,10 @@ def test_the_score_is_a_signal_and_the_rule_stands_in_the_ledger(tmp_path):
     row = next(
         r for r in pq.read_table(tmp_path / "one/curate/ledger/web-00000.parquet").to_pylist() if r["step"] == "quality"
     )
-    assert row["fate"] == "removed" and row["value"] < row["threshold"] and row["duplicate_of"] is None
+    assert row["outcome"] == "removed" and row["value"] < row["threshold"] and row["duplicate_of"] is None
     scores = pq.read_table(tmp_path / "one/curate/signals/train/web-00000.parquet").column("quality_score").to_pylist()
     assert min(scores) >= row["threshold"]
-    assert load_classifier(tmp_path / "one/curate/quality").facts["auc"] > 0.8  # six of web's are books
+    assert load_classifier(tmp_path / "one/curate/quality").metadata["auc"] > 0.8  # six of web's are books
 
 
 def test_a_source_that_is_not_there_is_refused(tmp_path):

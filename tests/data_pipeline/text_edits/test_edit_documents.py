@@ -39,7 +39,7 @@ def test_parts_stay_row_for_row_and_every_span_is_on_record(tmp_path: Path):
     found = edit_document_files(
         [part], spans, SpanRemoval("substring_dedup.remove", in_bytes=True), engine(), tmp_path / "left"
     )
-    (left,) = found.parts
+    (left,) = found.document_files
     assert (left.source, left.priority, left.kept.tolist()) == ("tales", 3, [True, True, True, False])
     table = pq.read_table(left.path)
     assert table.column("doc_id").to_pylist() == [padded(i) for i in TEXTS]
@@ -48,7 +48,7 @@ def test_parts_stay_row_for_row_and_every_span_is_on_record(tmp_path: Path):
     (cut,) = found.removed_spans.to_pylist()
     assert (cut["doc_id"], cut["rule"], cut["kept_in"]) == (padded("2"), "substring_dedup.remove", padded("3"))
     assert (cut["start"], cut["length"], cut["bytes"], cut["excerpt"]) == (0, 15, 16, "the cät sat on")
-    assert found.left.to_pylist() == [{"doc_id": padded("2"), "share": 16 / 23, "left": 7}]
+    assert found.left.to_pylist() == [{"doc_id": padded("2"), "row": 1, "share": 16 / 23, "left": 7, "file": 0}]
 
 
 def test_what_is_only_recorded_changes_no_text(tmp_path: Path):
@@ -61,7 +61,7 @@ def test_what_is_only_recorded_changes_no_text(tmp_path: Path):
         engine(),
         tmp_path / "left",
     )
-    assert found.parts == [part]
+    assert found.document_files == [part]
     assert len(found.removed_spans) == 2
 
 
@@ -69,12 +69,14 @@ def test_a_part_without_spans_is_the_one_given(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "abcdef"})
     spans = pa.table({"doc_id": [padded("9")], "start": [0], "stop": [2], "kept_in": [padded("8")]})
     for _ in range(2):
-        assert edit_document_files([part], spans, SpanRemoval("r"), engine(), tmp_path / "work").parts == [part]
+        assert edit_document_files([part], spans, SpanRemoval("r"), engine(), tmp_path / "work").document_files == [
+            part
+        ]
 
 
 def test_other_spans_are_removed_again(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "abcdef"})
     for start, left in ((1, "adef"), (2, "abef")):
         spans = pa.table({"doc_id": [padded("1")], "start": [start], "stop": [start + 2], "kept_in": [padded("2")]})
-        (rewritten,) = edit_document_files([part], spans, SpanRemoval("r"), engine(), tmp_path / "work").parts
+        (rewritten,) = edit_document_files([part], spans, SpanRemoval("r"), engine(), tmp_path / "work").document_files
         assert pq.read_table(rewritten.path).column("text").to_pylist() == [left]

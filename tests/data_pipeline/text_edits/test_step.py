@@ -68,7 +68,7 @@ def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
         "paragraph_dedup": 1,
         "decontaminate": 2,
     }
-    assert {name: (entry["documents"], entry["spans"]) for name, entry in counts["cut"].items()} == {
+    assert {name: (entry["documents"], entry["spans"]) for name, entry in counts["removed_spans"].items()} == {
         "paragraph_dedup": (1, 1),
         "substring_dedup": (1, 1),
         "decontaminate": (1, 1),
@@ -79,12 +79,12 @@ def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
     assert sum(len(row["text"].encode()) for row in documents.values()) == sum(
         entry["bytes"] for entry in counts["kept"].values()
     )
-    (cut,) = rows[31]["cuts"]  # document 30 is longer, so the notice stays there
+    (cut,) = rows[31]["removed_spans"]  # document 30 is longer, so the notice stays there
     assert (cut["rule"], cut["kept_in"]) == ("paragraph_dedup.min_count", rows[30]["doc_id"])
     assert (prose(31) + "\n\n" + NOTICE)[cut["start"] :] == NOTICE == (cut["excerpt"] + NOTICE[80:])
     assert documents[rows[31]["doc_id"]]["text"].strip() == prose(31)
     assert (rows[32]["step"], rows[32]["rule"]) == ("paragraph_dedup", "paragraph_dedup.nothing_left")
-    (cut,) = rows[34]["cuts"]
+    (cut,) = rows[34]["removed_spans"]
     assert (cut["rule"], cut["kept_in"]) == ("substring_dedup.remove", rows[33]["doc_id"])
     assert PASSAGE not in documents[rows[34]["doc_id"]]["text"]
     assert PASSAGE in documents[rows[33]["doc_id"]]["text"]
@@ -95,20 +95,20 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
     rows, documents = ledger_of(tmp_path), documents_of(tmp_path)
     split = rows[35]
     pieces = [documents[doc_id] for doc_id in split["pieces"]]
-    assert split["fate"] == "kept" and split["doc_id"] not in documents and len(pieces) == 2
+    assert split["outcome"] == "kept" and split["doc_id"] not in documents and len(pieces) == 2
     assert [orjson.loads(piece["metadata"]) for piece in pieces] == [
         {"parent_id": split["doc_id"], "piece": number, "shelf": 35} for number in (0, 1)
     ]
     assert all("rivers" not in piece["text"] and len(piece["text"]) >= 200 for piece in pieces)
     found = {"benchmark": "rivers", "example": "r7", "field": "question", "kind": "verbatim", "matched": 7, "of": 7}
     assert split["contamination"] == rows[36]["contamination"] == [found]
-    (cut,) = split["cuts"]
+    (cut,) = split["removed_spans"]
     assert (cut["rule"], cut["benchmark"], cut["example"]) == ("decontaminate.split", "rivers", "r7")
     assert (rows[36]["rule"], rows[36]["threshold"]) == ("decontaminate.min_piece_characters", 200)
     assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.max_pieces", 12, 10)
     report = orjson.loads((tmp_path / "curate/decontamination/report.json").read_bytes())["rivers"]
     assert (report["examples"], report["verbatim"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
-    fates = {35: "split", 36: "dropped", 37: "dropped"}
+    outcomes = {35: "split", 36: "dropped", 37: "dropped"}
     (question,) = (tmp_path / "curate/decontamination/questions.jsonl").read_text().splitlines()
     assert orjson.loads(question) == {
         "benchmark": "rivers",
@@ -116,7 +116,7 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
         "kind": "verbatim",
         "fields": {"question": "verbatim"},
         "documents": sorted(
-            ({"doc_id": rows[k]["doc_id"], "kind": "verbatim", "fate": fate} for k, fate in fates.items()),
+            ({"doc_id": rows[k]["doc_id"], "kind": "verbatim", "outcome": outcome} for k, outcome in outcomes.items()),
             key=lambda row: row["doc_id"],
         ),
     }
@@ -147,7 +147,7 @@ def test_pieces_of_one_document_stand_on_one_side(books, tmp_path):
     }
     assert len(set(sides.values())) == 3
     for row in ledger_of(tmp_path).values():
-        if row["fate"] == "kept":
+        if row["outcome"] == "kept":
             assert {sides[doc_id] for doc_id in row["pieces"] or [row["doc_id"]]} == {row["split"]}
 
 
@@ -155,7 +155,7 @@ def test_why_tells_of_cuts_and_pieces(books, tmp_path):
     run_curate([books], tmp_path, **steps(tmp_path))
     rows = ledger_of(tmp_path)
     told = {k: [(event.step, event.outcome) for event in why(rows[k]["doc_id"], tmp_path)] for k in (31, 32, 35, 36)}
-    assert ("paragraph_dedup.min_count", f"cut 1 spans, {len(NOTICE)} characters") in told[31]
+    assert ("paragraph_dedup.min_count", f"removed 1 spans, {len(NOTICE)} characters") in told[31]
     assert told[32][-1] == ("paragraph_dedup", "removed")
     assert told[35][-3] == ("decontamination", "1 benchmark texts found")
     assert [step for step, _ in told[35][-2:]] == ["split", "split"]  # each piece has its place
@@ -172,10 +172,10 @@ def test_drop_and_annotate(books, tmp_path, policy, removed):
         settings["substring_dedup"]["drop_share"] = 0.3
     counts = run_curate([books], tmp_path, **settings)["sources"]["books"]
     assert counts["removed"].get("decontaminate", {"documents": 0})["documents"] == removed
-    assert counts["cut"].keys() == {"paragraph_dedup"} and counts["pieces"] == 0
+    assert counts["removed_spans"].keys() == {"paragraph_dedup"} and counts["pieces"] == 0
     rows = ledger_of(tmp_path)
-    assert rows[34]["cuts"][0]["rule"] == f"substring_dedup.{policy}"
-    assert rows[34]["fate"] == ("removed" if policy == "drop" else "kept")
+    assert rows[34]["removed_spans"][0]["rule"] == f"substring_dedup.{policy}"
+    assert rows[34]["outcome"] == ("removed" if policy == "drop" else "kept")
     assert rows[35]["contamination"] and not rows[35]["pieces"]
 
 
@@ -320,7 +320,7 @@ def test_a_protected_corpus_takes_from_the_new_one_and_loses_nothing(tmp_path):
         for i in pq.read_table(path).column("doc_id").to_pylist()
     }
     rows = pq.read_table(tmp_path / "two/curate/ledger/new-00000.parquet").to_pylist()
-    assert {row["duplicate_of"] for row in rows if row["fate"] == "removed"} <= ids
+    assert {row["duplicate_of"] for row in rows if row["outcome"] == "removed"} <= ids
 
 
 def test_what_is_wrong_is_said_before_work_starts(books, tmp_path):

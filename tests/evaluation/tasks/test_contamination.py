@@ -13,15 +13,15 @@ from gristmill.foundation.errors import InputError
 
 @pytest.fixture
 def curate(tmp_path):
-    """Writes decontamination/ with these questions: (benchmark, example, fates of the documents that hold it)."""
+    """Writes decontamination/ with these questions: (benchmark, example, outcomes of the documents that hold it)."""
 
     def write(*questions: tuple[str, str, list[str]]):
         folder = tmp_path / DECONTAMINATION_FOLDER
         folder.mkdir(exist_ok=True)
         (folder / REPORT_JSON).write_text(json.dumps({"quiz": {}, "rivers": {}}))
         lines = [
-            {"benchmark": name, "example": example, "documents": [{"fate": fate} for fate in fates]}
-            for name, example, fates in questions
+            {"benchmark": name, "example": example, "documents": [{"outcome": outcome} for outcome in outcomes]}
+            for name, example, outcomes in questions
         ]
         (folder / QUESTIONS_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
         return tmp_path

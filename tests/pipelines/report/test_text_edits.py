@@ -7,10 +7,12 @@ from gristmill.pipelines.report.text_edits import contamination_blocks, removed_
 
 def test_removed_spans_by_step_and_source():
     cut = {"line_dedup": {"documents": 2, "spans": 3000, "bytes": 90000}}
-    blocks = removed_span_blocks({"web": {"cut": cut, "pieces": 4}, "books": {"cut": {}, "pieces": 0}})
+    blocks = removed_span_blocks(
+        {"web": {"removed_spans": cut, "pieces": 4}, "books": {"removed_spans": {}, "pieces": 0}}
+    )
     assert isinstance(blocks[1], Table) and blocks[1].rows == (("line_dedup", "web", "2", "3,000", "90,000"),)
     assert "adds 4 documents" in blocks[1].caption
-    assert removed_span_blocks({"books": {"cut": {}, "pieces": 0}}) == []
+    assert removed_span_blocks({"books": {"removed_spans": {}, "pieces": 0}}) == []
 
 
 def test_matches_stand_side_by_side(tmp_path):

@@ -11,18 +11,19 @@ from gristmill.data_pipeline.decontamination.matches import TextMatch
 from gristmill.data_pipeline.decontamination.spans import cut_spans, pieces
 from gristmill.data_pipeline.ledger.removed_spans import complement, removed_span_row
 
-# One row a contaminated document. fate: split, dropped or annotated; characters: removed from it. rule:
+# One row a contaminated document. outcome: split, dropped or annotated; characters: removed from it. rule:
 # what dropped it, with its value and threshold (drop: benchmark texts found; max_pieces: pieces; min_piece_characters:
-# characters of the longest).
+# characters of the longest). row: in the file's file.
 HITS = pa.schema(
     [
         ("doc_id", pa.string()),
-        ("fate", pa.string()),
+        ("outcome", pa.string()),
         ("pieces", pa.int64()),
         ("characters", pa.int64()),
         ("rule", pa.string()),
         ("value", pa.float64()),
         ("threshold", pa.float64()),
+        ("row", pa.int64()),
     ]
 )
 PIECES = pa.schema([("doc_id", pa.string()), ("parent_id", pa.string()), ("piece", pa.int64()), ("text", pa.string())])
@@ -30,7 +31,7 @@ PIECES = pa.schema([("doc_id", pa.string()), ("parent_id", pa.string()), ("piece
 
 @dataclass(frozen=True)
 class DocumentEdit:
-    """The edit of one contaminated document: a row of HITS, rows of PIECES and of REMOVED_SPANS."""
+    """The edit of one contaminated document: a row of HITS without `row`, rows of PIECES and of REMOVED_SPANS."""
 
     hit: tuple
     pieces: list[tuple]

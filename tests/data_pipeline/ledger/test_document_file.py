@@ -1,0 +1,45 @@
+"""Parquet files of documents: batches of kept rows, and packed ids."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, unpacked_ids
+from gristmill.foundation.errors import InputError
+
+
+@pytest.mark.parametrize("group_rows", [1, 3, 10])
+@pytest.mark.parametrize("long_row", [None, 4])
+def test_batches_hold_the_kept_rows_in_order(tmp_path: Path, group_rows: int, long_row: int | None):
+    """Also where one text is far longer than a batch."""
+    texts = ["x" * (20_000_000 if row == long_row else row) for row in range(10)]
+    ids = [f"{row:032x}" for row in range(10)]
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"doc_id": ids, "text": texts}), path, row_group_size=group_rows)
+    kept = np.arange(10) % 4 != 1
+    batches = list(DocumentFile(path, "s", 1, kept).batches(np.arange(10) != 7))
+    rows = [0, 2, 3, 4, 6, 8]
+    assert np.concatenate([batch[0] for batch in batches]).tolist() == rows
+    assert [doc_id for batch in batches for doc_id in batch[1].to_pylist()] == [ids[row] for row in rows]
+    assert [text for batch in batches for text in batch[2].to_pylist()] == [texts[row] for row in rows]
+
+
+@given(st.lists(st.integers(0, 2**128 - 1), max_size=9))
+def test_packed_ids_sort_as_their_digits_do(numbers):
+    digits = [f"{number:032x}" for number in numbers]
+    packed = packed_ids(pa.array(digits, pa.string()), Path("x"))
+    assert [(int(high) << 64) + int(low) for high, low in packed.tolist()] == numbers
+    assert unpacked_ids(packed).to_pylist() == digits
+    order = np.lexsort((packed[:, 1], packed[:, 0]))
+    assert [digits[place] for place in order] == sorted(digits)
+
+
+@pytest.mark.parametrize("wrong", [None, "", "0" * 31, "0" * 33, "0" * 31 + "g", "ä" * 16])
+def test_an_id_that_is_not_32_hex_digits_is_named(wrong):
+    with pytest.raises(InputError, match=rf"x: doc_id {wrong!r} is not 32 hex digits"):
+        packed_ids(pa.array(["0" * 32, wrong], pa.string()), Path("x"))

@@ -1,0 +1,70 @@
+"""Rows of annotated files: ranges, row groups and shards."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows, row_groups, split_by_weight, true_rows
+
+
+@pytest.fixture
+def ten_rows(tmp_path: Path) -> Path:
+    """Rows 0 to 9 in row groups of 4, 4 and 2."""
+    pq.write_table(pa.table({"row": range(10), "other": range(10)}), tmp_path / "ten.parquet", row_group_size=4)
+    return tmp_path / "ten.parquet"
+
+
+@pytest.mark.parametrize("rows", [[], [0], [3, 4], [0, 1, 2, 3], [1, 5, 9], list(range(10))])
+def test_a_range_of_rows_gives_these_rows(ten_rows, rows):
+    row_range = RowRange.of_rows(ten_rows, np.array(rows, np.int64))
+    assert row_range.rows.tolist() == rows
+    assert read_rows(row_range, ["row"]).to_pydict() == {"row": rows}
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5), st.lists(st.integers(0, 30), max_size=3))
+def test_runs_of_true_rows_as_ranges_of_their_files(masks, cuts):
+    """Against a list of all (file, row) that are True."""
+    rows = [(f"{file}", row) for file, mask in enumerate(masks) for row, chosen in enumerate(mask) if chosen]
+    runs = list(pairwise([0, *sorted(cut % (len(rows) + 1) for cut in cuts), len(rows)]))
+    files = [(Path(f"{file}"), np.array(mask, bool)) for file, mask in enumerate(masks)]
+    for (start, stop), ranges in zip(runs, true_rows(files, runs), strict=True):
+        assert [(str(one.path), row) for one in ranges for row in one.rows.tolist()] == rows[start:stop]
+        assert len({one.path for one in ranges}) == len(ranges)
+
+
+def test_runs_end_where_their_weights_reach_the_limit():
+    assert split_by_weight(np.array([3, 3, 9, 1], np.uint32), 5) == [(0, 2), (2, 3), (3, 4)]
+    assert split_by_weight(np.array([], np.uint32), 5) == [(0, 0)]
+    assert split_by_weight(np.array([2**32 - 1] * 3, np.uint32), 2**32) == [(0, 2), (2, 3)]  # does not overflow
+
+
+def grouped(sizes: list[int], cuts: list[int], max_rows: int, max_bytes: int | None) -> list[list[int]]:
+    """The row numbers in each group, of a table that comes in pieces that end at `cuts`."""
+    table = pa.table({"row": np.arange(len(sizes)), "num_bytes": pa.array(sizes, pa.int64())})
+    bounds = [0, *sorted(cut % (len(sizes) + 1) for cut in cuts), len(sizes)]
+    pieces = [table.slice(start, stop - start) for start, stop in pairwise(bounds)]
+    return [group.column("row").to_pylist() for group in row_groups(pieces, max_rows, max_bytes)]
+
+
+def test_a_row_group_is_bounded_in_rows_and_in_bytes():
+    """At most 3 rows and 10 bytes; the row of 50 bytes is alone."""
+    assert grouped([4, 4, 4, 50, 1, 1, 1, 1], [], 3, 10) == [[0, 1], [2], [3], [4, 5, 6], [7]]
+    assert grouped([4, 4, 4, 50, 1], [], 3, None) == [[0, 1, 2], [3, 4]]
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=30),
+    st.lists(st.integers(0, 30), max_size=3),
+    st.integers(1, 7),
+    st.one_of(st.none(), st.integers(1, 12)),
+)
+def test_row_groups_do_not_depend_on_how_the_rows_come(sizes, cuts, max_rows, max_bytes):
+    groups = grouped(sizes, cuts, max_rows, max_bytes)
+    assert groups == grouped(sizes, [], max_rows, max_bytes)
+    assert [row for group in groups for row in group] == list(range(len(sizes)))
