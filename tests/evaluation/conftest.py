@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, save, step_folder
+from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, save, saved_tensors, step_folder
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import fill, shard_like
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
@@ -169,7 +170,7 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         settings = {"layers": 2, "width": 32, "heads": 4, "sequence_length": 128} | SHAPES[family] | fields
         config = ModelConfig(**settings)
         model = random_model(config, vocab_size)
-        tensors = {f"model.{key}": value.detach() for key, value in model.named_parameters()}
+        tensors = saved_tensors(dict(model.named_parameters()), saved_buffers(model))
         save(
             tmp_path / name,
             step,
