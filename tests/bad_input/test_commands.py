@@ -112,7 +112,7 @@ CASES = [
     call("no sweep", "decide small.yaml", "Missing option"),
     call("evaluate without anything", "evaluate", "give a RECIPE, or --checkpoint"),
     call("evaluate with both", "evaluate small.yaml --checkpoint x", "give a RECIPE, or --checkpoint"),
-    call("evaluate without tasks", "evaluate --checkpoint x", "--tasks wants names"),
+    call("evaluate without tasks", "evaluate --checkpoint x", "--tasks needs names"),
     call("evaluate with no limit", "evaluate --checkpoint x --tasks cloze --limit 0", "--limit"),
     call("evaluate with fewer shots than none", "evaluate --checkpoint x --tasks cloze --shots -1", "--shots"),
     call("evaluate in another precision", "evaluate --checkpoint x --tasks cloze --precision fp8", "precision", "'fp32' or 'bf16'"),
