@@ -5,6 +5,7 @@ from published.torch_fsdp import by_tokens
 
 from gristmill.training.costs.model_shape import ModelShape, shape_of
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 
 MCORE = "NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, v0.9: 468 TFLOP/s; the layout is ours"
@@ -24,32 +25,6 @@ def _parallel(tensor: int, pipeline: int, virtual: int, gpus: int, expert: int, 
     )
 
 
-def _qwen3(layers: int, width: int, heads: int, expert_width: int) -> ModelShape:
-    model = ModelConfig(
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=4,
-        head_width=128,
-        qk_norm=True,
-        sequence_length=4096,
-        moe={"experts": 128, "top_k": 8, "hidden": expert_width},
-    )
-    return shape_of(model, 151936)
-
-
-MIXTRAL = shape_of(
-    ModelConfig(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        hidden=14336,
-        sequence_length=4096,
-        moe={"experts": 8, "top_k": 2},
-    ),
-    32000,
-)
 GPT_OSS = shape_of(
     ModelConfig(
         layers=36,
@@ -75,7 +50,7 @@ EXPERTS = {
     "mixtures of experts, 16 to 256 H100": (
         PublishedRun(
             "Mixtral 8x7B, 64 GPUs",
-            MIXTRAL,
+            named_shape("mixtral-8x7b"),
             _parallel(1, 4, 8, 64, 8, 1),
             256,
             468.0,
@@ -84,10 +59,15 @@ EXPERTS = {
             "megatron-core",
             False,
         ),
-        _bridge("Qwen3 30B-A3B, 16 GPUs", _qwen3(48, 2048, 32, 768), _parallel(1, 2, 24, 16, 8, 2), 512, 5275, True),
+        _bridge("Qwen3 30B-A3B, 16 GPUs", named_shape("qwen3-30b-a3b"), _parallel(1, 2, 24, 16, 8, 2), 512, 5275, True),
         # The table leaves the batch of this row out; 4,096 samples are ours.
         _bridge(
-            "Qwen3 235B-A22B, 256 GPUs", _qwen3(94, 4096, 64, 1536), _parallel(2, 8, 4, 256, 32, 1), 4096, 1575, True
+            "Qwen3 235B-A22B, 256 GPUs",
+            named_shape("qwen3-235b-a22b"),
+            _parallel(2, 8, 4, 256, 32, 1),
+            4096,
+            1575,
+            True,
         ),
         _bridge("GPT-OSS 120B, 64 GPUs", GPT_OSS, _parallel(1, 4, 1, 64, 8, 4), 512, 5630, False),
     )

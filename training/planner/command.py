@@ -94,6 +94,8 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
 
     Includes its split points and rank order; with train.compile only schedules that torch.compile supports. Raises
     RecipeError where there is none, with what to change."""
+    if model.has_experts and train.compile:
+        raise RecipeError("train.compile is not built for experts yet; set it false")
     if train.batch_tokens % model.sequence_length:
         nearest = max(1, round(train.batch_tokens / model.sequence_length)) * model.sequence_length
         raise RecipeError(

@@ -31,7 +31,24 @@ _LLAMA3 = {
     "llama3-70b": (80, 8192, 64, 8, 28672),
     "llama3-405b": (126, 16384, 128, 8, 53248),
 }
-MODEL_NAMES = (*_GPT, *_LLAMA3)
+# config.json of the published weights: mistralai/Mixtral-8x7B-v0.1, Qwen/Qwen3-30B-A3B-Base, Qwen/Qwen3-235B-A22B;
+# vocabulary, and fields of the model at its planned sequence length of 4096.
+_MIXTURES: dict[str, tuple[int, dict[str, Any]]] = {
+    "mixtral-8x7b": (
+        32000,
+        {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "moe": {"experts": 8, "top_k": 2}},
+    ),
+    "qwen3-30b-a3b": (
+        151936,
+        {"layers": 48, "width": 2048, "heads": 32, "moe": {"experts": 128, "top_k": 8, "hidden": 768}},
+    ),
+    "qwen3-235b-a22b": (
+        151936,
+        {"layers": 94, "width": 4096, "heads": 64, "moe": {"experts": 128, "top_k": 8, "hidden": 1536}},
+    ),
+}
+_QWEN3 = {"kv_heads": 4, "head_width": 128, "qk_norm": True}
+MODEL_NAMES = (*_GPT, *_LLAMA3, *_MIXTURES)
 
 
 def named_shape(name: str, sequence_length: int | None = None) -> ModelShape:
@@ -49,6 +66,10 @@ def named_shape(name: str, sequence_length: int | None = None) -> ModelShape:
             sequence_length=sequence_length or 8192,
         )
         return shape_of(model, 128256)
+    if name in _MIXTURES:
+        vocab, fields = _MIXTURES[name]
+        family = _QWEN3 if name.startswith("qwen3") else {}
+        return shape_of(ModelConfig(**fields, **family, sequence_length=sequence_length or 4096), vocab)
     near = nearest_name(name, MODEL_NAMES, cutoff=0.3)
     hint = f"did you mean {near}? " if near else ""
     raise RecipeError(f"--model {name}: no such file or name; {hint}names are {', '.join(MODEL_NAMES)}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.checkpoint import step_folder
 from gristmill.training.config import TrainConfig
 from gristmill.training.layout_config import LayoutConfig
@@ -15,6 +16,7 @@ from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import objections
 from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.planner.command import resolve_layout
 from tests.support.training_runs import MODEL, new_run
 
 EXPERTS = ModelConfig(
@@ -100,6 +102,15 @@ def test_what_experts_cannot_be_laid_over_is_refused(model: dict, train: dict, s
     config = TrainConfig(**(BATCH | train))
     found = list(objections(ModelConfig(**(DENSE | model)), config, 50, config.layout.world_size))
     assert re.search(says, "\n".join(found)), found
+
+
+def test_the_planner_chooses_an_expert_axis_and_refuses_to_compile() -> None:
+    model = ModelConfig(**(DENSE | {"moe": {"experts": 8, "top_k": 2}}))
+    train = TrainConfig(**BATCH, layout="auto")
+    chosen = resolve_layout(model, 50, train, 4).layout
+    assert chosen.world_size == 4 and not list(objections(model, TrainConfig(**BATCH, layout=chosen), 50, 4))
+    with pytest.raises(RecipeError, match="compile is not built for experts yet"):
+        resolve_layout(model, 50, TrainConfig(**BATCH, layout="auto", compile=True), 4)
 
 
 def test_an_expert_axis_that_divides_no_ranks_is_refused() -> None:

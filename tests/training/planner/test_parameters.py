@@ -17,6 +17,7 @@ from gristmill.training.costs.parameters import (
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.rates import FITTED, Rates
@@ -104,6 +105,17 @@ def test_experts_of_a_rank_equal_the_engines(name, axes, hardware, engine_shapes
         assert memory.count(planned, held[place], sharded=True) == real
         forecast = memory.rank(planned, held[place], place, 1)
         assert forecast.parameters == forecast.gradients == 4 * (real + copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [("mixtral-8x7b", 46.7, 12.9), ("qwen3-30b-a3b", 30.5, 3.4), ("qwen3-235b-a22b", 235.1, 22.2)],
+)
+def test_counts_of_published_mixtures(name, billions, active):
+    """The model cards say 46.7 and 12.9 of Mixtral, 30.5 and 3.3, 235 and 22 of Qwen3."""
+    shape = named_shape(name)
+    assert round(parameter_count(shape) / 1e9, 1) == billions
+    assert round(active_parameters(shape) / 1e9, 1) == active
 
 
 def test_active_parameters_of_a_mixture_by_hand():
