@@ -211,7 +211,7 @@ SHAPES = [
     wrong("train.layout: automatic", "mapping of fields"),
     wrong("train.layout: {data: 6, replicate: 4}", "not a multiple of replicate=4"),
     wrong("train.layout: {context: 2}", "not built yet"),
-    wrong("train.layout: {expert: 2}", "not built yet"),
+    wrong("train.layout: {expert: 2}", "does not divide the 1 ranks"),
     wrong("train.layout: {pipeline: 2, schedule: zbv, virtual_stages: 3}", "leave virtual_stages out"),
     wrong("train.layout: {pipeline: 2, split_points: [1, 1]}", "rising layer numbers"),
     wrong("train.batch_ramp: {start_tokens: 512, increment_tokens: 32, over_tokens: 64}", "a ramp grows"),
