@@ -148,6 +148,8 @@ def field_value(record: dict[str, Any], field: str, where: str) -> Any:
 
 def value_of(record: dict[str, Any], field: str) -> Any:
     """The same, None if nothing stands there or null does."""
+    if field in record:
+        return record[field]
     value: Any = record
     for key in field.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -155,8 +157,10 @@ def value_of(record: dict[str, Any], field: str) -> Any:
 
 
 def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        return [value]
     if value is None:
         return []
     if isinstance(value, list):
-        return [text for entry in value for text in _texts(entry)]
-    return [value if isinstance(value, str) else str(value)]
+        return [text for entry in value for text in ([entry] if isinstance(entry, str) else _texts(entry))]
+    return [str(value)]

@@ -22,17 +22,21 @@ def contamination_report(
     the records in which it is missing; n-grams left out as common phrases; and the strongest matches, side by side."""
     rows = matches.to_pylist()
     outcomes = {row["doc_id"]: row for row in hits.to_pylist()}
-    names = list(dict.fromkeys(example.benchmark for example in examples))
+    texts: dict[str, list[int]] = {}
+    for number, example in enumerate(examples):
+        texts.setdefault(example.benchmark, []).append(number)
     missing = missing_fields(examples)
     return {
-        name: _of_benchmark(name, examples, indexes, common, rows, outcomes) | {"missing": missing.get(name, {})}
-        for name in names
+        name: _of_benchmark(
+            mine, examples, indexes, common, [row for row in rows if row["benchmark"] == name], outcomes
+        )
+        | {"missing": missing.get(name, {})}
+        for name, mine in texts.items()
     }
 
 
-def _of_benchmark(name, examples, indexes, common, rows, outcomes) -> dict[str, Any]:
-    texts = [number for number, example in enumerate(examples) if example.benchmark == name]
-    mine = [row for row in rows if row["benchmark"] == name]
+def _of_benchmark(texts, examples, indexes, common, mine, outcomes) -> dict[str, Any]:
+    """texts: the numbers of the benchmark's examples; mine: its rows of MATCHES."""
     documents = sorted({row["doc_id"] for row in mine})
     kinds: dict[str, int] = {}
     for row in mine:
