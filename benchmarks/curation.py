@@ -43,6 +43,7 @@ PEER = "datatrove 0.10.1"
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data")
 ENGLISH = ("en",)
 FOURTEEN = ("ar", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "nl", "pt", "ru", "zh")
+MEGABYTES, QUICK_MEGABYTES = 24.0, 0.6
 QUICK_PAGES = 20
 START_PAGES = 8
 START_MEGABYTES = 0.03  # a few records, of which some are kept: curation without a kept record is an error
@@ -78,12 +79,12 @@ class Input:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=float, default=24.0, help="of text; all pages are read in any case")
+    parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="of text; below 24, that share of the pages")
     parser.add_argument("--only", nargs="*", help="names of inputs, such as short warc")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="where datatrove stands")
     parser.add_argument("--without-peer", action="store_true", help="measure gristmill alone")
     options = parser.parse_args()
-    megabytes = 0.6 if options.quick else options.megabytes
+    megabytes = QUICK_MEGABYTES if options.quick else options.megabytes
     rounds = 1 if options.quick else options.rounds
     python = None if options.without_peer or not peers_there(options.peer_python) else options.peer_python
     figures: list[Figure] = []
@@ -111,7 +112,7 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
     def tldr(folder: Path, megabytes: float) -> int:
         return write_jsonl(folder, list(tldr_texts(SHARED / "corpora", int(megabytes * 1e6))))
 
-    full = 0.6 if quick else 24.0
+    full = QUICK_MEGABYTES if quick else MEGABYTES
     found = {
         "short": Case("jsonl", partial(texts, 700, write_jsonl), 50, rate=12),
         "long": Case("jsonl", partial(texts, 4000, write_jsonl), 50, rate=25),
