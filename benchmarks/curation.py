@@ -1,8 +1,9 @@
 """Whole runs of curation, raw files to published corpus: `gristmill run` against datatrove's FineWeb example pipeline.
 
-Five inputs: `curate_short` (JSONL.zst, documents of 0.7 kB), `curate_long` (JSONL.zst, 4 kB), `curate_parquet` (2 kB),
-`curate_warc` (HTML pages; trafilatura extracts in both), `curate_languages` (command pages in 14 languages). Rules of
-both: language, Gopher repetition and quality, C4, FineWeb quality, MinHash, personal data.
+Inputs: `curate_short` (JSONL.zst, documents of 0.7 kB), `curate_long` (JSONL.zst, 4 kB), `curate_parquet` (2 kB),
+`curate_warc` (HTML pages; we extract by `blocks`, datatrove by trafilatura), `curate_warc_trafilatura` (the same pages,
+trafilatura in both), `curate_languages` (command pages in 14 languages). Rules of both: language, Gopher repetition and
+quality, C4, FineWeb quality, MinHash, personal data. `benchmarks/extract.py` measures the extractors' F1.
 
 Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us and datatrove in turn, one
 core each; `_rate`, ours alone against its goal; `_start_up`, the share of a run over 30 kB, whose seconds are
@@ -26,7 +27,6 @@ from pathlib import Path
 from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
-from support.agreement import differences
 from support.curation_inputs import (
     html_pages,
     made_texts,
@@ -37,6 +37,7 @@ from support.curation_inputs import (
     write_warc,
 )
 from support.curation_runs import Run, recipe, run_datatrove, run_gristmill
+from support.decision_differences import differences
 from support.peers import PEER_PYTHON, ROOT, peers_there
 
 PEER = "datatrove 0.10.1"
@@ -60,6 +61,7 @@ class Case:
     rate: float | None = None
     languages: Sequence[str] = ENGLISH
     stop_words: bool = True
+    extractor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Input:
 
     @property
     def settings(self) -> dict:
-        return recipe(self.source, self.case.format, self.case.languages, self.case.stop_words)
+        return recipe(self.source, self.case.format, self.case.extractor, self.case.languages, self.case.stop_words)
 
 
 def main() -> None:
@@ -119,7 +121,8 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
         "parquet": Case("parquet", partial(texts, 2000, write_parquet), 50),
     }
     if SHARED.is_dir():
-        found["warc"] = Case("warc", pages, 10)
+        found["warc"] = Case("warc", pages, 10, extractor="blocks")
+        found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision")
         found["languages"] = Case("jsonl", tldr, 50, languages=FOURTEEN, stop_words=False)
     return found
 

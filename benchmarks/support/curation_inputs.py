@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-from support.agreement import records
+from support.decision_differences import records
 from text import documents
 
 NUM_FILES = 2

@@ -33,9 +33,11 @@ class Run:
     removed: Mapping[str, str]
 
 
-def recipe(source: Path, file_format: str, languages: Sequence[str], stop_words: bool) -> dict[str, Any]:
+def recipe(
+    source: Path, file_format: str, extractor: str | None, languages: Sequence[str], stop_words: bool
+) -> dict[str, Any]:
     """The rules of datatrove's examples/fineweb.py, as the recipe `fineweb` has them."""
-    extraction = {"extractor": "trafilatura_precision"} if file_format == "warc" else {}
+    extraction = {} if extractor is None else {"extractor": extractor}
     paths = sorted(str(path) for path in source.iterdir())
     return {
         "name": "curation",
