@@ -92,15 +92,15 @@ def main_text(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
 
 def _lines(page: Page, chosen: np.ndarray, flags: np.ndarray, config: BlocksConfig) -> Iterator[str]:
     text, last_row, last_item = page.text.tobytes(), 0, 0
-    for k in chosen.tolist():
-        start, end, element = page.blocks[k, START], page.blocks[k, END], int(page.blocks[k, ELEMENT])
+    rows = page.blocks[chosen][:, (ELEMENT, START, END)].tolist()
+    for (element, start, end), flag in zip(rows, flags[chosen].tolist(), strict=True):
         line = text[start:end].decode("utf-8", "replace")
-        if flags[k] & IN_CODE:
+        if flag & IN_CODE:
             line = line.rstrip() if config.code else " ".join(line.split())
         elif not config.line_breaks:
             line = line.replace("\n", " ")
         before = "\n"
-        if config.table_rows and flags[k] & IN_TABLE:
+        if config.table_rows and flag & IN_TABLE:
             row = _row(page.elements, element)
             before = " | " if row and row == last_row else "\n"
             last_row = row

@@ -147,7 +147,7 @@ def _classify(text, elements, weights, blocks, counts, sums, groups, ranges, tot
     p, row = np.empty(num_blocks, np.float32), np.zeros((1, NUM_SECOND), np.float32)
     for k in range(num_blocks):
         first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, ranges, totals, size, row)
-        p[k] = predict(first.roots, first.features, first.thresholds, first.children, first.leaves, row[0])
+        p[k] = predict(first, row[0])
     runs = np.empty((num_blocks, NUM_RUNS), np.float32)
     likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, sums, groups, runs)
     for k in range(num_blocks):
@@ -156,7 +156,7 @@ def _classify(text, elements, weights, blocks, counts, sums, groups, ranges, tot
             continue
         first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, ranges, totals, size, row)
         second_features(k, p, likely, elements, blocks, sums, groups, runs, totals, row[0])
-        result[k] = predict(second.roots, second.features, second.thresholds, second.children, second.leaves, row[0])
+        result[k] = predict(second, row[0])
 
 
 def first_rows(page: Page) -> np.ndarray:

@@ -13,12 +13,13 @@ import numpy as np
 from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
 from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS
 from gristmill.data_pipeline.extraction.features import FIRST_FEATURES, SECOND_FEATURES
-from gristmill.data_pipeline.extraction.trees import Trees
+from gristmill.data_pipeline.extraction.trees import GROUP, Trees
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 
 BUNDLED_PATH = Path(__file__).parent / "blocks_weights.npz"
 STAGES = ("first", "second")
+MAX_TREE_DEPTH = 1000
 
 
 class Weights(NamedTuple):
@@ -85,15 +86,16 @@ def _loaded(path: Path, modified: int) -> Weights:
 
 
 def _is_sound(trees: Trees, num_features: int) -> bool:
-    """Whether every index is in range and every child comes after its parent, so that prediction ends."""
-    nodes, leaves = len(trees.features), len(trees.leaves)
-    children = trees.children
-    if trees.thresholds.shape != (nodes,) or children.shape != (nodes, 2) or not len(trees.roots):
+    """Whether every index is in range. Prediction ends in any case: it takes as many steps as depths says."""
+    nodes, places = len(trees.features), np.arange(len(trees.features))
+    if {len(column) for column in trees[2:]} != {nodes} or any(column.ndim != 1 for column in trees):
         return False
-    inner = children >= 0
+    is_leaf = (trees.children == places) & np.isinf(trees.thresholds)
     return bool(
-        np.all((trees.roots >= -leaves) & (trees.roots < nodes))
-        and np.all((children >= -leaves) & (children < nodes))
-        and np.all((children > np.arange(nodes)[:, None]) | ~inner)
-        and np.all((trees.features >= 0) & (trees.features < num_features))
+        len(trees.roots) == GROUP * len(trees.depths) > 0
+        and np.all(trees.roots < nodes)
+        and np.all((trees.depths >= 0) & (trees.depths < MAX_TREE_DEPTH))
+        and np.all(is_leaf | ((trees.children > places) & (trees.children < nodes - 1)))
+        and np.all(trees.features < num_features)
+        and all(column.dtype == np.uint32 for column in (trees.roots, trees.features, trees.children))
     )

@@ -24,14 +24,17 @@ def test_a_file_that_holds_no_weights_says_so(tmp_path, content):
         load_weights(str(tmp_path / "none.npz"))
 
 
-def test_trees_that_would_not_end_are_refused(tmp_path):
+def test_trees_with_indices_out_of_range_are_refused(tmp_path):
     weights = load_weights("bundled")
-    children = weights.first.children.copy()
-    children[5, 0] = 5
-    save_weights(tmp_path / "loop.npz", weights._replace(first=weights.first._replace(children=children)))
-    with pytest.raises(InputError, match="damaged trees of the first stage"):
-        load_weights(str(tmp_path / "loop.npz"))
-    features = np.full_like(weights.second.features, 10_000)
-    save_weights(tmp_path / "far.npz", weights._replace(second=weights.second._replace(features=features)))
-    with pytest.raises(InputError, match="damaged trees of the second stage"):
-        load_weights(str(tmp_path / "far.npz"))
+    for stage, change in (
+        ("first", {"children": np.full_like(weights.first.children, 10_000_000)}),
+        ("first", {"roots": weights.first.roots - 1}),
+        ("first", {"depths": np.full_like(weights.first.depths, 1 << 30)}),
+        ("second", {"features": np.full_like(weights.second.features, 10_000)}),
+        ("second", {"values": weights.second.values[:-1]}),
+    ):
+        trees = getattr(weights, stage)._replace(**change)
+        save_weights(tmp_path / "bad.npz", weights._replace(**{stage: trees}))
+        with pytest.raises(InputError, match=f"damaged trees of the {stage} stage"):
+            load_weights(str(tmp_path / "bad.npz"))
+        (tmp_path / "bad.npz").unlink()
