@@ -28,14 +28,14 @@ _HANGUL_VOWELS, _HANGUL_TAILS = range(0x1161, 0x1176), range(0x11A8, 0x11C3)  # 
 
 
 class ScanTables(NamedTuple):
-    """A character's kind is pages[index[code >> 8], code & 255].
+    """A character's kind is pages[page_of[code >> 8], code & 255].
 
-    index: uint8[0x1100]; pages: uint8[P, 256]. Of each of K kinds: classes uint8[K], its class for the automaton;
+    page_of: uint8[0x1100]; pages: uint8[P, 256]. Of each of K kinds: classes uint8[K], its class for the automaton;
     combining uint8[K], its Canonical_Combining_Class; flags uint8[K] (LINE_END ...). next_state: uint8[S, classes]; the
     last state is final: the text is bad. memory: the state depends on so many characters before a place, and on whether
     there are so many."""
 
-    index: np.ndarray
+    page_of: np.ndarray
     pages: np.ndarray
     classes: np.ndarray
     combining: np.ndarray
@@ -49,7 +49,7 @@ def scan_tables() -> ScanTables:
     """The shipped tables if they were made from the installed versions, else new ones."""
     with np.load(TABLES_PATH, allow_pickle=False) as file:
         if str(file["versions"]) == _versions():
-            return ScanTables(*(file[name] for name in ScanTables._fields[:-1]), int(file["memory"]))
+            return ScanTables._make([*(file[name] for name in ScanTables._fields[:-1]), int(file["memory"])])
     return build_tables()
 
 
@@ -61,17 +61,20 @@ def build_tables() -> ScanTables:
     sets = list(dict.fromkeys(held for sequence in [*sequences, *anchored] for held in sequence))
     class_C, in_class_KS = _classes([np.frombuffer(held, bool) for held in sets])
     places = {held: place for place, held in enumerate(sets)}
-    starts = [[tuple(places[held] for held in sequence) for sequence in some] for some in (sequences, anchored)]
-    next_state = _automaton(*starts, in_class_KS)
+    anywhere, at_start = (
+        [tuple(places[held] for held in sequence) for sequence in some] for some in (sequences, anchored)
+    )
+    next_state = _automaton(anywhere, at_start, in_class_KS)
     combining_C = np.frombuffer(bytes(map(unicodedata.combining, every)), np.uint8)
     properties_C = class_C.astype(np.uint32) << 16 | combining_C.astype(np.uint32) << 8 | _flags(every)
     kinds, kind_C = np.unique(properties_C, return_inverse=True)
-    pages, index = np.unique(kind_C.reshape(-1, PAGE), axis=0, return_inverse=True)
+    pages, page_of = np.unique(kind_C.reshape(-1, PAGE), axis=0, return_inverse=True)
     if max(len(kinds), len(pages), len(next_state)) > 256:
         raise ValueError(f"{len(kinds)} kinds, {len(pages)} pages, {len(next_state)} states; each must fit into a byte")
-    index, pages = index.reshape(-1).astype(np.uint8), pages.astype(np.uint8)
-    of_kinds = [(kinds >> shift & 0xFF).astype(np.uint8) for shift in (16, 8, 0)]
-    return ScanTables(index, pages, *of_kinds, next_state, max(map(len, [*sequences, *anchored])))
+    page_of, pages = page_of.reshape(-1).astype(np.uint8), pages.astype(np.uint8)
+    classes, combining, flags = ((kinds >> shift & 0xFF).astype(np.uint8) for shift in (16, 8, 0))
+    memory = max(map(len, [*sequences, *anchored]))
+    return ScanTables(page_of, pages, classes, combining, flags, next_state, memory)
 
 
 def _classes(sets_SC: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ MAX_BLANK_LINES = 2
 class CharacterTables(NamedTuple):
     """ScanTables as the kernel reads them. ascii_classes: uint8[128]. matched: the automaton's final state."""
 
-    index: np.ndarray
+    page_of: np.ndarray
     pages: np.ndarray
     classes: np.ndarray
     combining: np.ndarray
@@ -53,8 +53,8 @@ def tidied(texts: TextBuffer) -> TextBuffer:
 
 def _character_tables() -> CharacterTables:
     tables = scan_tables()
-    ascii_classes = tables.classes[tables.pages[tables.index[0], :128]]
-    return CharacterTables(*tables[:-1], ascii_classes, tables.memory, len(tables.next_state) - 1)
+    ascii_classes = tables.classes[tables.pages[tables.page_of[0], :128]]
+    return CharacterTables._make([*tables[:-1], ascii_classes, tables.memory, len(tables.next_state) - 1])
 
 
 @cached_njit(nogil=True)
@@ -95,7 +95,7 @@ def _scan_text(text, start, end, tables):
             at = stop
             continue
         code, size = decode(text, at)
-        kind = tables.pages[tables.index[code >> 8], code & 0xFF]
+        kind = tables.pages[tables.page_of[code >> 8], code & 0xFF]
         combining = np.int64(tables.combining[kind])
         flags |= tables.flags[kind]
         if combining != 0 and combining < last_combining:
@@ -113,7 +113,7 @@ def _all_flags(text, at, end, flags, tables):
     """flags with those of the rest of a text that is bad, where order and composition are checked in any case."""
     while at < end:
         code, size = decode(text, at)
-        flags |= tables.flags[tables.pages[tables.index[code >> 8], code & 0xFF]]
+        flags |= tables.flags[tables.pages[tables.page_of[code >> 8], code & 0xFF]]
         at += size
     return flags | UNCOMPOSED
 

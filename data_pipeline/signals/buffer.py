@@ -37,7 +37,7 @@ class TextBuffer:
         return self.text[self.offsets[k] : self.offsets[k + 1] - 1].tobytes()
 
     def view(self, k: int) -> memoryview:
-        return memoryview(self.text)[self.offsets[k] : self.offsets[k + 1] - 1]
+        return self.text[self.offsets[k] : self.offsets[k + 1] - 1].data
 
     def strings(self) -> pa.Array:
         """A pyarrow array of strings, from a copy without the newlines."""

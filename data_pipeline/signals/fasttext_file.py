@@ -64,7 +64,7 @@ def read_fasttext(path: Path) -> FastTextFile:
         word_ngrams=word_ngrams,
         buckets=buckets,
         loss=loss,
-        kept_buckets=dict(kept.tolist()) if num_kept >= 0 else None,
+        kept_buckets=dict(zip(*kept.T.tolist(), strict=True)) if num_kept >= 0 else None,
         input_rows=input_rows,
         output_rows=output_rows,
     )

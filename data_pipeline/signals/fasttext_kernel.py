@@ -93,11 +93,22 @@ def prepare(file: FastTextFile) -> FastTextModel:
     end_of_line = file.words.index(END_OF_LINE) if END_OF_LINE in file.words else -1
     numbers = [len(file.words), len(file.labels), file.min_chars, file.max_chars, file.word_ngrams, file.buckets]
     settings = np.array([*numbers, file.loss, file.input_rows.shape[1], end_of_line], np.int64)
-    rows = (input_rows, np.ascontiguousarray(file.output_rows))
-    has_sums = file.max_chars > 0 and 4 * len(file.words) * rows[0].shape[1] <= MAX_SUM_BYTES
+    width = input_rows.shape[1]
+    has_sums = file.max_chars > 0 and 4 * len(file.words) * width <= MAX_SUM_BYTES
     num_sums = len(file.words) if has_sums else 0
-    sums, sum_rows = np.zeros((num_sums, rows[0].shape[1]), np.float32), np.zeros(num_sums, np.int32)
-    model = FastTextModel(entry_text, entry_offsets, table, bucket_marks, *rows, sums, sum_rows, left, right, settings)
+    model = FastTextModel(
+        entry_text=entry_text,
+        entry_offsets=entry_offsets,
+        entry_table=table,
+        bucket_marks=bucket_marks,
+        input_rows=input_rows,
+        output_rows=np.ascontiguousarray(file.output_rows),
+        sums=np.zeros((num_sums, width), np.float32),
+        sum_rows=np.zeros(num_sums, np.int32),
+        left=left,
+        right=right,
+        settings=settings,
+    )
     longest = int(np.diff(entry_offsets).max(initial=0)) + 2
     _fill_sums(model, _workspace(model, longest))
     return model
@@ -493,13 +504,13 @@ def _likeliest_leaf(at, output_rows, left, right):
 @cached_njit(nogil=True)
 def _likeliest_output(at, output_rows, outputs):
     """(label, score) of a softmax, or of the sigmoids of a model trained with negative samples or one against all."""
-    best = np.int64(0)
+    best = 0
     for label in range(len(outputs)):
         value = np.float64(_dot(at, output_rows, label))
         outputs[label] = value if at.settings[LOSS] == SOFTMAX else _sigmoid(value)
         if outputs[label] >= outputs[best]:  # of equal ones, fastText's heap keeps the last
             best = label
-    score = np.float64(outputs[best])
+    score = float(outputs[best])
     if at.settings[LOSS] == SOFTMAX:
         total = 0.0
         for label in range(len(outputs)):

@@ -14,7 +14,7 @@ def test_the_shipped_tables_are_those_of_the_installed_ftfy_and_unicode(tmp_path
             assert np.array_equal(shipped[name], made[name]), f"{name}: run python -m {scan_tables.__name__}"
     tables = scan_tables.scan_tables()
     for code in [*range(0x3100), *range(0xAC00, 0xAC80), 0x1D15E, 0x1F600, 0x10FFFF]:
-        kind = tables.pages[tables.index[code >> 8], code & 255]
+        kind = tables.pages[tables.page_of[code >> 8], code & 255]
         assert tables.combining[kind] == unicodedata.combining(chr(code))
         if not unicodedata.is_normalized("NFC", chr(code)):
             assert tables.flags[kind] & UNCOMPOSED
@@ -36,7 +36,7 @@ def test_ascii_is_never_bad_and_forgotten():
     that of the last characters alone."""
     tables = scan_tables.scan_tables()
     matched = len(tables.next_state) - 1
-    ascii_classes = np.unique(tables.classes[tables.pages[tables.index[0], :128]])
+    ascii_classes = np.unique(tables.classes[tables.pages[tables.page_of[0], :128]])
     reached, waiting = set(), [scan_tables.START, scan_tables.INSIDE]
     while waiting:
         state = waiting.pop()
