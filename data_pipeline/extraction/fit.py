@@ -2,7 +2,7 @@
 that did not fit them. LightGBM is deterministic here: one thread, fixed seeds."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,21 +138,21 @@ def fit(pages: Sequence[Labelled], provenance: dict[str, Any]) -> Weights:
     counts = [token_counts(one) for one in pages]
     folds = sorted({one.fold for one in pages})
     read, rows = read_out_of_fold(pages, counts, folds)
-    labels, weights = [one.labels for one in pages], [one.weights for one in pages]
-    first_out_of_fold = {fold: _train(pages, rows, lambda one, fold=fold: one.fold != fold, 0) for fold in folds}
-    seconds, chosen = [], []
+    held = list(zip(rows, pages, strict=True))
+    first_out_of_fold = {fold: _train([each for each in held if each[1].fold != fold]) for fold in folds}
+    seconds: list[np.ndarray] = []
+    chosen: list[np.ndarray] = []
     for one, page, row in zip(pages, read, rows, strict=True):
         p = predict_rows(first_out_of_fold[one.fold], row)
         seconds.append(second_rows(page, row, p))
         chosen.append(p >= MIN_FIRST)
     second = train(
         np.concatenate([row[keep] for row, keep in zip(seconds, chosen, strict=True)]),
-        np.concatenate([label[keep] for label, keep in zip(labels, chosen, strict=True)]),
-        np.concatenate([weight[keep] for weight, keep in zip(weights, chosen, strict=True)]),
+        np.concatenate([one.labels[keep] for one, keep in zip(pages, chosen, strict=True)]),
+        np.concatenate([one.weights[keep] for one, keep in zip(pages, chosen, strict=True)]),
         NUM_TREES[1],
     )
-    first = _train(pages, rows, lambda one: True, 0)
-    return Weights(token_weights(counts, [one.page.site for one in pages]), first, second, provenance)
+    return Weights(token_weights(counts, [one.page.site for one in pages]), _train(held), second, provenance)
 
 
 def read_out_of_fold(
@@ -170,15 +170,13 @@ def read_out_of_fold(
     return read, [first_rows(page) for page in read]
 
 
-def _train(
-    pages: Sequence[Labelled], rows: Sequence[np.ndarray], chosen: Callable[[Labelled], bool], stage: int
-) -> Trees:
-    held = [(row, one) for row, one in zip(rows, pages, strict=True) if chosen(one)]
+def _train(held: Sequence[tuple[np.ndarray, Labelled]]) -> Trees:
+    """The first stage, fitted on the rows of these pages."""
     return train(
         np.concatenate([row for row, _ in held]),
         np.concatenate([one.labels for _, one in held]),
         np.concatenate([one.weights for _, one in held]),
-        NUM_TREES[stage],
+        NUM_TREES[0],
     )
 
 

@@ -60,7 +60,8 @@ def blocks_of(chunk: str, texts: Sequence[str]) -> list[int]:
     if not wanted:
         return []
     starts = np.cumsum([0, *(len(text) + 1 for text in normal)])
-    page, found, at = " ".join(normal), [], -1
+    found: list[int] = []
+    page, at = " ".join(normal), -1
     while (at := page.find(wanted, at + 1)) >= 0:
         first = int(np.searchsorted(starts, at, side="right")) - 1
         last = int(np.searchsorted(starts, at + len(wanted) - 1, side="right")) - 1

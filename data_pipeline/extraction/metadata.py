@@ -184,7 +184,8 @@ _CLEAN = {"title": _clean, "date": _clean_date, "author": _clean_author, "langua
 
 
 def _headings(page: Page, kept: np.ndarray) -> list[list[Any]]:
-    text, found = page.text.tobytes(), []
+    found: list[list[Any]] = []
+    text = page.text.tobytes()
     tags = page.elements[page.blocks[:, ELEMENT], TAG]
     for k in np.flatnonzero(kept & np.isin(tags, list(HEADINGS)))[:MAX_ENTRIES].tolist():
         title = text[page.blocks[k, START] : page.blocks[k, END]].decode("utf-8", "replace")

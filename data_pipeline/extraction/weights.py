@@ -36,7 +36,7 @@ def features_digest() -> str:
 
 def save_weights(path: Path, weights: Weights) -> None:
     """Equal weights give equal bytes. Token weights are stored in half precision."""
-    arrays = {"token_weights": weights.token_weights.astype(np.float16)}
+    arrays: dict[str, Any] = {"token_weights": weights.token_weights.astype(np.float16)}
     for stage, trees in zip(STAGES, weights[1:3], strict=True):
         arrays |= {f"{stage}_{name}": array for name, array in trees._asdict().items()}
     described = {"features": features_digest(), "provenance": weights.provenance}
