@@ -162,14 +162,14 @@ def head_times(
 def _linears(block: Block, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.hidden * (2 if block.gated else 1)
-    shapes = (
+    linears = (
         (block.width, w.query + 2 * w.key_value),
         (w.query, block.width),
         (block.width, inner),
         (w.hidden, block.width),
     )
+    shapes = [shape for shape in linears if all(shape)]  # a mixture may have no MLP beside its experts
     cast = framework.float8_cast_bytes
-    shapes = tuple(shape for shape in shapes if all(shape))  # a mixture may have no MLP beside its experts
     forward = sum(rates.linear(w.tokens, depth, columns, cast) for depth, columns in shapes)
     inputs = sum(rates.linear(w.tokens, columns, depth, cast) for depth, columns in shapes)
     weights = sum(rates.linear(columns, w.tokens, depth, cast) for depth, columns in shapes)

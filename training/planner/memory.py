@@ -196,8 +196,15 @@ class MemoryModel:
         return live * one + extra + (last if rank_layers.scores else 0.0)
 
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
-        key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute)
-        key += (layout.expert, layout.expert_tensor)
+        key = (
+            layout.tensor,
+            layout.context,
+            layout.micro_batch,
+            layout.sequence_parallel,
+            layout.recompute,
+            layout.expert,
+            layout.expert_tensor,
+        )
         if key not in self._layers:
             self._layers[key] = [
                 layer_bytes(block, self.shape, layout, self.framework, self.sizes) for block in self.shape.distinct

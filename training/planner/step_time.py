@@ -111,8 +111,17 @@ class StepModel:
 
     def block_times(self, layout: Layout, links: AxisLinks) -> tuple[list[BlockTimes], BlockTimes, BlockTimes]:
         """Times of each kind of block, of the embedding, and of the head, for one micro-batch."""
-        key = (layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, links.tensor, links.context)
-        key += (layout.expert, layout.expert_tensor, links.expert)
+        key = (
+            layout.tensor,
+            layout.context,
+            layout.micro_batch,
+            layout.sequence_parallel,
+            links.tensor,
+            links.context,
+            layout.expert,
+            layout.expert_tensor,
+            links.expert,
+        )
         if key not in self._block_times:
             length = self.shape.sequence_length
             blocks = [
