@@ -59,11 +59,13 @@ def read_documents(stores: Sequence[tuple[SignatureStore, bool]]) -> Documents:
             protected.append(is_protected)
             tables.append(table.drop_columns("doc_id"))
     found = Documents(
-        np.concatenate(ids),
-        *(_column(tables, name) for name in ("row", "length", "shingles")),
-        np.cumsum([0, *map(len, tables)]),
-        np.array(priorities, np.int64),
-        np.array(protected, bool),
+        ids=np.concatenate(ids),
+        rows=_column(tables, "row"),
+        lengths=_column(tables, "length"),
+        shingles=_column(tables, "shingles"),
+        starts=np.cumsum([0, *map(len, tables)]),
+        priorities=np.array(priorities, np.int64),
+        protected=np.array(protected, bool),
     )
     _refuse_twins(found.ids)
     return found

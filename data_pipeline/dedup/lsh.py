@@ -58,7 +58,7 @@ def _count_bits(keys, once, twice):
 @cached_njit(nogil=True)
 def _count_repeated(keys, twice):
     mask = np.uint64(64 * len(twice) - 1)
-    count = 0
+    count = np.int64(0)
     for key in keys:
         bit = key & mask
         count += np.int64((twice[bit >> U6] >> (bit & U63)) & ONE)

@@ -90,7 +90,12 @@ def score(task: ScoreTask) -> None:
 
 def _removed(scored_sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig) -> RemovalStep:
     """The documents of these sources with too low a score."""
-    files, rows, values, thresholds = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0)], [np.empty(0)]
+    removed: dict[str, list[np.ndarray]] = {
+        "files": [np.empty(0, np.int32)],
+        "rows": [np.empty(0, np.int64)],
+        "values": [np.empty(0)],
+        "thresholds": [np.empty(0)],
+    }
     for one in scored_sources:
         kept_rows = [np.flatnonzero(mask) for mask in one.kept_masks()]
         file_of = np.repeat(np.array(one.files, np.int32), [len(kept) for kept in kept_rows])
@@ -99,10 +104,11 @@ def _removed(scored_sources: Sequence[ScoredSource], scores: dict[Path, Path], c
         found = np.concatenate([np.empty(0), *(np.load(scores[path])[kept] for path, kept in pairs)])
         ids = _ids(one) if config.keep == "pareto" else np.empty((0, 2), np.uint64)
         kept_mask, min_scores = select_documents(found, ids, config)
-        for columns, of_document in ((files, file_of), (rows, row_of), (values, found), (thresholds, min_scores)):
-            columns.append(of_document[~kept_mask])
-    columns = [np.concatenate(column) for column in (files, rows, values)]
-    return RemovalStep("quality", config.value, *columns, thresholds=np.concatenate(thresholds)).sorted()
+        for name, of_document in (("files", file_of), ("rows", row_of), ("values", found), ("thresholds", min_scores)):
+            removed[name].append(of_document[~kept_mask])
+    columns = {name: np.concatenate(column) for name, column in removed.items()}
+    files, rows, values = columns["files"], columns["rows"], columns["values"]
+    return RemovalStep("quality", config.value, files, rows, values, thresholds=columns["thresholds"]).sorted()
 
 
 def _ids(one: ScoredSource) -> np.ndarray:
