@@ -150,10 +150,16 @@ def annotate(task: AnnotateTask) -> None:
             temporary, schema, compression="zstd", use_dictionary=REPEATED, write_statistics=False
         ) as file,
     ):
-        records = ((one.file, record) for one in task.ranges for record in read_range(one, task.source))
-        batches = (_annotated(batch, task.source, task.config) for batch in _batches(records))
+        batches = (_annotated(batch, task.source, task.config) for batch in _batches(_records(task)))
         for group in _row_groups(batches):
             file.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
+
+
+def _records(task: AnnotateTask) -> Iterator[tuple[RawFile, Record | Unreadable]]:
+    for one in task.ranges:
+        for record in read_range(one, task.source):
+            yield one.file, record
+            del record  # so that the objects of two records are never in memory at once
 
 
 class FileRecord(NamedTuple):
@@ -175,6 +181,7 @@ def _batches(records: Iterator[tuple[RawFile, Record | Unreadable]]) -> Iterator
             chars += len(record.text) + len(record.url) + len(record.language) + len(metadata)
         else:
             batch.append(FileRecord(file, record, None))
+        del record  # its metadata: the next record is read before this name is bound anew
         if len(batch) == BATCH_DOCUMENTS or chars >= BATCH_CHARS:
             yield batch
             batch.clear()  # so that it does not stay in memory while the next one is read

@@ -33,8 +33,12 @@ def read_jsonl(
         yield from _records(_range(file, start, end), source, first_record, start)
         return
     stream, was_wide = in_utf8(blocks(file, name))
-    for found in _records(stream, source, first_record, 0):
-        yield found.repaired(WIDE_ENCODING) if was_wide and isinstance(found, Record) else found
+    records = _records(stream, source, first_record, 0)
+    if not was_wide:
+        yield from records
+        return
+    for found in records:
+        yield found.repaired(WIDE_ENCODING) if isinstance(found, Record) else found
 
 
 def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset: int) -> Iterator[Record | Unreadable]:
@@ -62,6 +66,7 @@ def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset:
                     else:
                         made = record(found, number)
                         yield made or _refused(found, fields, number, offset + lines.tell() - len(line), line)
+                        found = made = None  # so that two lines' objects are never in memory at once
                 number += 1
             offset += len(piece)
     except Damaged as damage:

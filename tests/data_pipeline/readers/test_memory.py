@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -55,7 +56,7 @@ def kinds_of_records(path: Path) -> list[str]:
 def test_reading_damaged_files_leaks_nothing(suffix, tmp_path):
     """pyarrow's `read` of lz4 never freed the 64 KiB of a read that failed."""
     compressor, rng = COMPRESSORS[suffix](), random.Random(1)
-    lines = b"".join(b'{"text": "%x"}\n' % rng.getrandbits(200) for _ in range(1000))
+    lines = b"".join(b'{"text": "%x"}\n' % rng.getrandbits(200) for _ in range(3000))
     packed = compressor.compress(lines) + compressor.flush()
     paths = [tmp_path / f"{name}.jsonl{suffix}" for name in ("truncated", "damaged")]
     paths[0].write_bytes(packed[: len(packed) // 2])
@@ -68,5 +69,6 @@ def test_reading_damaged_files_leaks_nothing(suffix, tmp_path):
                 kinds_of_records(path)
         return psutil.Process().memory_info().rss
 
-    before = read_often(20)
-    assert read_often(100) - before < 4_000_000  # of 200 reads that failed, 20 KB each
+    held = [read_often(12) for _ in range(4)]
+    # a leak grows in each round (lz4: 1.4 MB), the allocator's reserve only in some
+    assert min(after - before for before, after in pairwise(held)) < 500_000
