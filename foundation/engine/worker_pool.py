@@ -136,7 +136,7 @@ def _work(connection: Connection, parent: int, from_main_thread: bool) -> None:
     """Main loop of a worker: receive tasks and send results until the driver closes the pipe. Only the driver handles
     Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     _leave_with_parent(parent, from_main_thread)
     while True:
         try:
@@ -150,6 +150,13 @@ def _work(connection: Connection, parent: int, from_main_thread: bool) -> None:
             return
         except Exception as error:  # the result cannot be pickled
             connection.send((False, (TypeError(f"a result cannot be pickled: {error}"), traceback.format_exc())))
+
+
+def _exit_on_signal(*_: object) -> None:
+    """Exit, and remove temporary files on the way. In a callback of a library (llvmlite's) Python ignores the exit and
+    reports that with a traceback, which is not wanted: the driver kills the worker soon after."""
+    sys.unraisablehook = lambda _: None
+    sys.exit(1)
 
 
 def _answer(order: bytes) -> tuple[bool, Any]:

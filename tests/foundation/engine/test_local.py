@@ -168,3 +168,34 @@ def test_a_log_that_is_no_terminal_gets_plain_lines(tmp_path):
         meter.advance(2, "note")
     assert path.read_text().startswith("reading: 2 documents in")
     assert "\x1b" not in path.read_text()
+
+
+CALLBACK = """
+import ctypes, os, signal, sys, time
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+
+def work(number):
+    if number:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    callback = ctypes.CFUNCTYPE(None)(lambda: time.sleep(60))
+    ctypes.CFUNCTYPE(None)(ctypes.cast(callback, ctypes.c_void_p).value)()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    try:
+        LocalEngine(2, Reporter.silent()).map(work, [0, 1], "working")
+    except InputError:
+        sys.exit(7)
+"""
+
+
+def test_a_worker_that_is_ended_in_a_callback_of_a_library_prints_no_traceback(tmp_path):
+    path = tmp_path / "parent.py"
+    path.write_text(CALLBACK)
+    done = subprocess.run(
+        [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, capture_output=True, timeout=90
+    )
+    assert (done.returncode, done.stderr.decode()) == (7, "")
