@@ -51,7 +51,7 @@ LEDGER_SCHEMA = pa.schema(
 # The columns in which few values repeat; a dictionary of ids would cost time and save nothing.
 REPEATING_COLUMNS = ["source", "outcome", "split", "step", "rule", "raw_digest", "failed.list.element.rule"]
 RECORD_COLUMNS = ("doc_id", "raw_digest", "record", "unreadable", "num_bytes")
-OUTCOMES = pa.array(["kept", "removed", "quarantined"])
+OUTCOMES = ("kept", "removed", "quarantined")
 KEPT_OUTCOME, REMOVED_OUTCOME, QUARANTINED_OUTCOME = range(3)
 NONE = -1  # code of a null
 LEDGER_ROWS = 131_072
@@ -173,7 +173,7 @@ def _ledger_table(
     columns = {
         "doc_id": doc_ids,
         "source": pa.repeat(pa.scalar(task.source), len(table)),
-        "outcome": OUTCOMES.take(pa.array(outcome.codes)),
+        "outcome": pa.array(OUTCOMES).take(pa.array(outcome.codes)),
         "split": _named(np.where(outcome.codes == KEPT_OUTCOME, splits_N, NONE), task.split_names),
         "step": _named(outcome.steps, outcome.step_names),
         "rule": pc.coalesce(_named(outcome.rules, outcome.rule_names), table.column("unreadable").combine_chunks()),

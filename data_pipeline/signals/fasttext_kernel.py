@@ -140,6 +140,7 @@ def predict(texts: TextBuffer, model: FastTextModel, chars: int, skip_capitals: 
 
 
 NO_LABEL, CAPITALS = -1, -2
+UNBUILT_WEIGHT = 10**15  # of an inner node that has no children yet (loss.cc)
 
 
 def _bucket_marks(buckets: np.ndarray, num_buckets: int) -> np.ndarray:
@@ -152,10 +153,14 @@ def _bucket_marks(buckets: np.ndarray, num_buckets: int) -> np.ndarray:
 
 
 def _tree(counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Children of every node: leaves 0 to L - 1, inner nodes L to 2L - 2, the root last (loss.cc, buildTree)."""
+    """Children of every node: leaves 0 to L - 1, inner nodes L to 2L - 2, the root last (loss.cc, buildTree).
+
+    Raises ValueError for counts that no training data has."""
+    if max(counts) >= UNBUILT_WEIGHT:
+        raise ValueError(f"a label count of {max(counts)} is damaged")
     total = len(counts)
     left, right = np.full(2 * total - 1, -1, np.int32), np.full(2 * total - 1, -1, np.int32)
-    weights = [*counts, *([10**15] * (total - 1))]
+    weights = [*counts, *([UNBUILT_WEIGHT] * (total - 1))]
     leaf, node = total - 1, total
     for parent in range(total, 2 * total - 1):
         children = []

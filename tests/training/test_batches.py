@@ -50,7 +50,7 @@ def test_a_growing_batch_leaves_no_sample_out() -> None:
     config = TrainConfig(
         tokens=8 * 20, batch_tokens=8 * 4, batch_ramp={"start_tokens": 8, "increment_tokens": 8, "over_tokens": 48}
     )
-    trainer = Trainer(config, SimpleNamespace(sequence_length=8), None, None, None, single_process())
+    trainer = Trainer(config, SimpleNamespace(sequence_length=8, has_experts=False), None, None, None, single_process())
     steps = []
     while not trainer.finished:
         after = trainer._progress_after_batch()
