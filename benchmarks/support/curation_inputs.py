@@ -3,7 +3,6 @@
 The id of a record is FILE/NUMBER, both from 0, so that the results of two programs can be joined record by record."""
 
 import gzip
-import io
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from support.decision_differences import records
+from support.warc_file import page_record
 from text import documents
 
 NUM_FILES = 2
@@ -92,24 +92,13 @@ def write_parquet(folder: Path, texts: Sequence[str]) -> int:
 
 
 def write_warc(folder: Path, pages: Sequence[bytes]) -> int:
-    """Response records, each a gzip member of its own, as Common Crawl writes them (WARC 1.0, ISO 28500)."""
+    """Response records, half of them in each of two files."""
     for number, part in enumerate(_halves(pages)):
-        content = io.BytesIO()
-        for row, page in part:
-            content.write(gzip.compress(_record(f"{number}/{row}", page), mtime=0))
-        (folder / f"part-{number}.warc.gz").write_bytes(content.getvalue())
+        with (folder / f"part-{number}.warc.gz").open("wb") as file:
+            for row, page in part:
+                name = f"{number}/{row}"
+                file.write(page_record(f"https://example.org/{name}", page, name))
     return sum(map(len, pages))
-
-
-def _record(name: str, page: bytes) -> bytes:
-    response = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(page) + page
-    header = (
-        "WARC/1.0\r\nWARC-Type: response\r\n"
-        f"WARC-Record-ID: {name}\r\nWARC-Target-URI: https://example.org/{name}\r\nWARC-Date: 2026-01-01T00:00:00Z\r\n"
-        "WARC-Identified-Payload-Type: text/html\r\nContent-Type: application/http; msgtype=response\r\n"
-        f"Content-Length: {len(response)}\r\n\r\n"
-    )
-    return header.encode() + response + b"\r\n\r\n"
 
 
 def _halves(values: Sequence) -> Iterator[list[tuple[int, object]]]:
