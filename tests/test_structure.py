@@ -212,9 +212,9 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
-@pytest.mark.parametrize("top", [top for top in LAYERS if top != "data_pipeline"])
+@pytest.mark.parametrize("top", LAYERS)
 def test_functions_have_at_most_six_parameters(top):
-    """More are grouped in a value that has a name. data_pipeline/ has kernels in many files and is not checked."""
+    """More are grouped in a value that has a name."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {len(parameters(node))} parameters"
         for path in (ROOT / top).rglob("*.py")
