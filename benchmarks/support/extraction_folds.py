@@ -3,6 +3,7 @@ without each data set. Fitted weights are kept under build/extraction, by the di
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +15,21 @@ from gristmill.data_pipeline.extraction import fit
 from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
 from gristmill.data_pipeline.extraction.html_encoding import utf8_html
 from gristmill.data_pipeline.extraction.labelled_pages import FOLDS, LabelledPage, labelled_pages
-from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, block_texts, classify, read_page
+from gristmill.data_pipeline.extraction.page import (
+    NO_TOKENS,
+    Page,
+    block_texts,
+    classify,
+    first_rows,
+    read_page,
+    second_rows,
+)
+from gristmill.data_pipeline.extraction.page_arrays import DEPTH, ELEMENT
 from gristmill.data_pipeline.extraction.page_stats import LCA_READABLE, P_READABLE_BEST
-from gristmill.data_pipeline.extraction.tokenizer import DEPTH, ELEMENT
+from gristmill.data_pipeline.extraction.second_stage import SECOND_FEATURES
 from gristmill.data_pipeline.extraction.weights import Weights, load_weights, save_weights
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.source_digest import code_digest
 
 KEPT = Path(__file__).parents[2] / "build" / "extraction"
 CHUNKS, ARTICLES, READABILITY = "trafilatura_eval", "article_extraction", "readability"
@@ -48,7 +59,8 @@ def labelled_sets(html: Path) -> dict[str, list[Labelled]]:
 
 def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(labels, weights) of each page's blocks; trafilatura, which makes them, takes half a minute."""
-    kept = KEPT / f"labels-{name}-{fit.pages_digest(pages)[:16]}-{sources_digest()[:8]}.npz"
+    made_from = [fit.pages_digest(pages).encode(), code_of_fit(), features_sample(pages)]
+    kept = KEPT / f"labels-{name}-{hashlib.sha256(b''.join(made_from)).hexdigest()[:16]}.npz"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         found = label_pages(pages, Reporter.silent())
@@ -63,12 +75,22 @@ def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], lis
         return np.split(file["labels"], ends), np.split(file["weights"], ends)
 
 
-def sources_digest() -> str:
-    """Of the extractor's sources: a change may move blocks, labels and features."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(fit.__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+@cache
+def code_of_fit() -> bytes:
+    """Of the code that labels blocks and fits; comments and layout do not count."""
+    files = {name: Path(fit.__file__).with_name(f"{name}.py") for name in ("fit", "labels", "labelled_pages")}
+    return code_digest(files).encode()
+
+
+def features_sample(pages: Sequence[LabelledPage]) -> bytes:
+    """Digest of the text, tokens and features of every tenth page: another tokenizer or feature makes fits anew."""
+    digest = hashlib.sha256(" ".join(SECOND_FEATURES).encode())
+    for one in pages[::10]:
+        page = read_page(one.html, NO_TOKENS, with_pairs=True)
+        rows = first_rows(page)
+        for array in (page.text, page.pairs, rows, second_rows(page, rows, np.float32(0.5) * rows[:, 0] % 1)):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
 
 
 def in_folds(sets: dict[str, list[Labelled]]) -> list[Found]:
@@ -87,7 +109,7 @@ def without_set(sets: dict[str, list[Labelled]], name: str) -> list[Found]:
 
 
 def _fitted(pages: Sequence[Labelled]) -> Weights:
-    digest = hashlib.sha256(sources_digest().encode())
+    digest = hashlib.sha256(code_of_fit() + features_sample([one.page for one in pages]))
     for one in pages:
         digest.update(one.page.html)
         digest.update(one.labels.tobytes() + one.weights.tobytes())

@@ -129,7 +129,7 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
         _compile_kernels(missing[0].config)
-        for blocks in {task.source.blocks for task in missing if task.source.extractor == "blocks"}:
+        for blocks in {task.source.blocks for task in missing if task.source.extracted_by_blocks}:
             compile_blocks(blocks)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
 
@@ -279,7 +279,7 @@ def _identity(source: SourceConfig, config: AnnotateConfig, ranges: Sequence[Fil
             mode="json",
             exclude={"paths": True, "weight": True, "priority": True, "filters": True, "blocks": {"weights"}},
         ),
-        **({"extractor_weights": weights_digest(source.blocks.weights)} if source.extractor == "blocks" else {}),
+        **({"extractor_weights": weights_digest(source.blocks.weights)} if source.extracted_by_blocks else {}),
         "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
         "ranges": [[r.file.name, r.file.sha256, r.file.copy_index, r.first_record, r.start, r.end] for r in ranges],
     }

@@ -15,7 +15,7 @@ NUM_FOUND = 7
 # ... and weights of the tokens.
 MIN_WEIGHT, MAX_WEIGHT, SUM_WEIGHT = range(3)
 
-# Flags that attributes set on an element; elements inherit them (tokenizer.py adds those of tags).
+# Flags that attributes set on an element; elements inherit them (page_arrays.py adds those of tags).
 IS_MAIN, IS_NAVIGATION, IS_HIDDEN, IS_ARTICLE_BODY, IS_COMMENT, IS_ARTICLE = (1 << bit for bit in range(6))
 
 CLASS, ID, ROLE, ITEMPROP, ITEMTYPE = map(name_key, ("class", "id", "role", "itemprop", "itemtype"))

@@ -12,8 +12,7 @@ from gristmill.data_pipeline.extraction.attributes import IS_COMMENT
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import Page, Workspace, classify, read_page
-from gristmill.data_pipeline.extraction.tags import CELL, ITEM, TAG_IDS, TAG_KINDS
-from gristmill.data_pipeline.extraction.tokenizer import (
+from gristmill.data_pipeline.extraction.page_arrays import (
     ELEMENT,
     ELEMENT_FLAGS,
     END,
@@ -24,6 +23,7 @@ from gristmill.data_pipeline.extraction.tokenizer import (
     START,
     TAG,
 )
+from gristmill.data_pipeline.extraction.tags import CELL, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.data_pipeline.extraction.weights import Weights
 
 MAX_TAGS = 1_000_000  # about 250 bytes of memory each; pages of 10 MB have up to 300,000

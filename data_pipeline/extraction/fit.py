@@ -23,7 +23,7 @@ from gristmill.data_pipeline.extraction.page import (
     read_page,
     second_rows,
 )
-from gristmill.data_pipeline.extraction.tokenizer import ELEMENT, END, PARENT, START
+from gristmill.data_pipeline.extraction.page_arrays import ELEMENT, END, PARENT, START
 from gristmill.data_pipeline.extraction.trees import Trees, pack, predict_rows
 from gristmill.data_pipeline.extraction.weights import Weights, save_weights
 from gristmill.foundation.errors import InputError

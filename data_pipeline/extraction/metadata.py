@@ -13,8 +13,7 @@ import orjson
 
 from gristmill.data_pipeline.extraction.blocks_config import MetadataField
 from gristmill.data_pipeline.extraction.page import Page
-from gristmill.data_pipeline.extraction.tags import TAG_IDS
-from gristmill.data_pipeline.extraction.tokenizer import (
+from gristmill.data_pipeline.extraction.page_arrays import (
     ADDRESS_END,
     ADDRESS_START,
     ELEMENT,
@@ -23,6 +22,7 @@ from gristmill.data_pipeline.extraction.tokenizer import (
     START,
     TAG,
 )
+from gristmill.data_pipeline.extraction.tags import TAG_IDS
 
 MAX_VALUE_CHARS, MAX_ENTRIES, MAX_JSON_BYTES, MAX_JSON_DEPTH = 1000, 1000, 500_000, 20
 

@@ -5,20 +5,16 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
-from gristmill.data_pipeline.extraction.features import (
+from gristmill.data_pipeline.extraction.find_byte import PADDING
+from gristmill.data_pipeline.extraction.first_stage import (
     GROUP_SLOTS,
     NUM_FIRST,
     NUM_GROUP_SUMS,
-    NUM_SECOND,
     candidate_ranges,
     first_features,
     group_by_path,
-    second_features,
-    sum_probabilities,
 )
-from gristmill.data_pipeline.extraction.find_byte import PADDING
-from gristmill.data_pipeline.extraction.page_stats import NUM_COUNTS, NUM_PAGE, NUM_SUMS, count_text, sum_elements
-from gristmill.data_pipeline.extraction.tokenizer import (
+from gristmill.data_pipeline.extraction.page_arrays import (
     END,
     NUM_BLOCKS,
     NUM_ELEMENTS,
@@ -29,8 +25,10 @@ from gristmill.data_pipeline.extraction.tokenizer import (
     START,
     TITLE_END,
     TITLE_START,
-    tokenize,
 )
+from gristmill.data_pipeline.extraction.page_stats import NUM_COUNTS, NUM_PAGE, NUM_SUMS, count_text, sum_elements
+from gristmill.data_pipeline.extraction.second_stage import NUM_SECOND, second_features, sum_probabilities
+from gristmill.data_pipeline.extraction.tokenizer import tokenize
 from gristmill.data_pipeline.extraction.trees import Trees, predict
 from gristmill.foundation.cached_njit import cached_njit
 
@@ -41,7 +39,7 @@ MIN_FIRST = 0.02  # blocks below it in the first stage skip the second
 
 
 class Page(NamedTuple):
-    """blocks, elements, counts, ...: the columns of tokenizer.py, page_stats.py and features.py."""
+    """blocks, elements, counts, ...: the columns of page_arrays.py, page_stats.py and first_stage.py."""
 
     text: np.ndarray
     elements: np.ndarray

@@ -3,8 +3,8 @@ two elements that most probably contain the main text."""
 
 import numpy as np
 
+from gristmill.data_pipeline.extraction.page_arrays import ELEMENT, ELEMENT_FLAGS, END, LINK_BYTES, PARENT, START, TAG
 from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
-from gristmill.data_pipeline.extraction.tokenizer import ELEMENT, ELEMENT_FLAGS, END, LINK_BYTES, PARENT, START, TAG
 from gristmill.foundation.cached_njit import cached_njit
 
 # Columns of counts, int32[B, 11]: of the block's text.

@@ -12,7 +12,8 @@ import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
 from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS
-from gristmill.data_pipeline.extraction.features import FIRST_FEATURES, SECOND_FEATURES
+from gristmill.data_pipeline.extraction.first_stage import FIRST_FEATURES
+from gristmill.data_pipeline.extraction.second_stage import SECOND_FEATURES
 from gristmill.data_pipeline.extraction.trees import GROUP, Trees
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic

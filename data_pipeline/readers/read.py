@@ -58,9 +58,7 @@ def read_range(file_range: FileRange, source: SourceConfig) -> Iterator[Record |
 
     Raises InputError, at the latest after the last record, if the file is not the one in the lock; the records read
     until then must not be used."""
-    if source.html_field is None and source.format not in ("html", "warc", "arc"):
-        return _records(file_range, source)
-    return _extracted_records(file_range, source)
+    return _extracted_records(file_range, source) if source.has_html else _records(file_range, source)
 
 
 def _extracted_records(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:

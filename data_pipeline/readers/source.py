@@ -40,7 +40,7 @@ class SourceConfig(Config):
     language: str | None = None  # used where the record has none
     encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
     record: Literal["file", "paragraph", "line"] = "file"  # unit of a document in text and markdown files
-    extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "trafilatura"
+    extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "blocks"
     blocks: BlocksConfig = Field(default=BlocksConfig(), description="options of extractor: blocks")
     max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
     part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
@@ -50,6 +50,15 @@ class SourceConfig(Config):
     filters: tuple[FilterChoice, ...] | None = None  # replaces the recipe's filters for this source
     weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
+
+    @property
+    def has_html(self) -> bool:
+        """Whether the text is extracted from HTML pages."""
+        return self.html_field is not None or self.format in ("html", "warc", "arc")
+
+    @property
+    def extracted_by_blocks(self) -> bool:
+        return self.has_html and self.extractor == "blocks"
 
     @field_validator("paths")
     @classmethod

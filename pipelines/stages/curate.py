@@ -44,7 +44,7 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
         found["language_model"] = model
     extractor_weights = {
-        source.name: weights_digest(source.blocks.weights) for source in recipe.sources if source.extractor == "blocks"
+        source.name: weights_digest(source.blocks.weights) for source in recipe.sources if source.extracted_by_blocks
     }
     if extractor_weights:
         found["extractor_weights"] = extractor_weights

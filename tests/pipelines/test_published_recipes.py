@@ -2,6 +2,10 @@
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
+
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.pipelines.recipe_file import RECIPES as FOLDER
 
 RECIPES = ("c4", "dclm", "fineweb", "gopher", "refinedweb")
 
@@ -34,3 +38,10 @@ def test_a_crawl_of_one_page_leaves_a_ledger(call, tmp_path, shared_data, name):
         assert code == 1 and "gristmill why" in said.replace("\n", " ")
         assert "incomplete" in call("plan", name, *settings)[1]
         assert rows[0]["rule"] in call("why", rows[0]["doc_id"], "--corpus", ledger.parent)[1]
+
+
+def test_a_published_recipe_names_its_extractor():
+    """The default is not what the papers used."""
+    for name in RECIPES:
+        for source in yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["sources"]:
+            assert SourceConfig.model_validate(source).has_html == ("extractor" in source), name

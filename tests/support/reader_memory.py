@@ -153,6 +153,7 @@ RECORDS: dict[str, tuple[str, str, Callable[[int], Iterator[bytes]], dict[str, A
     "text in UTF-16": ("text", "a.txt", lambda limit: utf16(pieces(limit, b"\n")), {"record": "line"}),
     "markdown": ("markdown", "a.md", lambda limit: iter([full(f"# {WORDS}\n\n", limit).encode()]), {}),
     "html": ("html", "a.html", lambda limit: iter([page(limit)]), {}),
+    "html, trafilatura": ("html", "a.html", lambda limit: iter([page(limit)]), {"extractor": "trafilatura"}),
     "html, resiliparse": ("html", "a.html", lambda limit: iter([page(limit)]), {"extractor": "resiliparse"}),
     "warc": ("warc", "a.warc", lambda limit: warc(limit, "response", HTTP + b"\r\n" + page(limit)), {}),
     "warc of gzip": ("warc", "a.warc", lambda limit: warc(limit, "response", packed_page(limit)), {}),
@@ -213,7 +214,7 @@ def growth(source: SourceConfig, cache: Path) -> int:
 
 def main() -> None:
     folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
-    for kind in ("jsonl", "html", "html, resiliparse", "parquet"):  # loads what they load
+    for kind in ("jsonl", "html", "html, trafilatura", "html, resiliparse", "parquet"):  # loads what they load
         annotate(write(folder / "first" / kind, kind, 20_000), folder / "cache")
     found = {
         limit: {

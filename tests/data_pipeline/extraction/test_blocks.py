@@ -135,3 +135,10 @@ def test_options_of_blocks_need_the_extractor_blocks():
         SourceConfig.model_validate(
             {"name": "s", "format": "warc", "paths": ["a"], "extractor": "resiliparse", "blocks": {"tables": False}}
         )
+
+
+def test_the_weights_count_for_sources_of_pages_only():
+    assert SourceConfig(name="s", format="html", paths=("a",)).extracted_by_blocks
+    assert SourceConfig(name="s", format="jsonl", paths=("a",), html_field="html").extracted_by_blocks
+    assert not SourceConfig(name="s", format="jsonl", paths=("a",)).extracted_by_blocks
+    assert not SourceConfig(name="s", format="warc", paths=("a",), extractor="resiliparse").extracted_by_blocks

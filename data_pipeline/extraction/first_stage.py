@@ -1,10 +1,31 @@
-"""Features of text blocks for the two stages of trees.
+"""Features of text blocks for the first stage of trees.
 
-FIRST_FEATURES and SECOND_FEATURES name them in the order in which the kernels write them. float32; a ratio is 0 where
-its denominator is 0."""
+FIRST_FEATURES names them in the order in which the kernels write them. float32; a ratio is 0 where its denominator is
+0."""
 
 import numpy as np
 
+from gristmill.data_pipeline.extraction.page_arrays import (
+    BOLD_BYTES,
+    BREAKS,
+    CONTROLS,
+    DEPTH,
+    ELEMENT,
+    ELEMENT_FLAGS,
+    END,
+    IMAGES,
+    INLINE_FLAGS,
+    LINK_BYTES,
+    LINKS,
+    NUM_CHILDREN,
+    NUM_FLAGS,
+    OWN_SUM,
+    PARENT,
+    PATH_HASH,
+    SOURCE,
+    START,
+    TAG,
+)
 from gristmill.data_pipeline.extraction.page_stats import (
     BLOCKS,
     BYTES,
@@ -14,7 +35,6 @@ from gristmill.data_pipeline.extraction.page_stats import (
     FIRST_KIND,
     LAST_KIND,
     LCA_READABLE,
-    LIKELY_BYTES,
     LINKED,
     LONG_BYTES,
     P_BLOCKS,
@@ -37,27 +57,6 @@ from gristmill.data_pipeline.extraction.page_stats import (
     TITLE_WORDS,
     UPPERS,
     WORDS,
-)
-from gristmill.data_pipeline.extraction.tokenizer import (
-    BOLD_BYTES,
-    BREAKS,
-    CONTROLS,
-    DEPTH,
-    ELEMENT,
-    ELEMENT_FLAGS,
-    END,
-    IMAGES,
-    INLINE_FLAGS,
-    LINK_BYTES,
-    LINKS,
-    NUM_CHILDREN,
-    NUM_FLAGS,
-    OWN_SUM,
-    PARENT,
-    PATH_HASH,
-    SOURCE,
-    START,
-    TAG,
 )
 from gristmill.foundation.cached_njit import cached_njit
 
@@ -91,7 +90,7 @@ GROUP_SLOTS, NUM_GROUP_SUMS = 4096, 5
 
 
 @cached_njit(nogil=True, inline="always")
-def _ratio(part, whole):
+def ratio(part, whole):
     return part / whole if whole > 0 else 0.0
 
 
@@ -141,26 +140,26 @@ def _own(k, blocks, counts, row):
     size, chars, words = blocks[k, END] - blocks[k, START], counts[k, CHARS], counts[k, WORDS]
     row[0] = chars
     row[1] = words
-    row[2] = _ratio(blocks[k, LINK_BYTES], size)
+    row[2] = ratio(blocks[k, LINK_BYTES], size)
     row[3] = blocks[k, LINKS]
     row[4] = counts[k, SENTENCE_ENDS]
     row[5] = counts[k, COMMAS]
-    row[6] = _ratio(counts[k, DIGITS], chars)
-    row[7] = _ratio(counts[k, UPPERS], chars)
+    row[6] = ratio(counts[k, DIGITS], chars)
+    row[7] = ratio(counts[k, UPPERS], chars)
     row[8] = counts[k, SYMBOLS]
     row[9] = counts[k, LAST_KIND]
     row[10] = counts[k, FIRST_KIND]
     row[11] = counts[k, TITLE_WORDS]
-    row[12] = _ratio(counts[k, TITLE_WORDS], words)
+    row[12] = ratio(counts[k, TITLE_WORDS], words)
     row[13] = counts[k, REPEATS]
-    row[14] = _ratio(blocks[k, BOLD_BYTES], size)
+    row[14] = ratio(blocks[k, BOLD_BYTES], size)
     row[15] = blocks[k, BREAKS]
     row[16] = blocks[k, IMAGES]
     row[17] = blocks[k, CONTROLS]
     row[18] = blocks[k, INLINE_FLAGS]
-    row[19] = _ratio(chars, words)
-    row[20] = _ratio(size, chars)
-    row[21] = _ratio(words, counts[k, SENTENCE_ENDS] + 1)
+    row[19] = ratio(chars, words)
+    row[20] = ratio(size, chars)
+    row[21] = ratio(words, counts[k, SENTENCE_ENDS] + 1)
     return 22
 
 
@@ -172,7 +171,7 @@ def _neighbours(k, num_blocks, elements, blocks, counts, row, at):
         if 0 <= j < num_blocks:
             e = blocks[j, ELEMENT]
             row[at] = counts[j, CHARS]
-            row[at + 1] = _ratio(blocks[j, LINK_BYTES], blocks[j, END] - blocks[j, START])
+            row[at + 1] = ratio(blocks[j, LINK_BYTES], blocks[j, END] - blocks[j, START])
             row[at + 2] = counts[j, SENTENCE_ENDS]
             row[at + 3] = elements[e, TAG]
             row[at + 4] = 1 if elements[e, PARENT] == parent else 0
@@ -202,11 +201,11 @@ def _containers(e, elements, sums, row, at):
     for _ in range(4):
         size = sums[e, BYTES]
         row[at] = size
-        row[at + 1] = _ratio(sums[e, LINKED], size)
+        row[at + 1] = ratio(sums[e, LINKED], size)
         row[at + 2] = sums[e, BLOCKS]
-        row[at + 3] = _ratio(1000 * sums[e, STOPS], size)
-        row[at + 4] = _ratio(size, sums[0, BYTES])
-        row[at + 5] = _ratio(sums[e, LONG_BYTES], sums[0, LONG_BYTES])
+        row[at + 3] = ratio(1000 * sums[e, STOPS], size)
+        row[at + 4] = ratio(size, sums[0, BYTES])
+        row[at + 5] = ratio(sums[e, LONG_BYTES], sums[0, LONG_BYTES])
         row[at + 6] = sums[e, READABLE]
         row[at + 7] = elements[e, TAG]
         row[at + 8] = elements[e, NUM_CHILDREN]
@@ -227,7 +226,7 @@ def _candidates(k, e, elements, weights, sums, ranges, page, row, at):
         row[at] = common
         row[at + 1] = elements[chosen, DEPTH] - common
         row[at + 2] = elements[e, DEPTH] - common
-        row[at + 3] = _ratio(sums[chosen, BYTES], page[P_BYTES])
+        row[at + 3] = ratio(sums[chosen, BYTES], page[P_BYTES])
         row[at + 4] = k - ranges[which, 0]
         row[at + 5] = ranges[which, 1] - k
         at += 6
@@ -239,8 +238,8 @@ def _page(page, row, at):
     flags = np.int64(page[P_FLAGS])
     row[at] = page[P_BLOCKS]
     row[at + 1] = page[P_BYTES]
-    row[at + 2] = _ratio(page[P_LINKED], page[P_BYTES])
-    row[at + 3] = _ratio(page[P_LONG_BYTES], page[P_BYTES])
+    row[at + 2] = ratio(page[P_LINKED], page[P_BYTES])
+    row[at + 3] = ratio(page[P_LONG_BYTES], page[P_BYTES])
     row[at + 4] = page[P_LONG_BLOCKS]
     row[at + 5] = page[P_PARAGRAPHS]
     row[at + 6] = page[P_ELEMENTS]
@@ -248,15 +247,15 @@ def _page(page, row, at):
     row[at + 8] = (flags >> 5) & 1
     row[at + 9] = flags & 1
     row[at + 10] = (flags >> 3) & 1
-    row[at + 11] = _ratio(page[P_LONG_BYTES], page[P_LONG_BLOCKS])
+    row[at + 11] = ratio(page[P_LONG_BYTES], page[P_LONG_BLOCKS])
     return at + 12
 
 
 @cached_njit(nogil=True)
 def _position(k, blocks, page, source_bytes, row, at):
-    row[at] = _ratio(k, page[P_BLOCKS])
-    row[at + 1] = _ratio(blocks[k, START], page[P_BYTES])
-    row[at + 2] = _ratio(blocks[k, SOURCE], source_bytes)
+    row[at] = ratio(k, page[P_BLOCKS])
+    row[at + 1] = ratio(blocks[k, START], page[P_BYTES])
+    row[at + 2] = ratio(blocks[k, SOURCE], source_bytes)
     row[at + 3] = k - page[P_FIRST_HEADING] if page[P_FIRST_HEADING] >= 0 else -1000
     row[at + 4] = k
     row[at + 5] = page[P_BLOCKS] - 1 - k
@@ -267,103 +266,8 @@ def _position(k, blocks, page, source_bytes, row, at):
 def _group(e, elements, groups, page, row, at):
     slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
     row[at] = groups[slot, 0]
-    row[at + 1] = _ratio(groups[slot, 1], groups[slot, 0])
-    row[at + 2] = _ratio(groups[slot, 2], groups[slot, 1])
-    row[at + 3] = _ratio(groups[slot, 3], groups[slot, 0])
-    row[at + 4] = _ratio(groups[slot, 1], page[P_BYTES])
+    row[at + 1] = ratio(groups[slot, 1], groups[slot, 0])
+    row[at + 2] = ratio(groups[slot, 2], groups[slot, 1])
+    row[at + 3] = ratio(groups[slot, 3], groups[slot, 0])
+    row[at + 4] = ratio(groups[slot, 1], page[P_BYTES])
     return at + 5
-
-
-# Of the second stage: the first stage's features that tell most about the block itself, then what the first stage says
-# of its surroundings.
-SECOND_FEATURES = (
-    *FIRST_FEATURES,
-    *(f"probability{offset:+d}" for offset in range(-4, 5)),
-    *(f"{place}_probability" for place in ("element", "parent", "grandparent", "readable", "largest", "path", "page")),
-    "blocks_since_likely",
-    "blocks_to_likely",
-    "bytes_since_likely",
-    "bytes_to_likely",
-    "likely_before",
-    "likely_after",
-    "run_blocks",
-    "run_bytes",
-    "place_in_run",
-    "likely_bytes",
-    "largest_probability",
-)
-NUM_SECOND = len(SECOND_FEATURES)
-LIKELY = 0.5
-# Columns of runs, float32[B, 8].
-SINCE, TO, BYTES_SINCE, BYTES_TO, BEFORE, RUN_BLOCKS, RUN_BYTES, PLACE = range(8)
-
-
-@cached_njit(nogil=True)
-def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, groups, runs):
-    """Prepare the second stage: probability times bytes over subtrees  and by
-    path, and the runs of likely blocks. Returns (bytes of likely blocks, largest probability)."""
-    sums[:num_elements, LIKELY_BYTES] = 0
-    groups[:, 4] = 0
-    for k in range(num_blocks):
-        e, size = blocks[k, ELEMENT], blocks[k, END] - blocks[k, START]
-        sums[e, LIKELY_BYTES] += p[k] * size
-        groups[elements[e, PATH_HASH] & (GROUP_SLOTS - 1), 4] += p[k] * size
-    for e in range(num_elements - 1, 0, -1):
-        sums[elements[e, PARENT], LIKELY_BYTES] += sums[e, LIKELY_BYTES]
-    since, size_since, before, highest = 1000, 0, 0.0, 0.0
-    for k in range(num_blocks):
-        size = blocks[k, END] - blocks[k, START]
-        runs[k, SINCE], runs[k, BYTES_SINCE], runs[k, BEFORE] = since, size_since, before
-        likely = p[k] >= LIKELY
-        since, size_since = (0, 0) if likely else (min(since + 1, 1000), size_since + size)
-        before += size if likely else 0
-        joined = likely and k > 0 and p[k - 1] >= LIKELY
-        runs[k, PLACE] = (runs[k - 1, PLACE] + 1 if joined else 1) if likely else 0
-        runs[k, RUN_BYTES] = (runs[k - 1, RUN_BYTES] + size if joined else size) if likely else 0
-        highest = max(highest, p[k])
-    to, size_to = 1000, 0
-    for k in range(num_blocks - 1, -1, -1):
-        runs[k, TO], runs[k, BYTES_TO] = to, size_to
-        likely = p[k] >= LIKELY
-        joined = likely and k + 1 < num_blocks and p[k + 1] >= LIKELY
-        runs[k, RUN_BLOCKS] = runs[k + 1, RUN_BLOCKS] if joined else runs[k, PLACE]
-        runs[k, RUN_BYTES] = runs[k + 1, RUN_BYTES] if joined else runs[k, RUN_BYTES]
-        to, size_to = (0, 0) if likely else (min(to + 1, 1000), size_to + blocks[k, END] - blocks[k, START])
-    return before, highest
-
-
-@cached_njit(nogil=True)
-def _likely_share(sums, e):
-    return _ratio(sums[e, LIKELY_BYTES], sums[e, BYTES])
-
-
-@cached_njit(nogil=True)
-def second_features(k, p, totals, elements, blocks, sums, groups, runs, page, row):
-    """Add the second stage's features behind the NUM_FIRST that are in the row. totals: of sum_probabilities."""
-    at, num_blocks = NUM_FIRST, np.int64(page[P_BLOCKS])
-    for offset in range(-4, 5):
-        j = k + offset
-        row[at] = p[j] if 0 <= j < num_blocks else -1
-        at += 1
-    e = blocks[k, ELEMENT]
-    parent = elements[e, PARENT]
-    row[at] = _likely_share(sums, e)
-    row[at + 1] = _likely_share(sums, parent)
-    row[at + 2] = _likely_share(sums, elements[parent, PARENT])
-    row[at + 3] = _likely_share(sums, np.int64(page[P_READABLE_BEST]))
-    row[at + 4] = _likely_share(sums, np.int64(page[P_LARGEST]))
-    at += 5
-    slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
-    row[at] = _ratio(groups[slot, 4], groups[slot, 1])
-    row[at + 1] = _ratio(sums[0, LIKELY_BYTES], sums[0, BYTES])
-    row[at + 2] = runs[k, SINCE]
-    row[at + 3] = runs[k, TO]
-    row[at + 4] = runs[k, BYTES_SINCE]
-    row[at + 5] = runs[k, BYTES_TO]
-    row[at + 6] = _ratio(runs[k, BEFORE], totals[0])
-    row[at + 7] = totals[0] - runs[k, BEFORE]
-    row[at + 8] = runs[k, RUN_BLOCKS]
-    row[at + 9] = runs[k, RUN_BYTES]
-    row[at + 10] = runs[k, PLACE]
-    row[at + 11] = totals[0]
-    row[at + 12] = totals[1]
