@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.intrinsics import bytes_within, folded_product, load64, ones, trailing_zeros
+from gristmill.data_pipeline.signals.intrinsics import (
+    add_16,
+    bytes_within,
+    folded_product,
+    load64,
+    ones,
+    trailing_zeros,
+)
 from gristmill.foundation.cached_njit import cached_njit
 
 BLOCK = 64
@@ -140,3 +147,15 @@ def strip_end(text, start, end, flags, space):
             return end
         end = at
     return start
+
+
+@cached_njit(nogil=True, inline="always")
+def add_floats(total, index, values, start, count):
+    """total[index : index + count] += values[start : start + count] of float32."""
+    done = 0
+    while done + 16 <= count:
+        add_16(total, index + done, values, start + done)
+        done += 16
+    while done < count:
+        total[index + done] += values[start + done]
+        done += 1

@@ -61,6 +61,29 @@ def _store64(typing_context, array, index, value):
 store64: Any = intrinsic(_store64)
 
 
+def _add_16(typing_context, total, index, values, start):
+    """total[index : index + 16] += values[start : start + 16] of float32, in one vector instruction or two."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.VectorType(ir.FloatType(), 16).as_pointer()
+        places = [
+            builder.bitcast(
+                builder.gep(_data(context, builder, signature.args[i], arguments[i]), [arguments[i + 1]]), kind
+            )
+            for i in (0, 2)
+        ]
+        loaded = [builder.load(place) for place in places]
+        stored = builder.store(builder.fadd(*loaded), places[0])
+        for each in (*loaded, stored):
+            each.align = 4
+        return context.get_dummy_value()
+
+    return types.void(total, types.int64, values, types.int64), generate
+
+
+add_16: Any = intrinsic(_add_16)
+
+
 def _trailing_zeros(typing_context, value):
     """Number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 

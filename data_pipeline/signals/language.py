@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.fasttext_kernel import CAPITALS, NO_LABEL, predict
+from gristmill.data_pipeline.signals.fasttext_predict import CAPITALS, NO_LABEL, predict
 from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model
 from gristmill.foundation.config import Config
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.data_pipeline.signals.fasttext_file import MAGIC, FastTextFile, read_fasttext
-from gristmill.data_pipeline.signals.fasttext_kernel import FastTextModel, prepare
+from gristmill.data_pipeline.signals.fasttext_model import FastTextModel, prepare
 from gristmill.data_pipeline.signals.language_codes import label_code
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest

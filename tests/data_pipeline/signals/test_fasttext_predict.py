@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.fasttext_file import read_fasttext
-from gristmill.data_pipeline.signals.fasttext_kernel import NO_LABEL, predict, prepare
+from gristmill.data_pipeline.signals.fasttext_model import prepare
+from gristmill.data_pipeline.signals.fasttext_predict import NO_LABEL, predict
+from gristmill.data_pipeline.signals.fasttext_sums import token_cache
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect, head
 from gristmill.data_pipeline.signals.language_codes import label_code
 from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model, model_path
@@ -104,15 +106,16 @@ def test_without_a_line_end_in_the_dictionary_an_unknown_text_has_no_label(tmp_p
     assert scores.tolist()[::2] == [0, 0]
 
 
-def test_sums_of_known_words_are_those_of_their_rows(tmp_path, monkeypatch):
-    path = write_random_model(tmp_path / "m.bin", ["</s>", "the", "mill"], ["de", "en"], 3, (1, 3), 1)
-    with_sums = prepare(read_fasttext(path))
-    monkeypatch.setattr("gristmill.data_pipeline.signals.fasttext_kernel.MAX_SUM_BYTES", 0)
-    without = prepare(read_fasttext(path))
-    assert len(with_sums.sum_rows) == 3 and len(without.sum_rows) == 0
-    texts = TextBuffer.of(["the mill", "mill flour the", "</s> the"])
-    ours, others = (predict(texts, model, 100, False) for model in (with_sums, without))
-    assert np.array_equal(ours[0], others[0]) and np.allclose(ours[1], others[1], atol=1e-6)
+def test_a_cached_sum_gives_the_bits_of_a_new_one(tmp_path):
+    path = write_random_model(tmp_path / "m.bin", ["</s>", "the", "mill"], ["de", "en"], 3, (1, 3), 2)
+    texts = TextBuffer.of(["the mill", "mill flour the", "a" * 24, "a" * 25, "a" * 16, "the </s> mill", "x\0y the"])
+    used, other = (prepare(read_fasttext(path)) for _ in range(2))
+    predict(texts, used, 100, False)
+    assert np.count_nonzero(token_cache(used).keys[:, 0]) == 7  # the, mill, flour, a * 24, a * 16, x, y
+    second = predict(texts, used, 100, False)
+    for k, text in enumerate(texts.texts()):  # the cache of another model is new
+        alone = predict(TextBuffer.of([text]), other._replace(), 100, False)
+        assert (alone[0][0], alone[1][0]) == (second[0][k], second[1][k])
 
 
 @pytest.mark.parametrize("size", [0, 9, 60, 100, 150, 400])
