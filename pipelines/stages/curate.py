@@ -116,7 +116,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=12,
+    code_version=13,
     inputs=(),
     config=config,
     run=run,
