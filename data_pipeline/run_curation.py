@@ -7,7 +7,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, AnnotateTask, annotate_all, annotation_tasks
+from gristmill.data_pipeline.annotate.annotate import (
+    SITE_BOILERPLATE_FOLDER,
+    AnnotateConfig,
+    AnnotateTask,
+    annotate_all,
+    annotation_tasks,
+)
 from gristmill.data_pipeline.corpus.counts import count_files, count_source
 from gristmill.data_pipeline.corpus.splits import split_indices
 from gristmill.data_pipeline.corpus.summary import check_training_documents, rule_table, write_summary
@@ -188,7 +194,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
     write_summary(summary, folder)
-    _delete_other_annotations(inputs.cache / "annotated", state.annotated)
+    _delete_other_annotations(inputs.cache, state.annotated)
     remove_tree(inputs.work)
     remove_seals(folder)
     return summary
@@ -215,12 +221,17 @@ def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     return found
 
 
-def _delete_other_annotations(folder: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
-    """Deletes annotated files of earlier settings or raw files; the next run of this recipe needs only these."""
+def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
+    """Deletes annotated files of earlier settings or raw files, and tables of boilerplate that no source uses; the next
+    run of this recipe needs only these."""
     current = {path for group in tasks for task in group for path in (task.path, seal_of(task.path))}
-    for path in folder.iterdir():
+    for path in (cache / "annotated").iterdir():
         if path not in current:
             path.unlink()
+    tables = {task.boilerplate.parent for group in tasks for task in group if task.boilerplate is not None}
+    for folder in (cache / SITE_BOILERPLATE_FOLDER).glob("*"):
+        if folder not in tables:
+            remove_tree(folder)
 
 
 def annotated(

@@ -16,7 +16,9 @@ import xxhash
 
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.annotate.site_boilerplate import find_site_boilerplate
 from gristmill.data_pipeline.extraction.html_extraction import compile_blocks
+from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
 from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
@@ -34,11 +36,13 @@ from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import LockedSource, RawFile
 
 ANNOTATE_VERSION = 13  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
+SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
 BATCH_DOCUMENTS = 1024
 BATCH_CHARS = 8_000_000  # of texts, URLs and metadata: limits the memory of a batch of long documents
 ROW_GROUP_ROWS = 16_384
@@ -81,10 +85,13 @@ class AnnotateConfig(Config):
 
 @dataclass(frozen=True)
 class AnnotateTask:
+    """boilerplate: the table of the source's boilerplate blocks; None: none is looked for."""
+
     path: Path
     source: SourceConfig
     config: AnnotateConfig
     ranges: tuple[FileRange, ...]
+    boilerplate: Path | None = None
 
     @property
     def label(self) -> str:
@@ -113,10 +120,17 @@ def annotation_tasks(
         for one in (next(split) if file.bytes > range_bytes else [FileRange(file, location)])
     ]
     range_sizes = [one.file.bytes if one.end is None else range_bytes for one in ranges]
+    groups = grouped(ranges, range_sizes, range_bytes)
+    boilerplate = None
+    if source.extracted_by_blocks and source.blocks.site_boilerplate is not None:
+        compile_blocks(source.blocks)
+        boilerplate = find_site_boilerplate(
+            source, groups, folder.parent / SITE_BOILERPLATE_FOLDER / source.name, engine
+        )
     tasks = []
-    for group in grouped(ranges, range_sizes, range_bytes):
-        name = fingerprint(_identity(source, config, group))
-        tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group)))
+    for group in groups:
+        name = fingerprint(_identity(source, config, group, boilerplate))
+        tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group), boilerplate))
     return tasks
 
 
@@ -156,8 +170,9 @@ def annotate(task: AnnotateTask) -> None:
 
 
 def _records(task: AnnotateTask) -> Iterator[tuple[RawFile, Record | Unreadable]]:
+    repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
     for one in task.ranges:
-        for record in read_range(one, task.source):
+        for record in read_range(one, task.source, repeated):
             yield one.file, record
             del record  # so that the objects of two records are never in memory at once
 
@@ -272,7 +287,9 @@ def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, lis
     return buffer, [*measured.columns, *added]
 
 
-def _identity(source: SourceConfig, config: AnnotateConfig, ranges: Sequence[FileRange]) -> dict:
+def _identity(
+    source: SourceConfig, config: AnnotateConfig, ranges: Sequence[FileRange], boilerplate: Path | None
+) -> dict:
     return {
         "version": ANNOTATE_VERSION,
         "source": source.model_dump(
@@ -280,6 +297,7 @@ def _identity(source: SourceConfig, config: AnnotateConfig, ranges: Sequence[Fil
             exclude={"paths": True, "weight": True, "priority": True, "filters": True, "blocks": {"weights"}},
         ),
         **({"extractor_weights": weights_digest(source.blocks.weights)} if source.extracted_by_blocks else {}),
+        **({} if boilerplate is None else {"boilerplate": file_digest(boilerplate)}),
         "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
         "ranges": [[r.file.name, r.file.sha256, r.file.copy_index, r.first_record, r.start, r.end] for r in ranges],
     }

@@ -6,6 +6,8 @@ folder, on that host only). The scheme, `user@`, the port and the case of the ho
 
 from collections.abc import Iterable
 
+from gristmill.data_pipeline.readers.urls import split_url
+
 
 class BlockedUrls:
     def __init__(self, entries: Iterable[str]):
@@ -27,12 +29,3 @@ class BlockedUrls:
             return True
         labels = host.split(".")
         return any(".".join(labels[first:]) in self._hosts for first in range(len(labels)))
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """(host in lower case, path from its slash). "HTTPS://me@A.b:80/C?d" -> ("a.b", "/C?d"); "a.b" -> ("a.b", "")."""
-    rest = url.strip().partition("://")[2] if "://" in url else url.strip()
-    ends = [at for mark in "/?#" if (at := rest.find(mark)) >= 0]
-    end = min(ends, default=len(rest))
-    host = rest[:end].rpartition("@")[2].partition(":")[0].rstrip(".").lower()
-    return host, rest[end:]

@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,6 +23,7 @@ from gristmill.data_pipeline.extraction.page_arrays import (
     START,
     TAG,
 )
+from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
 from gristmill.data_pipeline.extraction.tags import CELL, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.data_pipeline.extraction.weights import Weights
 
@@ -50,15 +51,45 @@ class NotAPage(Exception):
         self.kind = kind
 
 
-def extract_blocks(html: bytes, weights: Weights, config: BlocksConfig) -> tuple[str, dict[str, Any]]:
-    """(the page's main text, a line a block; its metadata that config asks for). html: UTF-8. Raises NotAPage."""
+class MainBlocks(NamedTuple):
+    """text: the page's main text, a line a block. metadata: what config asks for. num_repeated: blocks that were left
+    out as boilerplate of the host."""
+
+    text: str
+    metadata: dict[str, Any]
+    num_repeated: int
+
+
+def extract_blocks(html: bytes, weights: Weights, config: BlocksConfig, of_host: HostBlocks | None) -> MainBlocks:
+    """html: UTF-8. of_host: the boilerplate of the page's host, which is left out. Raises NotAPage."""
+    page, kept = _classified(html, weights, config)
+    repeated = np.zeros(0, np.int64)
+    if of_host is not None:
+        chosen = np.flatnonzero(kept)
+        repeated = chosen[of_host.mask(_block_bytes(page, chosen))]
+        kept[repeated] = False
+    metadata = page_metadata(html, page, kept, config.metadata) if config.metadata else {}
+    return MainBlocks(_joined(page, kept, config), metadata, len(repeated))
+
+
+def kept_blocks(html: bytes, weights: Weights, config: BlocksConfig) -> list[bytes]:
+    """The texts of the blocks that `extract_blocks` keeps, in UTF-8, before boilerplate of the host is left out."""
+    page, kept = _classified(html, weights, config)
+    return _block_bytes(page, np.flatnonzero(kept))
+
+
+def _classified(html: bytes, weights: Weights, config: BlocksConfig) -> tuple[Page, np.ndarray]:
+    """(the page, its blocks to keep as bool[B])."""
     check_page(html)
     if _SPACE.space.tags > MAX_KEPT_TAGS:
         _SPACE.space = Workspace()
     page = read_page(html, weights.token_weights, _SPACE.space)
-    kept = classify(page, weights.first, weights.second) >= config.threshold
-    metadata = page_metadata(html, page, kept, config.metadata) if config.metadata else {}
-    return main_text(page, kept, config), metadata
+    return page, with_options(page, classify(page, weights.first, weights.second) >= config.threshold, config)
+
+
+def _block_bytes(page: Page, chosen: np.ndarray) -> list[bytes]:
+    text = page.text.tobytes()
+    return [text[start:end] for start, end in page.blocks[chosen][:, (START, END)].tolist()]
 
 
 def check_page(html: bytes) -> None:
@@ -78,7 +109,12 @@ def check_page(html: bytes) -> None:
 
 
 def main_text(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
-    """The kept blocks' text, a line each. kept: bool[B]."""
+    """The text of the kept blocks that the options leave, a line each. kept: bool[B]."""
+    return _joined(page, with_options(page, kept, config), config)
+
+
+def with_options(page: Page, kept: np.ndarray, config: BlocksConfig) -> np.ndarray:
+    """The kept blocks with comments and without tables, as the options say. kept: bool[B]."""
     elements, blocks = page.elements, page.blocks
     flags = elements[blocks[:, ELEMENT], ELEMENT_FLAGS]
     if config.comments:
@@ -87,6 +123,11 @@ def main_text(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
         kept = kept | ((flags & IS_COMMENT) != 0) & prose
     if not config.tables:
         kept = kept & ((flags & IN_TABLE) == 0)
+    return kept
+
+
+def _joined(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
+    flags = page.elements[page.blocks[:, ELEMENT], ELEMENT_FLAGS]
     return "".join(_lines(page, np.flatnonzero(kept), flags, config)).lstrip("\n")
 
 

@@ -7,9 +7,10 @@ from typing import Any, Literal, NamedTuple
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
-from gristmill.data_pipeline.extraction.blocks import NotAPage, extract_blocks
+from gristmill.data_pipeline.extraction.blocks import NotAPage, extract_blocks, kept_blocks
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.html_encoding import REPLACED_BYTES, decode_html, utf8_html
+from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
 from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.foundation.deferred_module import DeferredModule
 
@@ -41,6 +42,8 @@ class NotExtracted(Exception):
         self.kind = kind
 
 
+SITE_BOILERPLATE = "site_boilerplate"  # the name under which pages are counted that lost boilerplate of their host
+
 BLOCKS_DEFAULTS = BlocksConfig()
 
 
@@ -61,12 +64,17 @@ class Extracted(NamedTuple):
     metadata: Mapping[str, Any] = MappingProxyType({})
 
 
-def extract_page(html: bytes, charset: str | None, extractor: Extractor, blocks: BlocksConfig) -> Extracted:
-    """As `extract`, with the repairs and the page's metadata."""
-    if len(html) > MAX_HTML_BYTES:
-        raise NotExtracted("page_too_large", f"{len(html)} bytes of HTML; the limit is {MAX_HTML_BYTES}")
+def extract_page(
+    html: bytes,
+    charset: str | None,
+    extractor: Extractor,
+    blocks: BlocksConfig,
+    of_host: HostBlocks | None = None,
+) -> Extracted:
+    """As `extract`, with the repairs and the page's metadata. of_host: boilerplate that blocks leaves out."""
+    _check_size(html)
     if extractor == "blocks":
-        return _blocks(html, charset, blocks)
+        return _blocks(html, charset, blocks, of_host)
     page = decode_html(html, charset)
     text = _resiliparse(page.text) if extractor == "resiliparse" else _trafilatura(page.text, extractor)
     if not text.strip():
@@ -74,20 +82,37 @@ def extract_page(html: bytes, charset: str | None, extractor: Extractor, blocks:
     return Extracted(text, (REPLACED_BYTES,) if page.was_repaired else ())
 
 
-def _blocks(html: bytes, charset: str | None, config: BlocksConfig) -> Extracted:
+def _check_size(html: bytes) -> None:
+    if len(html) > MAX_HTML_BYTES:
+        raise NotExtracted("page_too_large", f"{len(html)} bytes of HTML; the limit is {MAX_HTML_BYTES}")
+
+
+def _blocks(html: bytes, charset: str | None, config: BlocksConfig, of_host: HostBlocks | None) -> Extracted:
     page, was_repaired = utf8_html(html, charset)
     try:
-        text, metadata = extract_blocks(page, load_weights(config.weights), config)
+        text, metadata, num_repeated = extract_blocks(page, load_weights(config.weights), config, of_host)
     except NotAPage as refused:
         raise NotExtracted(refused.kind, str(refused)) from None
     if not text.strip():
+        if num_repeated:
+            raise NotExtracted("only_boilerplate", "every block of the main text is boilerplate of the host")
         raise NotExtracted("no_text", "blocks finds no main text in the page")
-    return Extracted(text, (REPLACED_BYTES,) if was_repaired else (), metadata)
+    repairs = [REPLACED_BYTES] * was_repaired + [SITE_BOILERPLATE] * (num_repeated > 0)
+    return Extracted(text, tuple(repairs), metadata)
+
+
+def main_blocks(html: bytes, charset: str | None, config: BlocksConfig) -> list[bytes]:
+    """The texts of the blocks that blocks keeps, in UTF-8. Raises NotExtracted."""
+    _check_size(html)
+    try:
+        return kept_blocks(utf8_html(html, charset)[0], load_weights(config.weights), config)
+    except NotAPage as refused:
+        raise NotExtracted(refused.kind, str(refused)) from None
 
 
 def compile_blocks(config: BlocksConfig) -> None:
     """Compile the kernels of blocks once, so that workers load them from the cache."""
-    extract_blocks(b"<p>A text.</p>", load_weights(config.weights), config)
+    extract_blocks(b"<p>A text.</p>", load_weights(config.weights), config, None)
 
 
 def _trafilatura(page: str, extractor: Extractor) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract_page
+from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks, RepeatedBlocks
 from gristmill.data_pipeline.readers.arc import read_arc
 from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
@@ -16,6 +17,7 @@ from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.urls import split_url
 from gristmill.data_pipeline.readers.verified_files import BlockDigests, HashedFile, VerifiedFile, digest_blocks
 from gristmill.data_pipeline.readers.warc import read_warc
 from gristmill.foundation.lock import RawFile
@@ -53,23 +55,33 @@ def file_ranges(file: RawFile, location: str, source: SourceConfig, range_bytes:
     return [FileRange(file, location, first, start, end, digests) for first, start, end in ranges]
 
 
-def read_range(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """Read the range's records in order, readable or not. No content of a file raises.
+def read_range(
+    file_range: FileRange, source: SourceConfig, repeated: RepeatedBlocks | None = None
+) -> Iterator[Record | Unreadable]:
+    """Read the range's records in order, readable or not. No content of a file raises. repeated: boilerplate of hosts,
+    which is left out of the pages' text.
 
     Raises InputError, at the latest after the last record, if the file is not the one in the lock; the records read
     until then must not be used."""
-    return _extracted_records(file_range, source) if source.has_html else _records(file_range, source)
+    return _extracted_records(file_range, source, repeated) if source.has_html else read_pages(file_range, source)
 
 
-def _extracted_records(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    for record in _records(file_range, source):
-        yield record if isinstance(record, Unreadable) or record.html is None else _extracted(record, source)
+def _extracted_records(
+    file_range: FileRange, source: SourceConfig, repeated: RepeatedBlocks | None
+) -> Iterator[Record | Unreadable]:
+    for record in read_pages(file_range, source):
+        if isinstance(record, Unreadable) or record.html is None:
+            yield record
+        else:
+            yield _extracted(record, source, repeated)
 
 
-def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
+def _extracted(record: Record, source: SourceConfig, repeated: RepeatedBlocks | None) -> Record | Unreadable:
     assert record.html is not None
+    host = "" if repeated is None else split_url(record.url)[0]
+    of_host = HostBlocks(repeated, host) if repeated is not None and host else None
     try:
-        page = extract_page(record.html, record.charset, source.extractor, source.blocks)
+        page = extract_page(record.html, record.charset, source.extractor, source.blocks, of_host)
     except NotExtracted as failure:
         return Unreadable(record.number, failure.kind, str(failure), -1, record.url or excerpt(record.html))
     language = record.language or source.language or ""
@@ -78,7 +90,8 @@ def _extracted(record: Record, source: SourceConfig) -> Record | Unreadable:
     return record._replace(text=page.text, html=None, language=language, metadata=metadata, repairs=repairs)
 
 
-def _records(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
+def read_pages(file_range: FileRange, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    """As `read_range`, but pages keep their HTML and no text is extracted."""
     if source.format == "datasets":
         yield from read_dataset(source, file_range.file)
         return

@@ -1,6 +1,6 @@
 import pytest
 
-from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls, split_url
+from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls
 
 LIST = BlockedUrls(["example.com", "Forum.org/bad/", "https://mill.net/a?x"])
 
@@ -26,8 +26,3 @@ LIST = BlockedUrls(["example.com", "Forum.org/bad/", "https://mill.net/a?x"])
 )
 def test_hosts_with_all_below_them_and_begins_of_addresses(url, blocked):
     assert LIST.blocks(url) is blocked
-
-
-def test_parts_of_an_address():
-    assert split_url("HTTPS://me@A.b:80/C?d") == ("a.b", "/C?d")
-    assert split_url("a.b") == ("a.b", "") and split_url("http://a.b?q") == ("a.b", "?q")
