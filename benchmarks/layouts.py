@@ -28,7 +28,8 @@ from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh
-from gristmill.training.run import build_forward_backward
+from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.testing.causal_loss import causal_loss
 from gristmill.training.testing.forked_pool import ForkedPool
 from gristmill.training.testing.schedule_simulation import actions, play
 
@@ -72,16 +73,16 @@ def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mesh = build_mesh(train.layout, MODEL.num_kv_heads, torch.device("cpu"))
     parts = build_local_model(MODEL, VOCAB, train, mesh, seed=1)
-    passes = build_forward_backward(parts, MODEL, train, mesh)
+    passes = build_forward_backward(parts, RunConfig(MODEL, train, 1), mesh, causal_loss())
     optimizer = AdamW(parts.parameters, OptimizerConfig(), MODEL)
     share = SAMPLES // mesh.data.size
     drawn = torch.randint(
         0, VOCAB, (share, MODEL.sequence_length), generator=torch.Generator().manual_seed(mesh.data.rank)
     )
-    batch = {"x": drawn, "targets": drawn.roll(-1, 1), "weights": torch.ones(drawn.shape)}
+    batch = {"tokens": drawn, "targets": drawn.roll(-1, 1), "weights": torch.ones(drawn.shape)}
 
     def step() -> None:
-        passes.train(batch, 1e-3)
+        passes.train(batch, [1e-3])
         norm = global_norm(parts.counted, mesh).item()
         clip(parts.parameters.values(), norm, 1.0)
         optimizer.step(1.0)

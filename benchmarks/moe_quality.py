@@ -110,7 +110,9 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str
             if name == "student taught":
                 root = work / f"PR-MoE-{seed}" / CHECKPOINTS
                 teacher = {"checkpoint": str(step_folder(root, steps_in(root)[-1])), "until": 0.5}
-                used = TrainConfig.model_validate(config.model_dump() | {"teacher": teacher})
+                used = TrainConfig.model_validate(
+                    config.model_dump() | {"objective": "distillation", "teacher": teacher}
+                )
             found[name].append(final_loss(train(folder, model, used, seed, data)))
     table = Table("model", "parameters", "for a token", "FLOPs/token", "validation loss", "95 % interval")
     for name, model in models_of(mixture).items():

@@ -37,7 +37,8 @@ from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.rates import FITTED, Rates, Sustained
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 from gristmill.training.planner.step_time import StepModel
-from gristmill.training.run import build_forward_backward
+from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.testing.causal_loss import causal_loss
 from gristmill.training.testing.forked_pool import ForkedPool
 
 MODELS = {
@@ -90,13 +91,13 @@ def measured_step(axes: dict[str, Any], rounds: int) -> float:
     )
     mesh = build_mesh(train.layout, LAID_OUT.num_kv_heads, torch.device("cpu"))
     parts = build_local_model(LAID_OUT, VOCABULARY, train, mesh, seed=1)
-    passes = build_forward_backward(parts, LAID_OUT, train, mesh)
+    passes = build_forward_backward(parts, RunConfig(LAID_OUT, train, 1), mesh, causal_loss())
     tokens = torch.zeros(8 // train.layout.data, LAID_OUT.sequence_length, dtype=torch.int64)
-    batch = {"x": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
+    batch = {"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
     times = []
     for _ in range(rounds + 1):
         dist.barrier()
-        times.append(cpu_seconds(lambda: passes.train(batch, 1e-3)))
+        times.append(cpu_seconds(lambda: passes.train(batch, [1e-3])))
         parts.clear_gradients()
     return statistics.median(times[1:])
 

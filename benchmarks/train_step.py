@@ -25,6 +25,7 @@ from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.testing.causal_loss import causal_loss
 
 # Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, the 32,000
 # tokens of Llama 2), with the default sequence length. A toy vocabulary would leave out what the loss costs.
@@ -84,10 +85,12 @@ class Ours:
             seed=1,
         )
         self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
-        self.passes = GradientAccumulation(self.model.stages[0], setting.samples)
+        self.passes = GradientAccumulation(self.model.stages[0], setting.samples, causal_loss())
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        losses = self.passes.train({"x": x, "targets": y, "weights": torch.ones_like(x).float()}, 1 / self.tokens)
+        losses = self.passes.train(
+            {"tokens": x, "targets": y, "weights": torch.ones_like(x).float()}, [1 / self.tokens]
+        )
         norm = global_norm(self.parts.norm_parameters, self.mesh).item()
         clip(self.parts.parameters.values(), norm, 1.0)
         self.optimizer.step(1.0)

@@ -26,6 +26,7 @@ from gristmill.training.parallel.layout import objections
 # For recipes that get as far as these stages.
 planner = DeferredModule("gristmill.training.planner.command")
 hardware = DeferredModule("gristmill.training.planner.hardware")
+objectives = DeferredModule("gristmill.training.objectives.load")
 pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 
 HELD_OUT_TASKS = ("bits_per_byte", "cloze")
@@ -156,6 +157,11 @@ def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
         )
+    if train.objective != "causal":
+        try:
+            objectives.check_options(train.objective, train.objective_options)
+        except RecipeError as error:
+            yield Finding(str(error))
     if train.teacher is not None:
         yield from _teacher_vocabulary(recipe, Path(train.teacher.checkpoint) / "model.json")
 

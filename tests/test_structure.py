@@ -22,6 +22,7 @@ TORCH_FREE = (
     "training/layout_config.py",
     "training/limits.py",
     "training/model_config.py",
+    "training/objectives/names.py",
     "training/optimizer_config.py",
     "evaluation/config.py",
 )

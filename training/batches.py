@@ -13,9 +13,6 @@ from torch import Tensor
 
 from gristmill.training.parallel.mesh import Axis
 
-# Name of a sample's field -> name of the argument of Transformer.forward
-ARGUMENTS = {"tokens": "x", "targets": "targets", "weights": "weights"}
-
 
 class Samples(Protocol):
     """Interface of training data; `data_pipeline.indexed.samples.Samples` is one."""
@@ -28,11 +25,19 @@ class Samples(Protocol):
     def source_of(self, k: int) -> str: ...
 
 
+class SampleSource(Protocol):
+    """The samples that batches are made of, by field; an objective is one."""
+
+    def sample(self, k: int) -> Mapping[str, np.ndarray]: ...
+
+    def source_of(self, k: int) -> str: ...
+
+
 class Batches:
     """Prefetches the next batch in a thread."""
 
-    def __init__(self, samples: Samples, data: Axis, device: torch.device, mask_documents: bool):
-        self.samples, self.data, self.device, self.mask_documents = samples, data, device, mask_documents
+    def __init__(self, source: SampleSource, data: Axis, device: torch.device):
+        self.source, self.data, self.device = source, data, device
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[tuple[int, int], Future[dict[str, Tensor]]] = {}
 
@@ -52,27 +57,20 @@ class Batches:
     def _read(self, first: int, count: int) -> dict[str, Tensor]:
         share = count // self.data.size
         start = first + self.data.rank * share
-        batch = collate(self.samples, range(start, start + share), self.mask_documents)
+        batch = collate(self.source, range(start, start + share))
         if self.device.type != "cuda":
             return batch
         return {name: values.pin_memory() for name, values in batch.items()}  # else the copy to the GPU is waited for
 
 
-def collate(samples: Samples, numbers: range, mask_documents: bool) -> dict[str, Tensor]:
-    """The arguments of Transformer.forward, each [samples, ...]."""
-    drawn = [samples.sample(k) for k in numbers]
-    batch = {argument: _stack(drawn, field) for field, argument in ARGUMENTS.items()}
+def collate(source: SampleSource, numbers: range) -> dict[str, Tensor]:
+    """The fields of the samples, each [samples, ...], integers as int64; and `samples`, their numbers."""
+    drawn = [source.sample(k) for k in numbers]
+    batch = {name: _stack([sample[name] for sample in drawn]) for name in drawn[0]}
     batch["samples"] = torch.tensor(numbers, dtype=torch.int64)
-    if mask_documents:
-        batch["positions"] = _stack(drawn, "positions")
-        batch["documents"] = torch.stack([_document_numbers(sample["document_bounds"]) for sample in drawn])
     return batch
 
 
-def _stack(drawn: list[Mapping[str, np.ndarray]], field: str) -> Tensor:
-    return torch.from_numpy(np.stack([sample[field] for sample in drawn]))
-
-
-def _document_numbers(bounds: np.ndarray) -> Tensor:
-    """Which document each token is in. [0, 3, 5] -> [0, 0, 0, 1, 1]."""
-    return torch.from_numpy(np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)))
+def _stack(values: list[np.ndarray]) -> Tensor:
+    stacked = np.stack(values)
+    return torch.from_numpy(stacked.astype(np.int64, copy=False) if stacked.dtype.kind in "iu" else stacked)

@@ -44,15 +44,20 @@ from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
 CODE_VERSION = 3  # of the format: names and meaning of tensors and fields
+SELDOM_SET = ("moe", "attention", "segments", "final_norm", "gelu", "head_transform", "head_bias", "outputs")
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
 class SavedModelConfig(dict[str, Any]):
-    """Content of model.json: {"model": ModelConfig, "vocab_size", "end_of_document"}; without moe if there is none."""
+    """Content of model.json: {"model": ModelConfig, "vocab_size", "end_of_document"}; fields that models seldom have
+    are left out at their default."""
 
     @classmethod
     def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "SavedModelConfig":
-        config = model.model_dump(mode="json", exclude={"moe"} if model.moe is None else None)
+        config = model.model_dump(mode="json")
+        for name in SELDOM_SET:
+            if getattr(model, name) == ModelConfig.model_fields[name].default:
+                del config[name]
         return cls(model=config, vocab_size=vocab_size, end_of_document=end_of_document)
 
 

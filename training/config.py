@@ -78,15 +78,13 @@ class MonitoringConfig(Config):
 
 
 class TeacherConfig(Config):
-    """Distillation: weight x temperature^2 x KL(teacher || student) is added to the loss of each token, over the first
-    `until` of the run's tokens (Mixture-of-Students, arXiv 2201.05596, section 4.4, stops it before the end)."""
+    """A second, frozen model that the objective sees as `model.teacher`, over the first `until` of the run's tokens
+    (Mixture-of-Students, arXiv 2201.05596, section 4.4, stops distillation before the end)."""
 
     checkpoint: str = Field(
         description="a checkpoint with the same vocabulary; its digest, not its path, is part of what the run is",
         json_schema_extra=EXECUTION,
     )
-    weight: float = Field(1.0, gt=0, description="factor on the divergence")
-    temperature: float = Field(1.0, gt=0, description="logits of both models are divided by this")
     until: float = Field(1.0, gt=0, le=1, description="share of the run's tokens after which it stops")
 
 
@@ -112,7 +110,14 @@ class TrainConfig(Config):
     upcycle: Literal["copy"] | None = Field(
         None, description="init_from is a dense checkpoint; copy: each expert begins as its layer's MLP"
     )
-    teacher: TeacherConfig | None = Field(None, description="distillation from a frozen model")
+    objective: str = Field(
+        "causal",
+        description="causal, distillation, or a class in a Python file of your own, such as my_objective.py:Rewarded; "
+        "the file's digest, not its path, is part of what the run is",
+        json_schema_extra=EXECUTION,
+    )
+    objective_options: dict[str, Any] = Field({}, description="settings of the objective", json_schema_extra=EXECUTION)
+    teacher: TeacherConfig | None = Field(None, description="a second, frozen model for distillation and the like")
     guard: GuardConfig = GuardConfig()
     float8: bool = Field(False, description="float8 linear layers on GPUs that have them")
     layout: LayoutConfig = Field(LayoutConfig(), json_schema_extra=EXECUTION)
@@ -154,6 +159,14 @@ class TrainConfig(Config):
     def upcycles_something(self) -> Self:
         if self.upcycle is not None and self.init_from is None:
             raise ValueError("upcycle needs a dense checkpoint; set init_from to its folder, or leave upcycle out")
+        return self
+
+    @model_validator(mode="after")
+    def teacher_is_used(self) -> Self:
+        if self.teacher is not None and self.objective == "causal":
+            raise ValueError("teacher is set, which the objective causal does not use; set objective: distillation")
+        if self.teacher is None and self.objective == "distillation":
+            raise ValueError("distillation needs a teacher; set teacher: {checkpoint: FOLDER}")
         return self
 
     @model_validator(mode="after")

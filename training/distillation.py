@@ -18,12 +18,11 @@ from gristmill.training.loss import Scoring, over_ranks, token_chunks, upcast
 
 @dataclass(frozen=True)
 class Distillation:
-    """The teacher's head [Vt, D] and how it scores, and how its loss is weighed: weight x temperature^2 x KL (Hinton et
-    al., arXiv 1503.02531, section 2.1)."""
+    """The teacher's head [Vt, D] and how it scores; the loss is temperature^2 x KL (Hinton et al., arXiv 1503.02531,
+    section 2.1)."""
 
     scoring: Scoring
     head_VtD: Tensor
-    weight: float
     temperature: float
 
 
@@ -35,7 +34,7 @@ def distillation_losses(
     weights_BT: Tensor,
     distillation: Distillation,
 ) -> Tensor:
-    """[B]: the weighted divergence of each sample, summed over its tokens by weight."""
+    """[B]: the divergence of each sample, summed over its tokens by weight; callers sum it with one factor."""
     return _Divergence.apply(hidden_BTD, head_VtD, teacher_BTD, weights_BT, (student, distillation))
 
 
@@ -86,7 +85,7 @@ def _chunk(
     theirs_NVt = _log_softmax(theirs_NVt / temperature, student)
     chance_NVt = theirs_NVt.exp()
     divergence_N = over_ranks((chance_NVt * (theirs_NVt - ours_NVt)).sum(dim=1), student.tensor, dist.ReduceOp.SUM)
-    weights_N = weights_N.to(raw_NVt.dtype) * distillation.weight
+    weights_N = weights_N.to(raw_NVt.dtype)
     slope_NVt = (ours_NVt.exp() - chance_NVt) * (weights_N * temperature * student.scale).unsqueeze(1)
     if student.softcap is not None:
         slope_NVt = slope_NVt * (1 - (shaped_NVt / student.softcap).square())

@@ -43,10 +43,20 @@ class Scoring:
         scaled = raw if self.scale == 1 else raw * self.scale
         return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
 
+    def best(self, logits_BTVt: Tensor) -> Tensor:
+        """The id of the largest logit, int64[B, T]; of equal ones the lowest."""
+        highest_BT, index_BT = logits_BTVt.max(dim=-1)
+        if self.tensor.size == 1:
+            return index_BT
+        ids_BT = index_BT + self.tensor.rank * math.ceil(self.vocab_size / self.tensor.size)
+        best_BT = over_ranks(highest_BT.clone(), self.tensor, dist.ReduceOp.MAX)
+        return over_ranks(ids_BT.where(highest_BT == best_BT, self.vocab_size), self.tensor, dist.ReduceOp.MIN)
+
 
 def losses(scoring: Scoring, hidden_BTD: Tensor, head_VtD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """[B, 2]: column 0 the loss of each sample summed over its tokens by weight, with the z-loss; column 1 the negative
-    log-likelihood without it, for the logs. Only column 0 has a gradient; callers sum it over the samples."""
+    """[B, 2]: the negative log-likelihood of each sample and its z-loss, summed over the tokens by weight.
+
+    Callers sum both columns over the samples with one factor: the gradient is taken for that sum."""
     return _LinearCrossEntropy.apply(hidden_BTD, head_VtD, targets_BT, weights_BT, scoring)
 
 
@@ -79,7 +89,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient_B2: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.saved_tensors
         if not ctx.multiplied:  # in place, and once: schedules that split the backward pass come here twice
-            factor = gradient_B2[0, 0]  # the samples are summed, so each has the same
+            factor = gradient_B2[0, 0]  # of all samples and of both columns
             for gradient in gradients:
                 gradient.data.mul_(factor.to(gradient.dtype))
             ctx.multiplied = True
@@ -89,7 +99,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _chunk_loss(
     scoring: Scoring, raw_NVt: Tensor, targets_N: Tensor, weights_N: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's terms [N, 2], and slope [N, 1]: where a gradient is wanted, raw times slope is that of column 0.
+    """The chunk's terms [N, 2], and slope [N, 1]: where a gradient is wanted, raw times slope is that of their sum.
 
     The gradient by a logit is weight x (p (1 + 2 z log Z) - [it is the target]), and p = e / total. What is left in raw
     is that times total / weight, e - total at the target, so that dividing by the total costs one number a token and no
@@ -102,7 +112,7 @@ def _chunk_loss(
     log_z_N = total_N.log() + highest_N
     weights_N = weights_N.to(log_z_N.dtype)
     nll_N = weights_N * (log_z_N - target_N)
-    loss_N = nll_N + scoring.z_loss * weights_N * log_z_N.square()
+    z_loss_N = scoring.z_loss * weights_N * log_z_N.square()
     half = raw_NVt.dtype == torch.float16
     unit_N = torch.full_like(total_N, HALF_UNIT) if half else total_N
     if wanted:
@@ -113,7 +123,7 @@ def _chunk_loss(
         raw_NVt[row_N, index_N] = (raw_NVt[row_N, index_N] - unit_N * mine_N).to(raw_NVt.dtype)
         if bent_NVt is not None:
             raw_NVt *= bent_NVt
-    return torch.stack([loss_N, nll_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
+    return torch.stack([nll_N, z_loss_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
 
 
 def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
@@ -139,6 +149,32 @@ def _plus_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
         return left @ right
     wide = upcast(total)
     return wide.addmm_(left, right) if wide.dtype == left.dtype else wide.add_(left @ right)
+
+
+def token_log_probs(scoring: Scoring, logits_BTVt: Tensor, targets_BT: Tensor) -> Tensor:
+    """log p(target), [B, T], of this rank's logits; the gradient may differ from token to token."""
+    return _TokenLogProbs.apply(logits_BTVt, targets_BT, scoring)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_BTVt: Tensor, targets_BT: Tensor, scoring: Scoring) -> Tensor:
+        index_BT, mine_BT = local_ids(targets_BT, scoring.vocab_size, scoring.tensor, logits_BTVt.shape[-1])
+        highest_BT = over_ranks(logits_BTVt.amax(dim=-1), scoring.tensor, dist.ReduceOp.MAX)
+        target_BT = logits_BTVt.gather(-1, index_BT.unsqueeze(-1)).squeeze(-1) * mine_BT
+        exponentials_BTVt = (logits_BTVt - highest_BT.unsqueeze(-1)).exp()
+        sums = torch.stack([exponentials_BTVt.sum(dim=-1), target_BT])
+        total_BT, target_BT = over_ranks(sums, scoring.tensor, dist.ReduceOp.SUM)
+        ctx.save_for_backward(exponentials_BTVt / total_BT.unsqueeze(-1), index_BT, mine_BT)
+        return target_BT - total_BT.log() - highest_BT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BT: Tensor) -> tuple[Tensor, None, None]:
+        chance_BTVt, index_BT, mine_BT = ctx.saved_tensors
+        slope_BTVt = chance_BTVt * -gradient_BT.unsqueeze(-1)
+        slope_BTVt.scatter_add_(-1, index_BT.unsqueeze(-1), (gradient_BT * mine_BT).unsqueeze(-1))
+        return slope_BTVt, None, None
 
 
 def over_ranks(x: Tensor, tensor: TensorAxis, operation: Any) -> Tensor:

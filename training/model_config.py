@@ -30,6 +30,14 @@ class LayerConfig(Config):
     norm_order: NormOrder = "pre"
 
 
+class OutputConfig(Config):
+    """A linear output beside the vocabulary's. over: of the pooled first token, or of every token."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="by which an objective asks for it")
+    size: int = Field(ge=1, le=MAX_WIDTH, description="numbers it gives, such as the classes")
+    over: Literal["pooled", "tokens"] = "pooled"
+
+
 class ModelConfig(Config):
     """Architecture of a transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`,
     `gelu`, biases and tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for
@@ -51,11 +59,28 @@ class ModelConfig(Config):
     norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: float = Field(1e-5, gt=0)
+    attention: Literal["causal", "bidirectional"] = Field(
+        "causal", description="bidirectional: every token attends to all tokens of its document, as in BERT"
+    )
     positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     rope_base: float = Field(10000.0, gt=1)
     biases: bool = False
     tied_embeddings: bool = False
-    embedding_norm: bool = Field(False, description="a norm right after the embedding, as BLOOM has (arXiv 2211.05100)")
+    segments: int = Field(
+        0, ge=0, le=MAX_WIDTH, description="rows of a table of segment embeddings; BERT has 2, 0: none"
+    )
+    embedding_norm: bool | Literal["sum"] = Field(
+        False,
+        description="a norm right after the embedding, as BLOOM has (arXiv 2211.05100); sum: after positions and "
+        "segments were added, as the original BERT has",
+    )
+    final_norm: bool = Field(True, description="a norm after the last layer; the original BERT has none")
+    gelu: Literal["tanh", "exact"] = Field("tanh", description="the form of gelu: GPT-2's, or BERT's by erf")
+    head_transform: bool = Field(False, description="norm(gelu(x W + b)) before the output table, as BERT has")
+    head_bias: bool = Field(False, description="a bias for each token of the vocabulary, as BERT has")
+    outputs: tuple[OutputConfig, ...] = Field(
+        (), description="linear outputs for the objectives that use them, such as [{name: classes, size: 3}]"
+    )
     qk_norm: bool | Literal["width"] = Field(
         False, description="norm of queries and keys: true for each head (Qwen3), width over all heads (OLMoE)"
     )
@@ -80,6 +105,21 @@ class ModelConfig(Config):
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise ValueError(f"rope turns pairs, so the head width {self.head_dim} must be even; set head_width")
+        return self
+
+    @model_validator(mode="after")
+    def output_names_are_unique(self) -> Self:
+        names = [output.name for output in self.outputs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"outputs has the names {names}; give each output its own")
+        return self
+
+    @model_validator(mode="after")
+    def bidirectional_sees_all(self) -> Self:
+        if self.attention == "bidirectional" and (
+            self.positions == "alibi" or any(layer.window is not None for layer in self.layer_list)
+        ):
+            raise ValueError("bidirectional attention has neither windows nor alibi; leave them out")
         return self
 
     @model_validator(mode="after")
@@ -138,6 +178,10 @@ class ModelConfig(Config):
     @property
     def has_experts(self) -> bool:
         return any(layer.experts for layer in self.layer_list)
+
+    @property
+    def has_pooler(self) -> bool:
+        return any(output.over == "pooled" for output in self.outputs)
 
     @property
     def num_kv_heads(self) -> int:

@@ -22,7 +22,7 @@ from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.device_peak import device_peak
-from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
+from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation, Loss
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
 from gristmill.training.init_from import check_init_from, load_init_from
@@ -36,6 +36,9 @@ from gristmill.training.metrics import (
     read_metrics,
 )
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.check import checked_loss
+from gristmill.training.objectives.load import make_objective
+from gristmill.training.objectives.objective import Objective, ObjectiveInputs
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
@@ -94,30 +97,32 @@ class Run:
         self.evaluate = evaluate if train.evaluation.every else None
         self.data, self._waited, self._spent = data, 0.0, 0.0
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
+        self.seed = config.seed
         self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
+        objective = self._objective(data.samples, model, held_out=False)
+        loss = checked_loss(objective, train.z_loss, train.teacher is not None)
         if train.float8:
             check_float8(mesh.device)
         self.model = build_local_model(model, vocab_size, train, mesh, config.seed)
-        forward_backward = build_forward_backward(self.model, model, train, mesh)
+        forward_backward = build_forward_backward(self.model, config, mesh, loss)
         self.optimizer = build_optimizer(self.model.parameters, train.optimizer, model)
-        self.batches = Batches(data.samples, mesh.data, mesh.device, data.mask_documents)
+        self.batches = Batches(objective, mesh.data, mesh.device)
         self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
         self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
         self.trainer.teacher = self._load_teacher(model) if train.teacher is not None else None
         self.validation = None
         if data.held_out is not None and train.validation.every:
             self.validation = Validation(
-                data.held_out,
+                self._objective(data.held_out, model, held_out=True),
                 train.validation.samples,
-                data.bytes_per_token,
+                data.bytes_per_token if objective.bits_per_byte else {},
                 forward_backward,
                 mesh,
-                data.mask_documents,
             )
         self.saver = Saver(self.root, train.checkpoint, mesh)
-        self.data_fingerprint = data.samples.fingerprint
+        self.objective, self.data_fingerprint = objective, objective.fingerprint
         shape = shape_of(model, vocab_size)
         self.flops_per_token, self.peak_flops = flops_per_token(shape), device_peak(mesh.device)
         self.num_parameters = parameter_count(shape)
@@ -212,13 +217,25 @@ class Run:
         assert self.config.teacher is not None
         folder = Path(self.config.teacher.checkpoint)
         self._check_on_first(lambda: check_teacher(folder, model, self.config, self.saved_config))
-        local_model, distillation = load_teacher(folder, self.config, self.mesh)
+        local_model, teacher = load_teacher(folder, self.config, self.mesh)
         for stage in self.model.stages.values():
-            if stage.head is not None:
-                stage.head.distillation = distillation
-        forward_backward = build_forward_backward(local_model, model, self.config, self.mesh)
+            stage.teacher = teacher
+        forward_backward = build_forward_backward(local_model, RunConfig(model, self.config, 0), self.mesh, None)
         self.reporter.say(f"train: learns from the teacher {folder}")
         return Teacher(forward_backward, self.config.teacher.until * self.config.tokens)
+
+    def _objective(self, samples: Samples, model: ModelConfig, held_out: bool) -> Objective:
+        data = self.data
+        inputs = ObjectiveInputs(
+            samples,
+            model,
+            samples.vocab_size,
+            data.end_of_document,
+            self.seed,
+            mask_documents=data.mask_documents,
+            held_out=held_out,
+        )
+        return make_objective(self.config.objective, self.config.objective_options, inputs)
 
     def _check_on_first(self, check: Callable[[], object]) -> None:
         """Rank 0 checks a checkpoint and broadcasts the result, so that all ranks raise the same InputError."""
@@ -261,8 +278,9 @@ class Run:
             metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
         if report.expert_load is not None:
             metrics["expert_load"] = report.expert_load
-        if self.config.z_loss or self.config.teacher is not None:
+        if len(report.means) > 1:
             metrics["objective"] = _finite(report.objective)
+            metrics["terms"] = {name: _finite(mean) for name, mean in report.means.items()}
         if report.skipped is not None:
             metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
         every = self.config.validation.every
@@ -271,7 +289,10 @@ class Run:
         return metrics
 
     def _bytes_per_token(self, report: StepReport) -> float | None:
-        """Mean over the samples of this step of their source's bytes per token; None if a source has no figure."""
+        """Mean over the samples of this step of their source's bytes per token; None if a source has no figure, or the
+        loss is none of bytes."""
+        if not self.objective.bits_per_byte:
+            return None
         found = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
         known = [value for value in found if value is not None]
         return sum(known) / len(known) if known and len(known) == len(found) else None
@@ -340,11 +361,12 @@ class Run:
         return self.mesh.is_first
 
 
-def build_forward_backward(local: LocalModel, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> ForwardBackward:
-    micro_batch = micro_batch_size(model, train)
-    if train.layout.pipeline > 1:
-        return PipelineSchedule(local.stages, train.layout, mesh, micro_batch)
-    return GradientAccumulation(local.stages[0], micro_batch)
+def build_forward_backward(local: LocalModel, config: RunConfig, mesh: Mesh, loss: Loss | None) -> ForwardBackward:
+    """loss: None for a model that is not trained."""
+    layout, micro_batch = config.train.layout, micro_batch_size(config.model, config.train)
+    if layout.pipeline > 1:
+        return PipelineSchedule(local.stages, layout, mesh, micro_batch, loss)
+    return GradientAccumulation(local.stages[0], micro_batch, loss)
 
 
 def remove_temporary_files(folder: Path) -> None:

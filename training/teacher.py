@@ -1,5 +1,5 @@
-"""The teacher of a distillation: a frozen model on the student's mesh, whose hidden states go to the student's head
-(Mixture-of-Students, arXiv 2201.05596, section 4.4)."""
+"""The teacher: a second, frozen model on the mesh, whose hidden states are a field of the batch. Distillation learns
+from it (Mixture-of-Students, arXiv 2201.05596, section 4.4); it is DPO's reference model."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,14 @@ from torch.distributed.tensor import DTensor
 from gristmill.foundation.errors import InputError
 from gristmill.training import checkpoint
 from gristmill.training.config import TrainConfig
-from gristmill.training.distillation import Distillation
 from gristmill.training.engine.forward_backward import Batch, ForwardBackward
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.head import FrozenHead
+from gristmill.training.model.output import TeacherStage
+from gristmill.training.model.transformer import INPUT_FIELDS, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import objections
 from gristmill.training.parallel.mesh import Mesh
-
-STUDENT_ONLY = ("targets", "weights", "samples")  # fields of a batch that a teacher is not given
 
 
 class Teacher:
@@ -31,13 +30,13 @@ class Teacher:
         self.forward_backward, self.until_tokens = forward_backward, until_tokens
 
     def outputs(self, batch: Batch, tokens: int) -> dict[str, Tensor]:
-        """{"teacher": float[b, T, D]} where the student's head is, {} on other stages and after `until_tokens`."""
+        """{"teacher": float[b, R, T, D]}, R rows of a sample, where the student's head is; {} on other stages and after
+        `until_tokens`."""
         if tokens >= self.until_tokens:
             return {}
-        hidden_BTD = self.forward_backward.evaluate(
-            {name: values for name, values in batch.items() if name not in STUDENT_ONLY}
-        )
-        return {} if hidden_BTD is None else {"teacher": hidden_BTD}
+        inputs = {name: batch[name] for name in ("tokens", *INPUT_FIELDS) if name in batch}
+        hidden_NTD = self.forward_backward.evaluate(inputs)
+        return {} if hidden_NTD is None else {"teacher": hidden_NTD.unflatten(0, (len(batch["tokens"]), -1))}
 
 
 def check_teacher(folder: Path, student: ModelConfig, train: TrainConfig, saved_config: Mapping[str, Any]) -> None:
@@ -68,6 +67,10 @@ def _problems(
             f"its {model.num_kv_heads} key/value heads lie on tensor {layout.tensor} otherwise than the student's "
             f"{student.num_kv_heads}; set tensor: 1"
         )
+    if model.attention != student.attention:
+        yield f"its attention is {model.attention}, the model's {student.attention}; take a teacher like the model"
+    if model.head_transform or model.head_bias:
+        yield "its head has a transform or a bias, which is not built for teachers; take a teacher without"
     if model.has_experts and not student.has_experts:
         yield "it has experts and the student has none, which is not built yet; take a student with experts"
     yield from objections(model, teacher_config(train, model), there["vocab_size"], layout.world_size)
@@ -78,27 +81,35 @@ def teacher_config(train: TrainConfig, model: ModelConfig) -> TrainConfig:
     layout = train.layout.model_dump() | {"split_points": None, "recompute": "none"}
     if not model.has_experts:
         layout |= {"expert": 1, "expert_tensor": 1}
-    changes = {"layout": layout, "compile": False, "float8": False, "teacher": None, "init_from": None, "upcycle": None}
+    changes = {
+        "layout": layout,
+        "compile": False,
+        "float8": False,
+        "teacher": None,
+        "objective": "causal",
+        "objective_options": {},
+        "init_from": None,
+        "upcycle": None,
+    }
     return TrainConfig.model_validate(train.model_dump() | changes)
 
 
-def load_teacher(folder: Path, train: TrainConfig, mesh: Mesh) -> tuple[LocalModel, Distillation | None]:
-    """The frozen teacher's stages on this process, without a head; and, where the student's head is, what it needs of
-    the teacher's. The folder must have been checked."""
-    assert train.teacher is not None
+def load_teacher(folder: Path, train: TrainConfig, mesh: Mesh) -> tuple[LocalModel, TeacherStage | None]:
+    """The frozen teacher's stages on this process, without a head; and, where the student's head is, the teacher's. The
+    folder must have been checked."""
     there = checkpoint.read_model_config(folder)
     model = ModelConfig.model_validate(there["model"])
     local_model = build_local_model(model, there["vocab_size"], teacher_config(train, model), mesh, seed=0)
     checkpoint.load(folder, checkpoint.saved_tensors(local_model.parameters, local_model.buffers), mesh)
     local_model.sync_tied_weights()
-    distillation = None
+    teacher = None
     for stage in local_model.stages.values():
         stage.requires_grad_(False)
         if stage.head is not None:
             scoring, table_VtD = stage.head.scoring, _own_rows(stage)
             stage.head = None  # so that the stage gives hidden states
-            distillation = Distillation(scoring, table_VtD, train.teacher.weight, train.teacher.temperature)
-    return local_model, distillation
+            teacher = TeacherStage(stage.tensor, FrozenHead(scoring, table_VtD))
+    return local_model, teacher
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """One training step: batch, forward and backward, gradient norm, update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from gristmill.training.engine.forward_backward import ForwardBackward
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import Clock
+from gristmill.training.objectives.objective import TermSpec
 from gristmill.training.optim.build import Optimizer
 from gristmill.training.optim.loss_scale import LossScale
 from gristmill.training.optim.norm import clip, global_norm, scale_gradients
@@ -34,8 +35,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class StepReport:
-    """progress: after the step. samples: those it took. loss: negative log-likelihood a valid token, in nats.
-    objective: the minimised loss, with the z-loss.
+    """progress: after the step. samples: those it took. means: of each term over the batch. loss: that of the first
+    term, in nats a valid token for a language model. objective: the minimised loss, the weighted sum of the means.
+    valid_tokens: the count of the first term.
 
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
     (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping).
@@ -46,6 +48,7 @@ class StepReport:
     samples: range
     loss: float
     objective: float
+    means: dict[str, float]
     grad_norm: float
     learning_rate: float
     valid_tokens: float
@@ -68,6 +71,8 @@ class Trainer:
         batches: Batches,
         mesh: Mesh,
     ):
+        assert forward_backward.loss is not None
+        self.terms: Sequence[TermSpec] = forward_backward.loss.terms
         self.config, self.model, self.forward_backward = config, model, forward_backward
         self.optimizer, self.batches, self.mesh = optimizer, batches, mesh
         self.guard = Guard(config.guard)
@@ -86,16 +91,19 @@ class Trainer:
         clock.begin("data")
         batch = self._next_batch()
         clock.begin("token_count_allreduce")
-        valid_tokens, stop = self._count_valid_tokens(batch, stop_wanted)
+        counts, stop = self._count_terms(batch, stop_wanted)
         if self.teacher is not None:
             clock.begin("teacher")
             batch |= self.teacher.outputs(batch, self.progress.tokens)
-        losses = self.forward_backward.train(batch, self.scale.value / valid_tokens, clock.begin)
+        factors = [self.scale.value * term.weight / counts[term.count] for term in self.terms]
+        losses = self.forward_backward.train(batch, factors, clock.begin)
         clock.begin("optimizer")
-        counts = self.balance.take_counts() if self.balance is not None else []
+        expert_counts = self.balance.take_counts() if self.balance is not None else []
+        self.model.fill_missing_gradients()
         self.model.sum_tied_gradients()
         scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
-        loss, objective = self._mean_losses(losses, valid_tokens)
+        means = self._term_means(losses, counts)
+        objective = sum(term.weight * means[term.name] for term in self.terms)
         norm = global_norm(self.model.norm_parameters, self.mesh).item()
         before, self.progress = self.progress, self._progress_after_batch()
         skipped = self.scale.skip_reason(norm) or self.guard.skip_reason(self.progress.step, objective, norm)
@@ -103,21 +111,22 @@ class Trainer:
         if skipped is None:
             self._update(norm, rate_factor)
             if self.balance is not None:
-                self.balance.update(counts)
+                self.balance.update(expert_counts)
         self.model.clear_gradients()
         return StepReport(
             progress=self.progress,
             samples=range(before.samples, self.progress.samples),
             tokens=self.progress.tokens - before.tokens,
-            loss=loss,
+            loss=means[self.terms[0].name],
             objective=objective,
+            means=means,
             grad_norm=norm,
             learning_rate=rate_factor * self.config.optimizer.learning_rate,
-            valid_tokens=valid_tokens,
+            valid_tokens=counts[self.terms[0].count],
             skipped=skipped,
             stop=stop,
             seconds=clock.end(),
-            expert_load=None if self.balance is None else self.balance.worst_load(counts),
+            expert_load=None if self.balance is None else self.balance.worst_load(expert_counts),
         )
 
     def _update(self, norm: float, rate_factor: float) -> None:
@@ -157,15 +166,20 @@ class Trainer:
         now, samples = self.progress, self.batch_samples(self.progress.tokens)
         return Progress(now.step + 1, now.tokens + samples * self.model.sequence_length, now.samples + samples)
 
-    def _count_valid_tokens(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[float, bool]:
-        """(total weight of the valid tokens of the global batch, whether any process wants to stop).
+    def _count_terms(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[dict[str | None, float], bool]:
+        """(the count of each field that divides a term, over the global batch; whether any process wants to stop).
 
-        The total divides the loss, so it is needed before the first backward pass."""
-        weight, stop = sum_over_world([batch["weights"].sum(dtype=torch.float64), float(stop_wanted)], self.mesh)
-        return max(1.0, weight * self.mesh.data.size / self.mesh.world.size), stop > 0
+        Counts divide the terms, so they are needed before the first backward pass."""
+        own = {term.count: term.counts(batch).sum() for term in self.terms}
+        *sums, stop = sum_over_world([*own.values(), float(stop_wanted)], self.mesh)
+        copies = self.mesh.world.size / self.mesh.data.size
+        return {field: max(1.0, each / copies) for field, each in zip(own, sums, strict=True)}, stop > 0
 
-    def _mean_losses(self, losses_b2: Tensor | None, valid_tokens: float) -> tuple[float, float]:
-        """(negative log-likelihood, objective) a valid token; only processes with the head have losses."""
-        own = [0.0, 0.0] if losses_b2 is None else list(losses_b2.sum(dim=0, dtype=torch.float64))
-        objective, nll = sum_over_world(own, self.mesh)
-        return nll / self.mesh.tensor.size / valid_tokens, objective / self.mesh.tensor.size / valid_tokens
+    def _term_means(self, losses_bn: Tensor | None, counts: Mapping[str | None, float]) -> dict[str, float]:
+        """Mean of each term over the global batch; only processes with the last stage have losses."""
+        own = [0.0] * len(self.terms) if losses_bn is None else list(losses_bn.sum(dim=0, dtype=torch.float64))
+        sums = sum_over_world(own, self.mesh)
+        return {
+            term.name: each / self.mesh.tensor.size / counts[term.count]
+            for term, each in zip(self.terms, sums, strict=True)
+        }

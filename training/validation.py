@@ -1,13 +1,12 @@
 """Validation: loss and bits per byte of held-out samples, by source."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from gristmill.training.batches import Samples, collate
+from gristmill.training.batches import SampleSource, collate
 from gristmill.training.engine.forward_backward import ForwardBackward
+from gristmill.training.objectives.objective import TermSpec
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.sums import sum_over_world
 
@@ -19,44 +18,60 @@ class Validation:
 
     def __init__(
         self,
-        samples: Samples,
+        source: SampleSource,
         count: int,
         bytes_per_token: Mapping[str, float],
         forward_backward: ForwardBackward,
         mesh: Mesh,
-        mask_documents: bool,
     ):
         self.forward_backward, self.mesh, self.bytes_per_token = forward_backward, mesh, dict(bytes_per_token)
+        self.terms: Sequence[TermSpec] = forward_backward.loss.terms if forward_backward.loss is not None else ()
         share = -(-count // mesh.data.size)
-        numbers = range(
-            mesh.data.rank * share, (mesh.data.rank + 1) * share
-        )  # all ranks make equally many forward_backward
-        batch = collate(samples, numbers, mask_documents)
+        first = mesh.data.rank * share
+        batch = collate(source, range(first, first + share))  # all ranks make equally many forward passes
+        self._sources = [source.source_of(k) for k in range(first, min(first + share, count))]
+        self._names = sorted({source.source_of(k) for k in range(count)})
+        self._counts = {term.name: term.counts(batch).tolist() for term in self.terms}
         del batch["samples"]  # without them there is no dropout
-        batch["weights"][max(0, count - numbers.start) :] = 0.0
         self._batch = {name: values.to(mesh.device) for name, values in batch.items()}
-        self._sources = [samples.source_of(k) for k in numbers]
-        self._names = sorted({samples.source_of(k) for k in range(count)})
 
     def run(self) -> dict[str, Any]:
-        """{"loss": nats a token over all, "sources": {name: {"loss", "bits_per_byte"}}}."""
-        losses_b2 = self.forward_backward.evaluate(self._batch)
-        nll_b = None if losses_b2 is None else losses_b2[:, 1].double().tolist()
-        weight_b = self._batch["weights"].sum(dim=1, dtype=torch.float64).tolist()
+        """{"loss": the first term's mean over all, "sources": {name: {"loss", "bits_per_byte"}}}, and with several
+        terms {"terms": {name: mean}}."""
+        losses_bn = self.forward_backward.evaluate(self._batch)
+        losses_nb = None if losses_bn is None else losses_bn.double().T.tolist()
         own = []
-        for name in self._names:
-            rows = [row for row, source in enumerate(self._sources) if source == name]
-            own += [sum(nll_b[row] for row in rows) if nll_b else 0.0, sum(weight_b[row] for row in rows)]
+        for number, term in enumerate(self.terms):
+            for name in self._names:
+                rows = [row for row, source in enumerate(self._sources) if source == name]
+                own.append(sum(losses_nb[number][row] for row in rows) if losses_nb else 0.0)
+                own.append(sum(self._counts[term.name][row] for row in rows))
         sums = sum_over_world(own, self.mesh)
         copies = self.mesh.world.size / self.mesh.data.size
-        nlls = dict(zip(self._names, (value / self.mesh.tensor.size for value in sums[::2]), strict=True))
-        weights = dict(zip(self._names, (value / copies for value in sums[1::2]), strict=True))
-        return {
-            "loss": sum(nlls.values()) / sum(weights.values()),
-            "sources": {name: self._scores(name, nlls[name] / weights[name]) for name in self._names},
+        totals = [value / self.mesh.tensor.size for value in sums[::2]]
+        counts = [value / copies for value in sums[1::2]]
+        width = len(self._names)
+        by_term = {
+            term.name: (totals[width * number : width * (number + 1)], counts[width * number : width * (number + 1)])
+            for number, term in enumerate(self.terms)
         }
+        of_sources, counts = by_term[self.terms[0].name]
+        result = {
+            "loss": _mean(sum(of_sources), sum(counts)),
+            "sources": {
+                name: self._scores(name, _mean(total, count))
+                for name, total, count in zip(self._names, of_sources, counts, strict=True)
+            },
+        }
+        if len(self.terms) > 1:
+            result["terms"] = {name: _mean(sum(total), sum(count)) for name, (total, count) in by_term.items()}
+        return result
 
     def _scores(self, source: str, loss: float) -> dict[str, float]:
         if source not in self.bytes_per_token:
             return {"loss": loss}
         return {"loss": loss, "bits_per_byte": loss / math.log(2) / self.bytes_per_token[source]}
+
+
+def _mean(total: float, count: float) -> float:
+    return total / max(count, 1.0)

@@ -31,7 +31,7 @@ class LocalCausalLM:
         return hidden_BTD
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        return self.model.head(hidden_ND.unsqueeze(0), None, None)[0]
+        return self.model.head(hidden_ND.unsqueeze(0))[0]
 
     def extend(
         self,

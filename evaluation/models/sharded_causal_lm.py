@@ -66,7 +66,7 @@ class ShardedCausalLM(LocalCausalLM):
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         if self._last in self.parts:
-            logits_NV = self._gathered(self.parts[self._last].head(hidden_ND.unsqueeze(0), None, None)[0])
+            logits_NV = self._gathered(self.parts[self._last].head(hidden_ND.unsqueeze(0))[0])
         else:
             logits_NV = torch.empty(len(hidden_ND), self.vocab_size, dtype=_logit_dtype(hidden_ND), device=self.device)
         if self.mesh.pipeline.size > 1:

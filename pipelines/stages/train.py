@@ -15,6 +15,7 @@ from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.objectives.names import objective_identity
 
 # The command imports every stage; these parts are imported by a run of this one.
 indexed = DeferredModule("gristmill.data_pipeline.indexed.samples")
@@ -34,6 +35,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
     }
     if train.init_from is not None:
         decides["init_from"] = checkpoint_digest("init_from", Path(train.init_from))
+    if (train.objective, train.objective_options) != ("causal", {}):
+        decides["objective"] = objective_identity(train.objective, train.objective_options)
     if train.teacher is not None:
         decides["teacher"] = checkpoint_digest("teacher", Path(train.teacher.checkpoint))
     if train.evaluation.every:
@@ -73,7 +76,7 @@ def run(context: StageContext) -> dict[str, Any]:
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     check_memory(model, train, data.samples.vocab_size, device_bytes(place))
-    digest = fingerprint([recipe.model_dump(mode="json"), data.samples.fingerprint])
+    digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
         return Run(RunConfig(model, train, recipe.seed), data, mesh, context.folder, context.reporter, evaluate).train()

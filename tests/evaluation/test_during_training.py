@@ -25,7 +25,8 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.run import build_forward_backward
+from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.testing.causal_loss import causal_loss
 from tests.support.recording_reporter import RecordingReporter
 
 HANS = EvaluateConfig(tasks=("gristmill_hans",))
@@ -77,12 +78,12 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"), config.has_experts)
     train = TrainConfig(tokens=512, batch_tokens=512, precision="fp32", layout=layout)
     parts = build_local_model(config, 257, train, mesh, seed=7)
-    passes = build_forward_backward(parts, config, train, mesh)
+    passes = build_forward_backward(parts, RunConfig(config, train, 7), mesh, causal_loss())
     x = torch.arange(8 * 64).remainder(257).view(8, 64)[mesh.data.rank :: mesh.data.size]
-    batch = {"x": x, "targets": x, "weights": torch.ones(x.shape)}
+    batch = {"tokens": x, "targets": x, "weights": torch.ones(x.shape)}
     losses = []
     for _ in range(2):
-        losses.append(passes.train(batch, 1.0))
+        losses.append(passes.train(batch, [1.0]))
         parts.clear_gradients()
         scores = evaluate_live(LiveModel(parts.stages, layout, mesh), LiveSources(tokenizer_folder, hans), HANS)
     assert losses[0] is None or torch.equal(*losses)

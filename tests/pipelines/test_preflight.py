@@ -51,7 +51,7 @@ def test_all_problems_are_listed_at_once(call, write):
 
 
 def test_a_teacher_is_checked_before_any_work(call, write, tmp_path):
-    write("train.teacher: {checkpoint: taught}")
+    write("train.teacher: {checkpoint: taught}", "train.objective: distillation")
     assert "train.teacher: taught is not a checkpoint (no manifest.json)" in call("run", "small.yaml")[1]
     (tmp_path / "taught").mkdir()
     (tmp_path / "taught/manifest.json").write_text("{}")

@@ -22,7 +22,8 @@ from gristmill.training.optim.norm import global_norm
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import Sharding
-from gristmill.training.run import build_forward_backward
+from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.testing.causal_loss import causal_loss, causal_samples
 from gristmill.training.trainer import Trainer
 
 SAMPLES, CONTEXT, STEPS = 16, 16, 3
@@ -163,11 +164,11 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     """The gradients of the first batch, then a few steps. Of the parameters, those this process's stages hold."""
     model, train = case.configs
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
-    passes = build_forward_backward(parts, model, train, mesh)
-    batches = Batches(Uneven(case.vocab), mesh.data, mesh.device, case.documents)
+    passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, causal_loss(z_loss=True))
+    batches = Batches(causal_samples(Uneven(case.vocab), case.documents), mesh.data, mesh.device)
     optimizer = build_optimizer(parts.parameters, train.optimizer, model)
     trainer = Trainer(train, parts, passes, optimizer, batches, mesh)
-    passes.train(batches.take(0, SAMPLES), 1 / 64)
+    passes.train(batches.take(0, SAMPLES), [1 / 64] * 2)
     parts.sum_tied_gradients()
     gradients = {name: whole(parameter.grad) for name, parameter in parts.parameters.items()}
     norms = [global_norm(parts.norm_parameters, mesh).item()]

@@ -8,6 +8,7 @@ import torch
 from gristmill.training.batches import Batches, collate
 from gristmill.training.config import TrainConfig
 from gristmill.training.parallel.mesh import Axis, single_process
+from gristmill.training.testing.causal_loss import causal_loss, causal_samples
 from gristmill.training.trainer import Progress, Trainer
 
 
@@ -31,16 +32,16 @@ class Numbered:
 
 def test_ranks_take_runs_of_the_same_stream() -> None:
     def drawn(size: int) -> list[int]:
-        ranks = [Batches(Numbered(), Axis(size, rank), torch.device("cpu"), False) for rank in range(size)]
+        ranks = [Batches(causal_samples(Numbered()), Axis(size, rank), torch.device("cpu")) for rank in range(size)]
         for batches in ranks:
             batches.prepare(12, 4)
-        return torch.cat([batches.take(12, 4)["x"][:, 0] for batches in ranks]).tolist()
+        return torch.cat([batches.take(12, 4)["tokens"][:, 0] for batches in ranks]).tolist()
 
     assert drawn(1) == drawn(2) == drawn(4) == [12, 13, 14, 15]
 
 
 def test_documents_become_numbers() -> None:
-    batch = collate(Numbered(), range(2), mask_documents=True)
+    batch = collate(causal_samples(Numbered(), mask_documents=True), range(2))
     assert batch["documents"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1]] * 2
     assert batch["positions"][0].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert batch["samples"].tolist() == [0, 1]
@@ -50,7 +51,10 @@ def test_a_growing_batch_leaves_no_sample_out() -> None:
     config = TrainConfig(
         tokens=8 * 20, batch_tokens=8 * 4, batch_ramp={"start_tokens": 8, "increment_tokens": 8, "over_tokens": 48}
     )
-    trainer = Trainer(config, SimpleNamespace(sequence_length=8, has_experts=False), None, None, None, single_process())
+    passes = SimpleNamespace(loss=causal_loss())
+    trainer = Trainer(
+        config, SimpleNamespace(sequence_length=8, has_experts=False), passes, None, None, single_process()
+    )
     steps = []
     while not trainer.finished:
         after = trainer._progress_after_batch()

@@ -16,6 +16,7 @@ from gristmill.training.distillation import Distillation, distillation_losses
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import Scoring
 from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.objectives.distillation import DistillationOptions
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
 from tests.support.training_runs import MODEL, new_run
@@ -35,7 +36,7 @@ def distilled(tensor: TensorAxis, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
     values = tensors()
     hidden, head = values["hidden"].requires_grad_(), values["head"][rows].clone().requires_grad_()
     scoring = Scoring(tensor, VOCAB, scale=0.5, softcap=2.0)
-    distillation = Distillation(Scoring(tensor, VOCAB), values["table"][rows], weight=0.3, temperature=2.0)
+    distillation = Distillation(Scoring(tensor, VOCAB), values["table"][rows], temperature=2.0)
     weights = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     losses = distillation_losses(scoring, hidden, head, values["teacher"], weights, distillation)
     (losses.sum() * 0.25).backward()
@@ -49,7 +50,7 @@ def test_the_divergence_is_torchs_kl() -> None:
     ours = 2.0 * torch.tanh(hidden @ head.T * 0.5 / 2.0) / 2.0
     theirs = values["teacher"] @ values["table"].T / 2.0
     each = F.kl_div(ours.log_softmax(-1), theirs.log_softmax(-1), reduction="none", log_target=True).sum(-1)
-    expected = 0.3 * 4 * (each * torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])).sum(1)
+    expected = 4 * (each * torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])).sum(1)
     (expected.sum() * 0.25).backward()
     torch.testing.assert_close(losses, expected.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(hidden_gradient, hidden.grad, rtol=0, atol=1e-12)
@@ -78,8 +79,14 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return step_folder(folder / "checkpoints", 12)
 
 
-def teaching(teacher: Path, **changes: Any) -> dict[str, Any]:
-    return {"precision": "fp64", "checkpoint": {"every": 0}, "teacher": {"checkpoint": str(teacher)} | changes}
+def teaching(teacher: Path, until: float = 1.0, **options: Any) -> dict[str, Any]:
+    return {
+        "precision": "fp64",
+        "checkpoint": {"every": 0},
+        "objective": "distillation",
+        "objective_options": options,
+        "teacher": {"checkpoint": str(teacher), "until": until},
+    }
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -124,6 +131,9 @@ def test_a_teacher_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_shares_and_weights_must_be_positive() -> None:
-    for wrong in ({"until": 0.0}, {"until": 1.5}, {"weight": 0.0}, {"temperature": -1.0}):
+    for until in (0.0, 1.5):
+        with pytest.raises(ValueError, match="until"):
+            TeacherConfig(checkpoint="x", until=until)
+    for wrong in ({"weight": 0.0}, {"temperature": -1.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            TeacherConfig(checkpoint="x", **wrong)
+            DistillationOptions(**wrong)

@@ -113,7 +113,7 @@ def run_until(folder: str, layout: dict[str, Any], step: int, asynchronous: bool
 
     def take(first: int, count: int) -> dict[str, torch.Tensor]:
         batch = read(first, count)
-        drawn.append(batch["x"].numpy().tobytes().hex() + f"@{mesh.data.rank}")
+        drawn.append(batch["tokens"].numpy().tobytes().hex() + f"@{mesh.data.rank}")
         return batch
 
     run.batches.take = take

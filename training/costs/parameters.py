@@ -91,18 +91,33 @@ def _mixture(block: Block) -> list[Weight]:
 
 
 def embedding_weights(shape: ModelShape) -> list[Weight]:
-    """The embedding, and the table of positions where they are learned."""
+    """The embedding, its norm, and the tables of learned positions and of segments."""
     weights = [Weight("embedding.weight", (shape.vocab, shape.width), "output")]
     if shape.model.positions == "learned":
         weights.append(Weight("positions.weight", (shape.model.sequence_length, shape.width)))
+    if shape.model.segments:
+        weights.append(Weight("segments.weight", (shape.model.segments, shape.width)))
+    if shape.model.embedding_norm:
+        weights += _norm("embedding_norm", shape.width, shape.model.norm == "layernorm")
     return weights
 
 
 def head_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
-    """The last norm and the output table; with_table is false where it is the embedding itself (tied, same stage)."""
-    weights = _norm("final_norm", shape.width, shape.model.norm == "layernorm")
+    """The last norm, the output table and what stands around it, and the named outputs; with_table is false where the
+    table is the embedding itself (tied, same stage)."""
+    model, width, norm_bias = shape.model, shape.width, shape.model.norm == "layernorm"
+    weights = _norm("final_norm", width, norm_bias) if model.final_norm else []
     if with_table:
-        weights.append(Weight("head.weight", (shape.vocab, shape.width), "output"))
+        weights.append(Weight("head.weight", (shape.vocab, width), "output"))
+    if model.head_bias:
+        weights.append(Weight("head.bias", (shape.vocab,), "output"))
+    if model.head_transform:
+        weights += _linear("head.transform", width, width, "replicated", bias=True)
+        weights += _norm("head.transform.norm", width, norm_bias)
+    if model.has_pooler:
+        weights += _linear("outputs.pooler", width, width, "replicated", bias=True)
+    for output in model.outputs:
+        weights += _linear(f"outputs.linear.{output.name}", output.size, width, "replicated", bias=True)
     return weights
 
 

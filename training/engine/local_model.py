@@ -52,6 +52,13 @@ class LocalModel:
         return {name: value for part in self.stages.values() for name, value in saved_buffers(part).items()}
 
     @torch.no_grad()
+    def fill_missing_gradients(self) -> None:
+        """Zeros for parameters that the objective does not use, such as the head's in a classification."""
+        for parameter in [*self.parameters.values(), *([] if self.tied_copy is None else [self.tied_copy])]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    @torch.no_grad()
     def sum_tied_gradients(self) -> None:
         table = self.parameters.get("embedding.weight")
         if self.tied_copy is not None:

@@ -1,6 +1,6 @@
 """Pipeline parallelism: runs the micro-batches of a step through the stages with one of torch's schedules."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,19 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from gristmill.training.costs.stage_splitting import stages_of_rank
-from gristmill.training.engine.forward_backward import Batch, no_callback, side_losses_scaled_by, split
+from gristmill.training.engine.forward_backward import (
+    Batch,
+    Loss,
+    joined,
+    no_callback,
+    output_of,
+    scaled_sum,
+    side_losses_scaled_by,
+    split,
+)
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.loss import upcast_dtype
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.transformer import OutputFunction, Transformer
 from gristmill.training.parallel.mesh import Mesh
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -64,61 +73,73 @@ class PipelineSchedule:
     torch fixes the shapes of a schedule when it is built, so each batch shape has its own schedule. Evaluation runs the
     stages in order without a schedule, for any number of samples."""
 
-    def __init__(self, stages: Mapping[int, Transformer], layout: LayoutConfig, mesh: Mesh, micro_batch: int):
-        self.stages, self.layout, self.mesh, self.micro_batch = stages, layout, mesh, micro_batch
+    def __init__(
+        self,
+        stages: Mapping[int, Transformer],
+        layout: LayoutConfig,
+        mesh: Mesh,
+        micro_batch: int,
+        loss: Loss | None,
+    ):
+        self.stages, self.layout, self.mesh, self.micro_batch, self.loss = stages, layout, mesh, micro_batch, loss
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
         self._phase = _PhaseCallback()
-        self._schedules: dict[tuple[int, int], PipelineScheduleSingle | PipelineScheduleMulti] = {}
+        self._schedules: dict[torch.Size, PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
-    def train(self, batch: Batch, factor: float, begin: Callable[[str], None] = no_callback) -> Tensor | None:
+    def train(
+        self, batch: Batch, factors: Sequence[float], begin: Callable[[str], None] = no_callback
+    ) -> Tensor | None:
         self._phase.begin = begin
         begin("pipeline")
-        fields = dict(batch)
-        tokens = fields.pop("x")
-        shape = (tokens.shape[0], tokens.shape[1])
-        if shape not in self._schedules:
-            self._schedules[shape] = self._schedule(*shape)
+        tokens = batch["tokens"]
+        if tokens.shape not in self._schedules:
+            self._schedules[tokens.shape] = self._schedule(tokens.shape)
+        schedule = self._schedules[tokens.shape]
         first = (tokens,) if 0 in self.stages else ()
-        target = fields["weights"] if self._last in self.stages else None  # torch wants one; the head has its own
-        with side_losses_scaled_by(factor, self.stages.values()):
-            losses = self._schedules[shape].step(*first, target=target, loss_kwargs={"factor": factor}, **fields)
+        target = tokens if self._last in self.stages else None  # torch wants one; the loss has its own
+        stages = self.stages.values()
+        with side_losses_scaled_by(factors[0], stages), output_of(stages, self.loss):
+            losses = schedule.step(*first, target=target, loss_kwargs={"factors": factors}, **batch)
         return None if losses is None else losses.detach()
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor | None:
-        losses = [self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)]
-        return torch.cat(losses) if self._last in self.stages else None
+    def evaluate(self, batch: Batch, output: OutputFunction | None = None) -> Any:
+        with output_of(self.stages.values(), output or self.loss):
+            results = [self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)]
+        return joined(results) if self._last in self.stages else None
 
-    def _evaluate_micro(self, micro: Batch) -> Tensor | None:
-        fields = dict(micro)
-        tokens = x = fields.pop("x")
+    def _evaluate_micro(self, micro: Batch) -> Any:
+        tokens = x = micro["tokens"]
         for stage in sorted(self.stages):
             if stage > 0 and stage - 1 not in self.stages:
-                x = self._boundary(*tokens.shape)
+                x = self._boundary(tokens.shape)
                 dist.recv(x, group=self.mesh.pipeline.group, group_src=self._rank_of[stage - 1])
-            x = self.stages[stage](x, **fields)
+            x = self.stages[stage](x, **micro)
             if stage < self._last and stage + 1 not in self.stages:
                 dist.send(x, group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
         return x if self._last in self.stages else None
 
-    def _schedule(self, samples: int, tokens: int) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        stages = [self._stage(number, tokens) for number in sorted(self.stages)]
-        micro_batches = samples // self.micro_batch
+    def _schedule(self, shape: torch.Size) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        """shape: of the tokens, [samples, T] or [samples, rows, T]."""
+        stages = [self._stage(number, shape[1:]) for number in sorted(self.stages)]
+        micro_batches = shape[0] // self.micro_batch
         if self.layout.schedule in SINGLE:
             single = SINGLE[self.layout.schedule]
-            return single(stages[0], micro_batches, loss_fn=_scaled_sum, scale_grads=False)
+            return single(stages[0], micro_batches, loss_fn=_loss, scale_grads=False)
         multiple = MULTIPLE[self.layout.schedule]
-        return multiple(stages, micro_batches, loss_fn=_scaled_sum, scale_grads=False)
+        return multiple(stages, micro_batches, loss_fn=_loss, scale_grads=False)
 
-    def _stage(self, number: int, tokens: int) -> PipelineStage:
+    def _stage(self, number: int, sample: torch.Size) -> PipelineStage:
         """A stage with given input and output shapes; torch would otherwise infer them with an extra forward pass on
         uninitialised memory."""
         part = self.stages[number]
-        hidden = self._boundary(self.micro_batch, tokens).requires_grad_()
-        first = torch.empty(self.micro_batch, tokens, dtype=torch.int64, device=self.mesh.device)
+        shape = torch.Size([self.micro_batch, *sample])
+        hidden = self._boundary(shape).requires_grad_()
+        first = torch.empty(shape, dtype=torch.int64, device=self.mesh.device)
+        terms = 1 if self.loss is None else len(self.loss.terms)
         losses = torch.empty(
-            self.micro_batch, 2, dtype=upcast_dtype(hidden), device=self.mesh.device, requires_grad=True
+            self.micro_batch, terms, dtype=upcast_dtype(hidden), device=self.mesh.device, requires_grad=True
         )
         return _Stage(
             self._phase,
@@ -131,11 +152,12 @@ class PipelineSchedule:
             group=self.mesh.pipeline.group,
         )
 
-    def _boundary(self, samples: int, tokens: int) -> Tensor:
+    def _boundary(self, shape: torch.Size) -> Tensor:
+        """What crosses for tokens of this shape."""
         part = next(iter(self.stages.values()))
-        share = tokens // part.tensor.size if part.tensor.shards_tokens else tokens
-        return torch.empty(samples, share, part.config.width, dtype=part.dtype, device=self.mesh.device)
+        share = shape[-1] // part.tensor.size if part.tensor.shards_tokens else shape[-1]
+        return torch.empty(shape[:-1].numel(), share, part.config.width, dtype=part.dtype, device=self.mesh.device)
 
 
-def _scaled_sum(losses_b2: Tensor, _: Tensor, factor: float) -> Tensor:
-    return losses_b2[:, 0].sum() * factor
+def _loss(losses_bn: Tensor, _: Tensor, factors: Sequence[float]) -> Tensor:
+    return scaled_sum(losses_bn, factors)

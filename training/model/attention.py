@@ -84,7 +84,11 @@ class Attention(nn.Module):
         value_BTGtK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
         grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
         mask_BTS = metadata.masks_BTS[self.window]
-        mixed_BHtTK = attend(query_BTHtK.transpose(1, 2), grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
+        query_BHtTK = query_BTHtK.transpose(1, 2)
+        if mask_BTS is None and not metadata.causal:
+            mixed_BHtTK = attend_to_all(query_BHtTK, grown.key_BGSK, grown.value_BGSK, self.scale)
+        else:
+            mixed_BHtTK = attend(query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
         y_BTD = self.output(mixed_BHtTK.transpose(1, 2).flatten(2))
         return y_BTD, grown if metadata.keep_state else None
 
@@ -119,6 +123,14 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
     return F.scaled_dot_product_attention(
         query_BHTK, key_BGSK, value_BGSK, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
+
+
+def attend_to_all(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, scale: float) -> Tensor:
+    """Every token sees every token."""
+    if query_BHTK.shape[1] != key_BGSK.shape[1]:
+        copies = query_BHTK.shape[1] // key_BGSK.shape[1]
+        key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))
+    return F.scaled_dot_product_attention(query_BHTK, key_BGSK, value_BGSK, scale=scale)
 
 
 @cache

@@ -13,17 +13,17 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.routing_metadata import RoutingMetadata
 
-Mask = Tensor | BlockMask | None  # None is plainly causal
+Mask = Tensor | BlockMask | None  # None: all before a token, or all tokens in a bidirectional model
 
 # B batch, T tokens (queries), S tokens looked at (the past, then T), K head width
 
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """masks_BTS: for each window that some layer has, which tokens each token sees; None means plainly causal, which
-    needs no mask. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK: cosine and sine of the
-    rotary angles, or None. keep_state: mixers return their state. routing: what routers need in training; None
-    elsewhere."""
+    """masks_BTS: for each window that some layer has, which tokens each token sees; None needs no mask: plainly causal,
+    or everything where causal is false. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK:
+    cosine and sine of the rotary angles, or None. keep_state: mixers return their state. routing: what routers need in
+    training; None elsewhere."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
@@ -31,6 +31,7 @@ class AttentionMetadata:
     dropout: Dropout | None = None
     keep_state: bool = False
     routing: RoutingMetadata | None = None
+    causal: bool = True
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)
@@ -53,6 +54,13 @@ def causal_masks(
         seen_TS = back_TS >= 0 if window is None else (back_TS >= 0) & (back_TS < window)
         masks[window] = seen_TS.unsqueeze(0) if same_BTS is None else seen_TS & same_BTS
     return masks
+
+
+def document_masks(documents_BT: Tensor | None) -> dict[int | None, Mask]:
+    """The mask of bidirectional attention: each token sees all tokens of its own document."""
+    if documents_BT is None:
+        return {None: None}
+    return {None: documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)}
 
 
 def alibi_masks(masks: Mapping[int | None, Tensor | None], tokens: int, slopes_H: Tensor) -> dict[int | None, Mask]:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.training.model.grouped_linear import Runs, grouped_linear, padded_positions, uses_grouped
+from gristmill.training.model.mlp import gelu_approximation
 from gristmill.training.model_config import LayerConfig, ModelConfig
 from gristmill.training.parallel.expert_parallel import BIAS, INPUT, OUTPUT, OUTPUT_BIAS, ExpertAxis
 
@@ -36,7 +37,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, axis: ExpertAxis):
         super().__init__()
-        self.gated = layer.mlp == "swiglu"
+        self.gated, self.approximate = layer.mlp == "swiglu", gelu_approximation(config)
         wide = (layer.experts, layer.expert_hidden, config.width)
         narrow = (layer.experts, config.width, layer.expert_hidden)
         self.gate = ExpertLinear(axis, wide, OUTPUT, config.biases) if self.gated else None
@@ -62,7 +63,7 @@ class Experts(nn.Module):
 
     def _mlp(self, x_ND: Tensor, runs: Runs) -> Tensor:
         if self.gate is None:
-            hidden_NFt = F.gelu(self.up(x_ND, runs), approximate="tanh")
+            hidden_NFt = F.gelu(self.up(x_ND, runs), approximate=self.approximate)
         else:
             hidden_NFt = F.silu(self.gate(x_ND, runs)) * self.up(x_ND, runs)
         return self.down(hidden_NFt, runs)

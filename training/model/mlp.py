@@ -26,17 +26,22 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """down(gelu(up x)), with GPT-2's tanh form of gelu."""
+    """down(gelu(up x))."""
 
     def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
-        self.tensor = tensor
+        self.tensor, self.approximate = tensor, gelu_approximation(config)
         self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
         self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)
-        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
+        return self.down(F.gelu(self.up(x_BTD), approximate=self.approximate))
+
+
+def gelu_approximation(config: ModelConfig) -> str:
+    """torch's name for the form of gelu."""
+    return "tanh" if config.gelu == "tanh" else "none"
 
 
 MLPS = {"swiglu": SwiGLU, "gelu": GELU}

@@ -28,11 +28,13 @@ def role_of(name: str) -> Role:
     *path, leaf = name.split(".")
     if path[-1].endswith("norm"):
         return Role.NORM
+    if path[0] == "outputs":
+        return Role.BIAS if leaf == "bias" else Role.HEAD
     if leaf == "bias":
         return Role.BIAS
-    if path[-1] in ("embedding", "positions"):
+    if path[-1] in ("embedding", "positions", "segments"):
         return Role.EMBEDDING
-    if path[-1] == "head":
+    if path[0] == "head":
         return Role.HEAD
     return Role.OUTPUT if path[-1] in ("output", "down") else Role.HIDDEN
 

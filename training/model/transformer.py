@@ -1,6 +1,6 @@
 """The transformer, or one pipeline stage of it: embedding, layers, head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,21 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.training.costs.stage_splitting import StageSpec
-from gristmill.training.distillation import Distillation, distillation_losses
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.loss import Scoring, losses
 from gristmill.training.model.attention_metadata import (
     AttentionMetadata,
     alibi_masks,
     alibi_slopes,
     block_masks,
     causal_masks,
+    document_masks,
     explicit_masks,
     rotary_angles,
 )
 from gristmill.training.model.dropout import Dropout
+from gristmill.training.model.head import Head
 from gristmill.training.model.layer import Layer
+from gristmill.training.model.named_outputs import NamedOutputs
 from gristmill.training.model.norm import Norm
+from gristmill.training.model.output import ModelOutput, TeacherStage
 from gristmill.training.model.routing_metadata import RoutingMetadata
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
@@ -30,6 +32,8 @@ from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyEmbedding
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
+
+INPUT_FIELDS = ("positions", "documents", "segments")  # of a batch, that the forward pass reads beside the tokens
 
 
 @dataclass(frozen=True)
@@ -43,36 +47,8 @@ class ComputeOptions:
     float8: bool = False
 
 
-class Head(nn.Module):
-    """Hidden states to logits, or directly to losses. Tied, its weight is the embedding's."""
-
-    def __init__(self, config: ModelConfig, vocab_size: int, tensor: TensorAxis, z_loss: float):
-        super().__init__()
-        self.tensor = tensor
-        self.weight = tensor.parameter((vocab_size, config.width), Sharding.OUTPUT)
-        scale = config.mup_base_width / config.width if config.initialisation == "mup" else 1.0
-        self.distillation: Distillation | None = None
-        self.scoring = Scoring(tensor, vocab_size, scale, config.logit_softcap, z_loss)
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        targets_BT: Tensor | None,
-        weights_BT: Tensor | None,
-        teacher_BTD: Tensor | None = None,
-    ) -> Tensor:
-        hidden_BTD = self.tensor.enter(x_BTD)
-        if targets_BT is None:
-            return self.scoring.logits(hidden_BTD, self.tensor.local(self.weight, Sharding.OUTPUT, x_BTD.dtype))
-        head_VtD = self.tensor.local(
-            self.weight, Sharding.OUTPUT, self.weight.dtype
-        )  # its gradient is summed in this dtype
-        losses_B2 = losses(self.scoring, hidden_BTD, head_VtD, targets_BT, weights_BT)
-        if teacher_BTD is None or self.distillation is None:
-            return losses_B2
-        teacher_BTD = self.tensor.enter(teacher_BTD)
-        taught_B = distillation_losses(self.scoring, hidden_BTD, head_VtD, teacher_BTD, weights_BT, self.distillation)
-        return torch.stack([losses_B2[:, 0] + taught_B, losses_B2[:, 1]], dim=1)
+Fields = Mapping[str, Tensor]  # of a batch, by name, each [samples, ...]
+OutputFunction = Callable[[ModelOutput, Fields], Any]
 
 
 class Transformer(nn.Module):
@@ -94,13 +70,18 @@ class Transformer(nn.Module):
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, options.float8)
         self.side_loss_factor: float | None = None  # set during training passes (forward_backward.py)
-        self.embedding = self.positions = self.embedding_norm = self.final_norm = self.head = None
+        self.output: OutputFunction | None = None  # set during training and evaluation passes (forward_backward.py)
+        self.teacher: TeacherStage | None = None
+        self.embedding = self.positions = self.segments = self.embedding_norm = None
+        self.final_norm = self.head = self.outputs = None
         if self.stage.embeds:
             self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, options.dtype)
             if config.embedding_norm:
                 self.embedding_norm = Norm(config, self.tensor, config.width)
             if config.positions == "learned":
-                self.positions = PositionEmbedding(self.tensor, config.sequence_length, config.width)
+                self.positions = TokenTable(self.tensor, config.sequence_length, config.width)
+            if config.segments:
+                self.segments = TokenTable(self.tensor, config.segments, config.width)
         indices = range(self.stage.first, self.stage.last)
         self.layers = nn.ModuleDict(
             {
@@ -109,27 +90,36 @@ class Transformer(nn.Module):
             }
         )
         if self.stage.scores:
-            self.final_norm = Norm(config, self.tensor, config.width)
+            self.final_norm = Norm(config, self.tensor, config.width) if config.final_norm else None
             self.head = Head(config, vocab_size, self.tensor, options.z_loss)
             if config.tied_embeddings and self.embedding is not None:
                 self.head.weight = self.embedding.weight
+            if config.outputs:
+                self.outputs = NamedOutputs(config, self.tensor)
 
-    def forward(
-        self, x: Tensor, targets: Tensor | None = None, weights: Tensor | None = None, **fields: Tensor
-    ) -> Tensor:
-        """tokens int64[B, T] (or, after the first stage, hidden states) -> hidden states, or at the end logits float[B,
-        T, Vt], or losses [B, 2] where targets are given.
+    def forward(self, x: Tensor, **batch: Tensor) -> Any:
+        """tokens int64[B, T], or [B, R, T] of R rows a sample (or, after the first stage, hidden states) -> hidden
+        [B x R, T, D], or at the end `output` of them, or logits float[B, T, Vt] where there is no output.
 
-        fields: of a batch, by name. positions and documents int64[B, T]: positions restart where documents do. samples
-        int64[B], the samples' numbers, turn dropout on. teacher: final hidden states of the teacher, for the head."""
-        teacher = fields.pop("teacher", None)
-        metadata = self.attention_metadata(x, **fields)
+        batch: fields by name. positions, documents, segments int64, shaped as tokens: each token sees its own document;
+        positions restart where documents do. samples int64[B], the samples' numbers, turn dropout on. The others are
+        for `output`."""
+        x = x.flatten(0, -2) if self.stage.embeds else x
+        rows = {name: batch[name].flatten(0, -2) for name in INPUT_FIELDS if name in batch}
+        if "samples" in batch:
+            rows["samples"] = _row_numbers(batch["samples"], len(x))
+        segments_BT = rows.pop("segments", None)
+        metadata = self.attention_metadata(x, **rows)
         if self.side_loss_factor is not None and self.config.has_experts:
-            samples = fields.get("samples", torch.arange(len(x), device=x.device))
-            routing = RoutingMetadata(samples, weights, self.side_loss_factor, self.options.seed)
+            samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
+            routing = RoutingMetadata(
+                samples_B, batch["weights"].flatten(0, -2), self.side_loss_factor, self.options.seed
+            )
             metadata = replace(metadata, routing=routing)
-        hidden_BTD, _ = self.hidden_states(x, metadata)
-        return hidden_BTD if self.head is None else self.head(hidden_BTD, targets, weights, teacher)
+        hidden_BTD, _ = self.hidden_states(x, metadata, segments_BT=segments_BT)
+        if self.output is not None:
+            return self.output(ModelOutput(self, hidden_BTD, batch), batch)
+        return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,13 +127,17 @@ class Transformer(nn.Module):
         return self.options.dtype
 
     def hidden_states(
-        self, x: Tensor, metadata: AttentionMetadata, caches: Sequence[Any] | None = None
+        self,
+        x: Tensor,
+        metadata: AttentionMetadata,
+        caches: Sequence[Any] | None = None,
+        segments_BT: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Any, ...]]:
         """Hidden states [B, T, D] after the layers, and after the final norm at the end of the model.
 
         x: tokens int64[B, T], or, after the first stage, hidden states. caches: one a layer, as the call before
         returned them; the second value holds them with the new tokens added if the metadata asks for it."""
-        x_BTD = self._embed(x, metadata)
+        x_BTD = self._embed(x, metadata, segments_BT)
         new_caches = []
         for layer, cache in zip(self.layers.values(), caches or [None] * len(self.layers), strict=True):
             x_BTD, cache = layer(x_BTD, metadata, cache)
@@ -158,7 +152,7 @@ class Transformer(nn.Module):
         samples: Tensor | None = None,
         flex: bool = True,
     ) -> AttentionMetadata:
-        """Causal attention over whole sequences, also where x holds this rank's tokens only.
+        """Attention over whole sequences, also where x holds this rank's tokens only.
 
         flex: use the flex kernels on GPUs, which are compiled for each sequence length."""
         tokens = x.shape[1] * (1 if self.stage.embeds or not self.tensor.shards_tokens else self.tensor.size)
@@ -169,13 +163,15 @@ class Transformer(nn.Module):
             own_T = self.tensor.local_tokens(token_index_T, dim=0)
             features_D = torch.arange(self.config.width, device=x.device)
             dropout = Dropout(self.config.dropout, self.options.seed, samples, own_T, features_D)
-        if flex and x.device.type == "cuda" and self.config.positions != "alibi":
+        if not self.causal:
+            masks = document_masks(documents)
+        elif flex and x.device.type == "cuda" and self.config.positions != "alibi":
             masks = block_masks(self._windows(), tokens, documents, x.device)
         else:
             masks = causal_masks(self._windows(), tokens, documents, x.device)
         if self.config.positions == "alibi":
             masks = alibi_masks(masks, tokens, self.slopes(x.device))
-        return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), dropout)
+        return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), dropout, causal=self.causal)
 
     def masked_attention_metadata(
         self, positions_BT: Tensor, key_positions_BS: Tensor, visible_BTS: Tensor, keep_state: bool = False
@@ -187,6 +183,10 @@ class Transformer(nn.Module):
         slopes_H = self.slopes(positions_BT.device) if self.config.positions == "alibi" else None
         masks = explicit_masks(self._windows(), positions_BT, key_positions_BS, visible_BTS, slopes_H)
         return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), keep_state=keep_state)
+
+    @property
+    def causal(self) -> bool:
+        return self.config.attention == "causal"
 
     def _windows(self) -> set[int | None]:
         return {layer.window for layer in self.config.layer_list}
@@ -202,25 +202,35 @@ class Transformer(nn.Module):
         every_H = alibi_slopes(self.config.heads, self.options.dtype, device)
         return every_H[self.tensor.rank * own : (self.tensor.rank + 1) * own]
 
-    def _embed(self, x: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def _embed(self, x: Tensor, metadata: AttentionMetadata, segments_BT: Tensor | None) -> Tensor:
         if self.embedding is None:
             return x
         x_BTD = self.embedding(x)
-        if self.embedding_norm is not None:
+        if self.embedding_norm is not None and self.config.embedding_norm != "sum":
             x_BTD = self.embedding_norm(x_BTD)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(metadata.positions_BT, x_BTD.dtype)
+        if self.segments is not None:
+            x_BTD = x_BTD + self.segments(torch.zeros_like(x) if segments_BT is None else segments_BT, x_BTD.dtype)
+        if self.config.embedding_norm == "sum":
+            x_BTD = self.embedding_norm(x_BTD)
         return metadata.drop(x_BTD, layer=self.config.layers, site=0)
 
 
-class PositionEmbedding(nn.Module):
-    """Learned positions, added to this rank's tokens."""
+class TokenTable(nn.Module):
+    """A table of learned positions or segments, added to this rank's tokens."""
 
-    def __init__(self, tensor: TensorAxis, sequence_length: int, width: int):
+    def __init__(self, tensor: TensorAxis, rows: int, width: int):
         super().__init__()
         self.tensor = tensor
-        self.weight = tensor.parameter((sequence_length, width), Sharding.REPLICATED)
+        self.weight = tensor.parameter((rows, width), Sharding.REPLICATED)
 
-    def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        table_TD = self.tensor.local(self.weight, Sharding.REPLICATED, dtype)
-        return nn.functional.embedding(self.tensor.local_tokens(positions_BT), table_TD)
+    def forward(self, rows_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        table_RD = self.tensor.local(self.weight, Sharding.REPLICATED, dtype)
+        return nn.functional.embedding(self.tensor.local_tokens(rows_BT), table_RD)
+
+
+def _row_numbers(samples_B: Tensor, rows: int) -> Tensor:
+    """A number for each row, from the samples' numbers. [4, 7] with 4 rows in all -> [8, 9, 14, 15]."""
+    each = rows // len(samples_B)
+    return (samples_B.unsqueeze(1) * each + torch.arange(each, device=samples_B.device)).flatten()

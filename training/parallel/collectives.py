@@ -105,6 +105,23 @@ def scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _ScatterTokens.apply(x_BTD, group)
 
 
+class _AllTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTtD: Tensor, rank: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.rank, ctx.share = rank, x_BTtD.shape[1]
+        return all_gather_tokens(x_BTtD, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor, None, None]:
+        return gradient_BTD.narrow(1, ctx.rank * ctx.share, ctx.share).contiguous(), None, None
+
+
+def all_tokens(x_BTtD: Tensor, rank: int, group: dist.ProcessGroup) -> Tensor:
+    """All-gather of the tokens, after which every rank computes the same: backward each takes its tokens' gradient."""
+    return _AllTokens.apply(x_BTtD, rank, group)
+
+
 class _TakeShare(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:

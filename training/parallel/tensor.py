@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from gristmill.training.parallel.collectives import copy_to_ranks, gather_tokens, scatter_tokens, sum_over_ranks
+from gristmill.training.parallel.collectives import (
+    all_tokens,
+    copy_to_ranks,
+    gather_tokens,
+    scatter_tokens,
+    sum_over_ranks,
+)
 from gristmill.training.parallel.float8 import float8_linear
 from gristmill.training.parallel.mesh import Mesh
 
@@ -25,6 +31,7 @@ class Sharding(Enum):
     KEY_VALUE = "key_value"  # dimension 0 is split over the key/value heads, replicated where ranks share a head
     REPLICATED = "replicated"  # every rank holds all of it and applies it to its tokens
     REPLICATED_OVER_HEADS = "replicated_over_heads"  # every rank holds all of it and applies it to its heads
+    WHOLE = "whole"  # every rank holds all of it and applies it to all tokens
     SPLIT_TOKENS = "split_tokens"  # every rank holds all of it and applies it to tokens of its own
 
 
@@ -62,6 +69,11 @@ class TensorAxis:
             return x
         collective = scatter_tokens if self.sequence_parallel else sum_over_ranks
         return collective(x, self.mesh.tensor.group)
+
+    def whole_tokens(self, x: Tensor) -> Tensor:
+        """All tokens [B, T, ...] on every rank, for work that every rank does in full; backward each rank takes its own
+        tokens of the gradient, which is the same on all."""
+        return all_tokens(x, self.rank, self.mesh.tensor.group) if self.shards_tokens else x
 
     def local_tokens(self, per_token: Tensor, dim: int = 1) -> Tensor:
         """The slice that belongs to the tokens of this rank's residual stream."""
@@ -101,6 +113,7 @@ _STORED = {
     Sharding.KEY_VALUE: (Shard(0), Replicate()),
     Sharding.REPLICATED: (Replicate(),),
     Sharding.REPLICATED_OVER_HEADS: (Replicate(),),
+    Sharding.WHOLE: (Replicate(),),
     Sharding.SPLIT_TOKENS: (Replicate(),),
 }
 

@@ -1,5 +1,6 @@
 """Hugging Face architectures that our models can be exported to and imported from."""
 
+from gristmill.evaluation.models.conversion.bert import BERT, MEGATRON_BERT
 from gristmill.evaluation.models.conversion.bloom import BLOOM
 from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
@@ -8,7 +9,7 @@ from gristmill.evaluation.models.conversion.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
-FAMILIES = (LLAMA, GPT2, BLOOM, MIXTRAL, QWEN3_MOE, OLMOE)
+FAMILIES = (LLAMA, GPT2, BLOOM, MIXTRAL, QWEN3_MOE, OLMOE, MEGATRON_BERT, BERT)
 
 
 def family_for(config: ModelConfig) -> Family:

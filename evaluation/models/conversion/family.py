@@ -51,7 +51,7 @@ class Family:
     def _nothing_left(self, config: ModelConfig, names: list[str]) -> None:
         left = [name for name in names if not name.endswith(NO_WEIGHTS)]
         if config.tied_embeddings:
-            left = [name for name in left if name != "lm_head.weight"]
+            left = [name for name in left if name not in TIED]
         if left:
             raise InputError(f"the weights hold {left[0]} ({len(left)} such), which {self.architecture} does not have")
 
@@ -67,7 +67,13 @@ def _converted(rule: Rule, tensors: Mapping[str, Tensor], config: ModelConfig) -
         raise InputError(f"the weights of {rule.names()[0]} do not fit the config ({error}); fetch both") from error
 
 
-NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # buffers that old versions saved
+TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")  # copies of other weights
+NO_WEIGHTS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".rotary_emb.inv_freq",
+    ".position_ids",
+)  # buffers that old versions saved
 
 
 def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -78,16 +84,30 @@ def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name if name == "lm_head.weight" else f"transformer.{name}": value for name, value in tensors.items()}
 
 
+PLAIN: dict[str, Any] = {
+    "attention": "causal",
+    "qk_norm": False,
+    "logit_softcap": None,
+    "embedding_norm": False,
+    "final_norm": True,
+    "gelu": "tanh",
+    "segments": 0,
+    "head_transform": False,
+    "head_bias": False,
+    "outputs": (),
+}
+
+
 def unsupported_fields(config: ModelConfig, **wanted: Any) -> list[str]:
     """Fields in which the config differs from `wanted`, or that no architecture supports, as name=value."""
-    wanted = {"qk_norm": False, "logit_softcap": None, "embedding_norm": False, **wanted}
-    moe = wanted.pop("moe", None)
+    wanted = {**PLAIN, **wanted}
+    moe, norm_order = wanted.pop("moe", None), wanted.pop("norm_order", "pre")
     found = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
     if config.moe != moe:
         found.append("mixture of experts (moe)")
     if any(layer.window is not None for layer in config.layer_list):
         found.append(f"window={config.window}")
-    if any(layer.norm_order != "pre" for layer in config.layer_list):
+    if any(layer.norm_order != norm_order for layer in config.layer_list):
         found.append(f"norm_order={config.norm_order}")
     if config.initialisation == "mup":
         found.append("initialisation=mup (which scales attention and head)")

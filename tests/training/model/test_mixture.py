@@ -29,6 +29,7 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.moe_config import MoeConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.tensor import TensorAxis
+from gristmill.training.testing.causal_loss import causal_loss
 
 WIDTH, SAMPLES, TOKENS = 12, 3, 10
 
@@ -267,12 +268,12 @@ def trained(moe: dict[str, Any], micro_batch: int, recompute: str) -> tuple[dict
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(0, 31, (4, TOKENS + 1), generator=generator)
     batch = {
-        "x": drawn[:, :-1],
+        "tokens": drawn[:, :-1],
         "targets": drawn[:, 1:],
         "weights": torch.rand(4, TOKENS, generator=generator).double(),
         "samples": torch.arange(10, 14),
     }
-    GradientAccumulation(model, micro_batch).train(batch, 0.1)
+    GradientAccumulation(model, micro_batch, causal_loss()).train(batch, [0.1])
     counts = [number for router in routers(model).values() for number in router.step_counts.tolist()]
     return {name: parameter.grad for name, parameter in model.named_parameters()}, counts
 

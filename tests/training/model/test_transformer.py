@@ -11,6 +11,7 @@ from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.testing.causal_loss import causal_loss
 
 VOCAB, CONTEXT = 61, 24
 LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "sequence_length": CONTEXT}
@@ -102,7 +103,7 @@ def test_gpt2_is_the_gpt2_of_transformers() -> None:
     torch.testing.assert_close(model(tokens()), other(tokens()).logits)
 
 
-@pytest.mark.parametrize("settings", [LLAMA, GPT2, LLAMA | {"window": (5, None, None), "qk_norm": True}])
+@pytest.mark.parametrize("settings", [LLAMA, GPT2, LLAMA | {"window": (5), "qk_norm": True}])
 def test_new_tokens_on_a_state_score_as_in_one_go(settings: dict) -> None:
     model = model_of(settings)
     positions = torch.arange(CONTEXT).expand(len(tokens()), CONTEXT)
@@ -112,7 +113,7 @@ def test_new_tokens_on_a_state_score_as_in_one_go(settings: dict) -> None:
         new = slice(first, end)
         metadata = model.masked_attention_metadata(positions[:, new], positions[:, :end], causal[:, new, :end], True)
         hidden, caches = model.hidden_states(tokens()[:, new], metadata, caches)
-        logits.append(model.head(hidden, None, None))
+        logits.append(model.head(hidden))
     torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens()))
 
 
@@ -175,15 +176,18 @@ def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float 
     model.head.weight.data *= 30
     weights = torch.rand(2, CONTEXT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     targets = tokens().roll(-1, dims=1)
-    losses = model(tokens(), targets, weights)
-    losses[:, 0].sum().backward()
+    model.output = causal_loss(z_loss > 0)
+    losses = model(tokens(), tokens=tokens(), targets=targets, weights=weights)
+    losses.sum().backward()
+    model.output = None
     ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     logits = model(tokens())
     likelihoods = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * weights
-    objective = likelihoods + z_loss * logits.logsumexp(dim=2).square() * weights
-    objective.sum().backward()
-    torch.testing.assert_close(losses, torch.stack([objective.sum(dim=1), likelihoods.sum(dim=1)], dim=1))
+    z_losses = z_loss * logits.logsumexp(dim=2).square() * weights
+    (likelihoods + z_losses).sum().backward()
+    terms = [likelihoods.sum(dim=1), z_losses.sum(dim=1)] if z_loss else [likelihoods.sum(dim=1)]
+    torch.testing.assert_close(losses, torch.stack(terms, dim=1))
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad)
 

@@ -32,7 +32,8 @@ from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.search import Planner, search
 from gristmill.training.planner.step_time import default_links
 from gristmill.training.processes import RankInfo, init_distributed
-from gristmill.training.run import build_forward_backward
+from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.testing.causal_loss import causal_loss
 
 FIELDS = yaml.safe_load((PROFILES / "a100-80g.yaml").read_text("utf-8"))
 ROCE = {"kind": "roce", "gb_per_second": 25.0, "efficiency": 0.8, "latency_microseconds": 80.0}
@@ -226,10 +227,10 @@ def layers_and_loss(layout: LayoutConfig, mesh: Mesh) -> tuple[list[int], float 
     parts = build_local_model(MODEL, 51, train, mesh, seed=1)
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, 51, (2, 16, 16), generator=generator)
-    batch = {"x": tokens, "targets": targets, "weights": torch.ones(16, 16, dtype=torch.float64)}
+    batch = {"tokens": tokens, "targets": targets, "weights": torch.ones(16, 16, dtype=torch.float64)}
     own = mesh.data.rank
     share = {name: value.chunk(mesh.data.size)[own] for name, value in batch.items()}
-    losses = build_forward_backward(parts, MODEL, train, mesh).train(share, 1 / 256)
+    losses = build_forward_backward(parts, RunConfig(MODEL, train, 1), mesh, causal_loss()).train(share, [1 / 256])
     layers = sorted({int(name.split(".")[1]) for name in parts.parameters if name.startswith("layers.")})
     if losses is None:
         return layers, None

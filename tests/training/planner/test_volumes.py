@@ -21,6 +21,7 @@ from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.volumes import data_volumes, ends_tensor_volume, pipeline_volume, tensor_volume
+from gristmill.training.testing.causal_loss import causal_loss
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
 VOCAB = 128
@@ -80,11 +81,11 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
         parts = build_local_model(MODEL, VOCAB, train, mesh, 0).stages
         sent.clear()
         batch = {
-            "x": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
+            "tokens": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
             "targets": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
             "weights": torch.ones(2, MODEL.sequence_length),
         }
-        GradientAccumulation(parts[0], micro_batch).train(batch, 1.0)
+        GradientAccumulation(parts[0], micro_batch, causal_loss()).train(batch, [1.0])
     shape, planned = shape_of(MODEL, VOCAB), from_config(layout, micro_batch)
     ends = (2 * VOCAB + 1) * MODEL.width
     reduce, gather = data_volumes(parameter_count(shape), planned, 8, GRISTMILL, ends)

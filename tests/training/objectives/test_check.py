@@ -1,0 +1,104 @@
+"""Objectives that cannot train are refused before the first step, with file, line and what to change."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.objectives.check import checked_loss
+from gristmill.training.objectives.load import make_objective
+from gristmill.training.objectives.names import objective_identity
+from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec
+from tests.support.training_runs import MODEL, Counting
+
+GOOD = """
+import numpy as np
+from gristmill.training.objectives.objective import Objective, Term
+
+class Mine(Objective):
+    def sample(self, k):
+        drawn = self.inputs.samples.sample(k)
+        return {"tokens": drawn["tokens"], "targets": drawn["targets"], "weights": drawn["weights"]}
+
+    def loss(self, model, batch):
+        nll, _ = model.token_losses(batch["targets"], batch["weights"])
+        return [Term("nll", nll, "weights")]
+
+    def predict(self, model, batch):
+        return {"best": model.best_tokens()}
+"""
+
+
+def checked(folder: Path, source: str, class_name: str = "Mine", options: dict[str, Any] | None = None) -> Any:
+    path = folder / "mine.py"
+    path.write_text(source)
+    inputs = ObjectiveInputs(Counting(), MODEL, Counting.vocab_size, 0, 0)
+    return checked_loss(make_objective(f"{path}:{class_name}", options or {}, inputs))
+
+
+def test_a_users_file_gives_its_terms(tmp_path: Path) -> None:
+    assert checked(tmp_path, GOOD).terms == (TermSpec("nll", "weights", 1.0),)
+
+
+BAD = [
+    ("import numpy as np\n", "import no_such_module\n", r"mine\.py:2: does not load: ModuleNotFoundError"),
+    ("class Mine", "class Mine Mine", r"mine\.py:5: does not load"),
+    ("class Mine", "class Other", r"has no class 'Mine' that derives from Objective; it has \['Other'\]"),
+    ('drawn["weights"]}', 'drawn["wights"]}', r"mine\.py:8: sample\(0\) fails: KeyError: wights"),
+    ('{"tokens":', '{"words":', r"sample\(0\) has the fields .* and no `tokens`"),
+    ('"tokens": drawn["tokens"]', '"tokens": drawn["tokens"][:7]', r"tokens are int64\[7\]; give integers \[16\]"),
+    ('"tokens": drawn["tokens"]', '"tokens": drawn["tokens"] + 40', r"tokens run from .* allowed are 0 to 49"),
+    ('"tokens": drawn["tokens"]', '"samples": np.ones(1), "tokens": drawn["tokens"]', "the engine adds itself"),
+    (
+        'drawn["weights"]}',
+        'drawn["weights"][k:]}',
+        r"field 'weights' is float32\[16\] in sample\(0\) and float32\[15\]",
+    ),
+    ('drawn["weights"]}', '"one"}', r"sample\(0\) returns dict; return a dict of numpy arrays"),
+    (
+        'batch["targets"]',
+        'batch["labels"]',
+        r"mine\.py:11: loss fails .*'targets', 'tokens', 'weights'.*KeyError: labels",
+    ),
+    ("model.token_losses", "model.losses", r"mine\.py:11: loss fails .* no attribute 'losses'"),
+    ('nll, "weights")]', 'nll, "labels")]', "counts by the field 'labels', which sample.k. does not make"),
+    (
+        'Term("nll", nll,',
+        'Term("nll", nll.sum(),',
+        r"term 'nll': sum is \[\] for a batch of 2; give one number for each",
+    ),
+    ('[Term("nll", nll, "weights")]', "nll", "loss returns Tensor; return a list of Term"),
+    ('"weights")]', '"weights"), Term("nll", nll)]', "two terms of one name"),
+    ('"weights")]', '"weights", 0.0)]', "no term of loss with a weight depends on the model"),
+    ("nll, _ = model.token_losses", "x = model.output('tag'); nll, _ = model.token_losses", "has no output 'tag'"),
+    ("nll, _ = model.token_losses", "x = model.teacher; nll, _ = model.token_losses", "there is no teacher"),
+    ("model.best_tokens()}", "model.best_tokens()[0]}", r"predict: 'best' is \[16\] for a batch of 2"),
+]
+
+
+@pytest.mark.parametrize(("there", "instead", "says"), BAD, ids=[case[2][:40] for case in BAD])
+def test_what_cannot_train_is_refused(there: str, instead: str, says: str, tmp_path: Path) -> None:
+    assert there in GOOD
+    with pytest.raises(RecipeError, match=says):
+        checked(tmp_path, GOOD.replace(there, instead))
+
+
+def test_unknown_options_and_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"train\.objective_options\.rate: .*; .* takes \[\]"):
+        checked(tmp_path, GOOD, options={"rate": 1})
+    inputs = ObjectiveInputs(Counting(), MODEL, 50, 0, 0)
+    with pytest.raises(RecipeError, match=r"'casual' is not one of .*'causal'"):
+        make_objective("casual", {}, inputs)
+    with pytest.raises(RecipeError, match=r"gone\.py: No such file"):
+        make_objective(f"{tmp_path}/gone.py:Mine", {}, inputs)
+
+
+def test_the_identity_is_the_files_digest_and_not_its_path(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(GOOD)
+    first, second = (objective_identity(f"{tmp_path / name}/mine.py:Mine", {}) for name in ("a", "b"))
+    assert first == second
+    (tmp_path / "b/mine.py").write_text(GOOD + "\n")
+    assert objective_identity(f"{tmp_path}/b/mine.py:Mine", {}) != first

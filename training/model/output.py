@@ -1,0 +1,119 @@
+"""The model after its forward pass on a batch: what an objective computes its loss and its predictions from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+from gristmill.training.distillation import Distillation, distillation_losses
+from gristmill.training.loss import losses, token_log_probs
+from gristmill.training.model.head import FrozenHead, Head
+from gristmill.training.model.named_outputs import NamedOutputs
+from gristmill.training.parallel.tensor import TensorAxis
+
+# B samples, R rows of a sample (one sequence of tokens each), T tokens, D width
+# N = B x R rows of the forward pass; a small t after a letter = this tensor rank's share
+
+
+class ScoringStage(Protocol):
+    """The parts of the model's last stage that an output uses."""
+
+    @property
+    def tensor(self) -> TensorAxis: ...
+
+    @property
+    def head(self) -> Head | FrozenHead: ...
+
+    @property
+    def outputs(self) -> NamedOutputs | None: ...
+
+    @property
+    def teacher(self) -> "TeacherStage | None": ...
+
+
+@dataclass(frozen=True)
+class TeacherStage:
+    """The end of the frozen model of train.teacher."""
+
+    tensor: TensorAxis
+    head: FrozenHead
+    outputs: None = None
+    teacher: None = None
+
+
+class ModelOutput:
+    """Results have the dimensions of the batch's `tokens`: [B, T], or [B, R, T] where a sample has several rows.
+
+    Results are whole and equal on all tensor ranks, whatever the layout, and so are their gradients."""
+
+    def __init__(self, stage: ScoringStage, hidden_NTtD: Tensor, batch: Mapping[str, Tensor]):
+        self._stage, self._hidden_NTtD, self._batch = stage, hidden_NTtD, batch
+        self._rows = batch["tokens"].shape[:-1]
+
+    @cached_property
+    def hidden_states(self) -> Tensor:
+        """[B, T, D] or [B, R, T, D], after the final norm."""
+        return self._by_sample(self._stage.tensor.whole_tokens(self._hidden_NTtD))
+
+    def token_losses(self, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """(negative log-likelihood of the targets, z-loss): float[B] or [B, R], each summed over the tokens by weight.
+
+        Never holds the logits of all tokens. Both go into the loss as plain sums over the samples, with one factor; for
+        any other function of the likelihoods take `log_probs`."""
+        head = self._stage.head
+        hidden_NTE, matrix_VtE = head.inputs(self._hidden_NTtD)
+        found_N2 = losses(head.scoring, hidden_NTE, matrix_VtE, targets.flatten(0, -2), weights.flatten(0, -2))
+        nll, z_loss = self._by_sample(found_N2).unbind(dim=-1)
+        return nll, z_loss
+
+    def log_probs(self, targets: Tensor) -> Tensor:
+        """log p(target), [B, T] or [B, R, T]. Holds the logits of all tokens."""
+        head = self._stage.head
+        return self._by_sample(token_log_probs(head.scoring, head(self._hidden_NTtD), targets.flatten(0, -2)))
+
+    def best_tokens(self) -> Tensor:
+        """The most probable token of each place, int64[B, T] or [B, R, T]."""
+        head = self._stage.head
+        return self._by_sample(head.scoring.best(head(self._hidden_NTtD)))
+
+    def output(self, name: str) -> Tensor:
+        """The linear output NAME of `model.outputs` in the recipe: [B, size] (or [B, R, size]) of the pooled first
+        token, or [B, T, size] of every token."""
+        outputs = self._stage.outputs
+        if outputs is None or name not in outputs.linear:
+            there = sorted(outputs.linear) if outputs is not None else []
+            raise KeyError(f"the model has no output {name!r}, only {there}; add it to model.outputs in the recipe")
+        return outputs(name, self.hidden_states)
+
+    @property
+    def has_z_loss(self) -> bool:
+        return self._stage.head.scoring.z_loss > 0
+
+    @property
+    def has_teacher(self) -> bool:
+        """False in validation and after the share `train.teacher.until` of the run."""
+        return "teacher" in self._batch and self._stage.teacher is not None
+
+    @property
+    def teacher(self) -> "ModelOutput":
+        """The frozen model of `train.teacher` on the same batch, without gradients."""
+        if self._stage.teacher is None or "teacher" not in self._batch:
+            raise KeyError("there is no teacher for this batch; set train.teacher in the recipe, ask has_teacher first")
+        return ModelOutput(self._stage.teacher, self._batch["teacher"].flatten(0, -3), self._batch)
+
+    def divergence_from_teacher(self, weights: Tensor, temperature: float) -> Tensor:
+        """temperature^2 x KL(teacher || model), float[B] or [B, R], summed over the tokens by weight; goes into the
+        loss as a plain sum, as `token_losses` do."""
+        theirs = self.teacher
+        distillation = Distillation(theirs._stage.head.scoring, theirs._stage.head.matrix_VtD, temperature)
+        head, weights_NT = self._stage.head, weights.flatten(0, -2)
+        hidden_NTE, matrix_VtE = head.inputs(self._hidden_NTtD)
+        teacher_NTD = self._stage.tensor.enter(theirs._hidden_NTtD)
+        return self._by_sample(
+            distillation_losses(head.scoring, hidden_NTE, matrix_VtE, teacher_NTD, weights_NT, distillation)
+        )
+
+    def _by_sample(self, by_row: Tensor) -> Tensor:
+        return by_row.unflatten(0, self._rows)

@@ -1,0 +1,36 @@
+"""Causal language modelling: the next token of every token (the default)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from gristmill.training.model.output import ModelOutput
+from gristmill.training.objectives.objective import Batch, Objective, Term
+
+
+class Causal(Objective):
+    """The fused loss over the vocabulary, and the z-loss where train.z_loss is set."""
+
+    bits_per_byte = True
+
+    def sample(self, k: int) -> Mapping[str, np.ndarray]:
+        drawn = self.inputs.samples.sample(k)
+        fields = {name: drawn[name] for name in ("tokens", "targets", "weights")}
+        if self.inputs.mask_documents:
+            fields["positions"] = drawn["positions"]
+            fields["documents"] = document_numbers(drawn["document_bounds"])
+        return fields
+
+    def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
+        nll, z_loss = model.token_losses(batch["targets"], batch["weights"])
+        terms = [Term("nll", nll, "weights")]
+        return [*terms, Term("z_loss", z_loss, "weights")] if model.has_z_loss else terms
+
+    def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
+        return {"next_tokens": model.best_tokens()}
+
+
+def document_numbers(bounds: np.ndarray) -> np.ndarray:
+    """Which document each token is in. [0, 3, 5] -> [0, 0, 0, 1, 1]."""
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
