@@ -148,7 +148,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=4,
+    code_version=5,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,
