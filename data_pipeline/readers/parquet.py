@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, first_line, too_large
 from gristmill.data_pipeline.readers.fields import FieldMap
 from gristmill.data_pipeline.readers.json_repair import SURROGATES, without_surrogates
-from gristmill.data_pipeline.readers.page_sizes import page_sizes
+from gristmill.data_pipeline.readers.page_sizes import column_chunks, page_sizes
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 BATCH_ROWS = 1024
@@ -34,6 +34,7 @@ def read_parquet(
         names, num_groups = table.schema_arrow.names, table.num_row_groups
         if any(table.metadata.row_group(group).num_rows < 0 for group in range(num_groups)):
             raise ValueError("a row group of fewer than 0 rows")  # record numbers would repeat
+        chunks = column_chunks(file)
     except Exception as error:  # pyarrow's decoders raise various errors
         yield Unreadable(first_record, "unreadable_file", f"not a readable Parquet file: {first_line(error)}")
         return
@@ -42,7 +43,7 @@ def read_parquet(
         rows = done = 0
         try:
             rows = table.metadata.row_group(group).num_rows
-            biggest, dictionary = page_sizes(file, table.metadata.row_group(group))
+            biggest, dictionary = page_sizes(file, chunks[group])
             most = max(MAX_PAGE_BYTES, source.max_record_bytes)
             if biggest > most:
                 said = f"row group {group}, {rows} rows lost: a page of {biggest} bytes, over the limit of {most}"

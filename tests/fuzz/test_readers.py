@@ -180,6 +180,23 @@ def test_a_row_group_of_fewer_than_no_rows_repeats_no_number(tmp_path):
     assert [one.kind for one in found] == ["unreadable_file"] and "fewer than 0 rows" in found[0].reason
 
 
+HISTOGRAM, POSITIONS = "histogram size mismatch", "lacks the positions of column chunks"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [("a.parquet", 2936, HISTOGRAM), ("a.parquet", 3554, HISTOGRAM), ("zstd.parquet", 3361, POSITIONS)],
+)
+def test_a_damaged_footer_does_not_end_the_process(name, number, reason, tmp_path):
+    """The level histograms of a column do not fit its schema; pyarrow's `RowGroupMetaData.column` called abort()."""
+    path = tmp_path / name
+    path.write_bytes(mutate(FILES[name][1], np.random.default_rng([SEED, number])))
+    found = read(path, source_of(name))
+    check(found)
+    damaged = [one for one in found if isinstance(one, Unreadable)]
+    assert damaged and all(reason in one.reason for one in damaged)
+
+
 def test_the_parts_of_a_mutant_are_the_mutant(tmp_path):
     for name in ("a.jsonl", "a.parquet"):
         _, content, _ = FILES[name]

@@ -15,7 +15,7 @@ import zstandard
 from gristmill.data_pipeline.readers.byte_stream import ByteStream, Malformed
 from gristmill.data_pipeline.readers.compression import TooLong, blocks, whole_lines
 from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.page_sizes import page_sizes
+from gristmill.data_pipeline.readers.page_sizes import column_chunks, page_sizes
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest
@@ -140,11 +140,27 @@ def test_page_sizes_are_those_of_the_values(tmp_path):
     def sizes(**settings) -> tuple[int, int]:
         pq.write_table(table, path, compression="zstd", **settings)
         with path.open("rb") as file:
-            return page_sizes(file, pq.ParquetFile(path).metadata.row_group(0))
+            return page_sizes(file, column_chunks(file)[0])
 
     # plain encoding: 4 bytes of length, then the characters; 6 bytes say that none is null
     assert sizes(use_dictionary=False) == (2 * 100_004 + 6, 0)
     assert sizes(use_dictionary=True) == (100_004, 100_004)
+
+
+def test_column_chunks_are_those_of_pyarrow(tmp_path):
+    path = tmp_path / "a.parquet"
+    columns = {"text": [str(k) for k in range(90)], "n": [1] * 90, "tags": [["a", str(k)] for k in range(90)]}
+    for settings in ({}, {"use_dictionary": False}, {"compression": "zstd", "data_page_version": "2.0"}):
+        pq.write_table(pa.table(columns), path, row_group_size=40, **settings)
+        metadata = pq.read_metadata(path)
+        with path.open("rb") as file:
+            groups = column_chunks(file)
+        assert [len(group) for group in groups] == [3, 3, 3]
+        for number, group in enumerate(groups):
+            for index, chunk in enumerate(group):
+                theirs = metadata.row_group(number).column(index)
+                start = theirs.dictionary_page_offset or theirs.data_page_offset
+                assert chunk == (start, start + theirs.total_compressed_size)
 
 
 def test_a_row_group_with_a_page_beyond_memory_is_named(tmp_path, monkeypatch):
