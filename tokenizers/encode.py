@@ -77,8 +77,7 @@ def _encode_texts(tokenizer: Tokenizer, buffer: np.ndarray, offsets: np.ndarray,
         start = int(offsets[first])
         last = max(first + 1, int(np.searchsorted(offsets, start + BATCH_BYTES, side="right")) - 1)
         ends = offsets[first + 1 : last + 1] - start
-        ids, lengths = tokenizer.encode_utf8(buffer[start : start + int(ends[-1])], ends)
-        writer.add_many(np.insert(ids, np.cumsum(lengths), tokenizer.end_of_document), lengths + 1)
+        writer.add_many(*tokenizer.encode_documents(buffer[start : start + int(ends[-1])], ends))
         first = last
 
 

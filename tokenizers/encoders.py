@@ -30,10 +30,16 @@ class Encoder(Protocol):
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
         return np.fromiter(itertools.chain.from_iterable(encoded), np.int32, int(lengths.sum())), lengths
 
-    def encode_utf8(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """encode_flat, of the UTF-8 texts that lie one after another in a buffer. buffer: uint8; ends: int64[texts]."""
+    def encode_utf8(
+        self, buffer: np.ndarray, ends: np.ndarray, end_of_document: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """encode_flat, of the UTF-8 texts that lie one after another in a buffer. buffer: uint8; ends: int64[texts].
+        end_of_document: id to append to each text."""
         raw, edges = buffer.tobytes(), [0, *ends.tolist()]
-        return self.encode_flat([raw[start:end].decode() for start, end in itertools.pairwise(edges)])
+        ids, lengths = self.encode_flat([raw[start:end].decode() for start, end in itertools.pairwise(edges)])
+        if end_of_document is None:
+            return ids, lengths
+        return np.insert(ids, np.cumsum(lengths), end_of_document), lengths + 1
 
 
 class SentencePieceEncoder(Encoder):

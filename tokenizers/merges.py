@@ -18,15 +18,21 @@ SPACE_SIGN = "▁"
 MAX_CODE_POINT = 0x10FFFF
 MAX_MERGED_BYTES = 384  # of a segment: the kernel looks at all its pairs for each merge
 NO_PAIR = -1
+NO_COST = np.float32(np.inf)
+FILTER_BYTES = 1 << 16
+FILTER_SHIFT = np.uint64(64 - 16)
+U1, U7, U32 = np.uint64(1), np.uint64(7), np.uint64(32)
 
 
 @dataclass(frozen=True, eq=False)
 class MergeTable:
     """symbols: int32[0x110000], of every character, NO_PAIR for those that occur in no piece. keys int64[slots] (left
-    symbol << 32 | right symbol) and joined int32[slots]: the pairs. scores: float32[vocabulary]. byte_ids: int32[256]:
+    symbol << 32 | right symbol) and joined int32[slots]: the pairs. bits: uint8[FILTER_BYTES], a bit is set for each
+    pair, so that most that form nothing are seen without a look into the larger table. scores: float32[vocabulary]. byte_ids: int32[256]:
     ids of the pieces <0x00> to <0xFF>."""
 
     symbols: np.ndarray
+    bits: np.ndarray
     keys: np.ndarray
     joined: np.ndarray
     scores: np.ndarray
@@ -40,7 +46,7 @@ class MergeTable:
         Returns (ids of each segment: int64, -1 for one over MAX_MERGED_BYTES, which is left out; ids written).
         `ids` has room for as many ids as the segments have bytes."""
         counts = np.empty(len(starts), dtype=np.int64)
-        tables = (self.symbols, self.keys, self.joined, self.scores, self.byte_ids)
+        tables = (self.symbols, self.bits, self.keys, self.joined, self.scores, self.byte_ids)
         return counts, _encode_segments(keys, starts, lengths, tables, ids, counts)
 
 
@@ -66,9 +72,9 @@ def merge_table(proto: Any) -> MergeTable | None:
         for end in range(1, len(text))
         if text[:end] in symbols and text[end:] in symbols
     ]
-    keys, joined = _hash_table(np.array(pairs, dtype=np.int64).reshape(-1, 3))
+    bits, keys, joined = _hash_table(np.array(pairs, dtype=np.int64).reshape(-1, 3))
     scores = np.array([piece.score for piece in proto.pieces], dtype=np.float32)
-    return MergeTable(table, keys, joined, scores, np.array(byte_ids, dtype=np.int32))
+    return MergeTable(table, bits, keys, joined, scores, np.array(byte_ids, dtype=np.int32))
 
 
 def _symbols(texts: Sequence[str], places: dict[str, int]) -> dict[str, int]:
@@ -77,52 +83,57 @@ def _symbols(texts: Sequence[str], places: dict[str, int]) -> dict[str, int]:
     return places | {character: len(texts) + number for number, character in enumerate(others)}
 
 
-def _hash_table(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """pairs: int64[N, 3], columns left, right, joined. At most half of the slots are taken."""
+def _hash_table(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(bits, keys, joined) of pairs, int64[N, 3], columns left, right, joined. At most half of the slots are taken."""
     slots = 1 << max(4, int(2 * len(pairs)).bit_length())
     keys, joined = np.full(slots, NO_PAIR, dtype=np.int64), np.full(slots, NO_PAIR, dtype=np.int32)
-    _fill(pairs, keys, joined)
-    return keys, joined
+    bits = np.zeros(FILTER_BYTES, dtype=np.uint8)
+    _fill(pairs, bits, keys, joined)
+    return bits, keys, joined
 
 
 @cached_njit()
-def _slot(key, mask):
-    """splitmix64's finalizer."""
+def _hashed(key):
+    """As splitmix64 mixes."""
     word = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return np.int64((word ^ (word >> np.uint64(27))) & np.uint64(mask))
+    return (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
 
 
 @cached_njit()
-def _fill(pairs, keys, joined):
-    mask = len(keys) - 1
+def _fill(pairs, bits, keys, joined):
+    mask = np.uint64(len(keys) - 1)
     for row in range(len(pairs)):
         key = pairs[row, 0] << 32 | pairs[row, 1]
-        slot = _slot(key, mask)
+        value = _hashed(key)
+        bits[value >> FILTER_SHIFT] |= np.uint8(U1 << (value >> U32 & U7))
+        slot = value & mask
         while keys[slot] != NO_PAIR:
-            slot = (slot + 1) & mask
+            slot = (slot + U1) & mask
         keys[slot] = key
         joined[slot] = pairs[row, 2]
 
 
-@cached_njit()
-def _join(left, right, keys, joined):
+# Inlined: numba counts the references of its arrays at every call, which takes longer than the search.
+@cached_njit(inline="always")
+def _join(left, right, bits, keys, joined):
     """The piece that two symbols form, NO_PAIR if they form none."""
-    if left < 0 or right < 0:
-        return np.int32(NO_PAIR)
-    mask = len(keys) - 1
-    key = np.int64(left) << 32 | np.int64(right)
-    slot = _slot(key, mask)
-    while keys[slot] != NO_PAIR:
-        if keys[slot] == key:
-            return joined[slot]
-        slot = (slot + 1) & mask
-    return np.int32(NO_PAIR)
+    found = np.int32(NO_PAIR)
+    if left >= 0 and right >= 0:
+        key = np.int64(left) << 32 | np.int64(right)
+        value = _hashed(key)
+        if bits[value >> FILTER_SHIFT] >> (value >> U32 & U7) & U1:
+            mask = np.uint64(len(keys) - 1)
+            slot = value & mask
+            while keys[slot] != NO_PAIR and keys[slot] != key:
+                slot = (slot + U1) & mask
+            if keys[slot] == key:
+                found = joined[slot]
+    return found
 
 
-@cached_njit()
-def _characters(raw, start, stop, symbols, held, places):
-    """Writes the symbol and the first byte of every character of raw[start:stop]; returns their number."""
+@cached_njit(inline="always")
+def _characters(raw, start, stop, symbol_of, symbols, places):
+    """Writes the symbol and the first byte of every character of raw[start:stop], and `stop`; returns their number."""
     count = 0
     at = start
     while at < stop:
@@ -136,44 +147,45 @@ def _characters(raw, start, stop, symbols, held, places):
             size, code = 2, byte & 31
         for further in range(1, size):
             code = code << 6 | np.int64(raw[at + further]) & 63
-        held[count], places[count] = symbols[code], at
+        symbols[count], places[count] = symbol_of[code], at
         count += 1
         at += size
     places[count] = stop
     return count
 
 
-@cached_njit()
-def _merge(held, places, pairs, count, tables):
-    """Joins the best pair until there is none; returns the number of symbols left. places has one entry more."""
-    _, keys, joined, scores, _ = tables
+@cached_njit(inline="always")
+def _merge(symbols, count, places, pairs, costs, tables):
+    """Joins the best pair of the symbols until there is none; returns the number of symbols left. places: of their
+    first bytes and of the end. pairs, costs: room for what each symbol and the next one form, and minus its score."""
+    bits, keys, joined, scores = tables
     for at in range(count - 1):
-        pairs[at] = _join(held[at], held[at + 1], keys, joined)
+        pairs[at] = _join(symbols[at], symbols[at + 1], bits, keys, joined)
+        costs[at] = -scores[pairs[at]] if pairs[at] >= 0 else NO_COST
     while True:
-        best = -1
+        best, lowest = 0, NO_COST
         for at in range(count - 1):
-            if pairs[at] >= 0 and (best < 0 or scores[pairs[at]] > scores[pairs[best]]):
-                best = at
-        if best < 0:
-            return count
-        held[best] = pairs[best]
+            if costs[at] < lowest:
+                best, lowest = at, costs[at]
+        if lowest == NO_COST:
+            break
+        symbols[best] = pairs[best]
         count -= 1
         for at in range(best + 1, count):
-            held[at], places[at] = held[at + 1], places[at + 1]
-        for at in range(best + 1, count - 1):
-            pairs[at] = pairs[at + 1]
+            symbols[at], places[at] = symbols[at + 1], places[at + 1]
+            pairs[at], costs[at] = pairs[at + 1], costs[at + 1]
         places[count] = places[count + 1]
-        if best > 0:
-            pairs[best - 1] = _join(held[best - 1], held[best], keys, joined)
-        if best < count - 1:
-            pairs[best] = _join(held[best], held[best + 1], keys, joined)
+        for at in range(max(best - 1, 0), min(best + 1, count - 1)):
+            pairs[at] = _join(symbols[at], symbols[at + 1], bits, keys, joined)
+            costs[at] = -scores[pairs[at]] if pairs[at] >= 0 else NO_COST
+    return count
 
 
 @cached_njit()
 def _encode_segments(raw, starts, lengths, tables, ids, counts):
-    symbols, _, _, scores, byte_ids = tables
-    held, pairs = np.empty(MAX_MERGED_BYTES, np.int32), np.empty(MAX_MERGED_BYTES, np.int32)
-    places = np.empty(MAX_MERGED_BYTES + 1, np.int64)
+    symbol_of, bits, keys, joined, scores, byte_ids = tables
+    symbols, pairs = np.empty(MAX_MERGED_BYTES + 1, np.int32), np.empty(MAX_MERGED_BYTES + 1, np.int32)
+    places, costs = np.empty(MAX_MERGED_BYTES + 2, np.int64), np.empty(MAX_MERGED_BYTES + 1, np.float32)
     used = 0
     for segment in range(len(starts)):
         if lengths[segment] > MAX_MERGED_BYTES:
@@ -181,11 +193,11 @@ def _encode_segments(raw, starts, lengths, tables, ids, counts):
             continue
         before = used
         start = starts[segment]
-        count = _characters(raw, start, start + lengths[segment], symbols, held, places)
-        count = _merge(held, places, pairs, count, tables)
+        count = _characters(raw, start, start + lengths[segment], symbol_of, symbols, places)
+        count = _merge(symbols, count, places, pairs, costs, (bits, keys, joined, scores))
         for at in range(count):
-            if 0 <= held[at] < len(scores):
-                ids[used] = held[at]
+            if 0 <= symbols[at] < len(scores):
+                ids[used] = symbols[at]
                 used += 1
                 continue
             for place in range(places[at], places[at + 1]):

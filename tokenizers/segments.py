@@ -2,8 +2,10 @@
 
 Two adjacent characters that are adjacent in no piece of the vocabulary are never merged. So BPE (and unigram, whose
 scores are additive) encodes the text before and after such a boundary independently: the ids of a text are the
-concatenated ids of its segments. Segments are short (a word, a run of punctuation) and repeat by Zipf's law. Splitting,
-lookup and output run in one pass over the UTF-8 bytes. New segments are encoded by merges.py where the model allows."""
+concatenated ids of its segments. Segments are short (a word, a run of punctuation) and repeat by Zipf's law. A
+window of UTF-8 bytes is split, then its segments are looked up, then their ids are copied: each is a loop without
+branches on the data, so that the processor waits for many memory accesses at once. New segments are encoded by
+merges.py where the model allows."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.data_pipeline.signals.intrinsics import load64, prefetch
 from gristmill.foundation.cached_njit import cached_njit
 from gristmill.tokenizers.encoders import Encoder
-from gristmill.tokenizers.merges import MergeTable
+from gristmill.tokenizers.merges import SPACE_SIGN, MergeTable
 
 # What an encoder's name says, so that a worker process builds the one that was compared.
 SEGMENTS, MERGES = "segments", "merges"
@@ -22,10 +25,24 @@ BPE = 2  # TrainerSpec.ModelType
 # Longer segments (text without spaces, encoded data) hardly repeat; they are encoded each time.
 MAX_KEY_BYTES = 48
 # Bytes of text per step; the new segments of a step are encoded together.
-WINDOW_BYTES = 1 << 18
+WINDOW_BYTES = 1 << 16
 # Slots of the hash table, a power of two. It is cleared when half full, or when keys or ids exceed POOL_BYTES.
 NUM_SLOTS = 1 << 20
 POOL_BYTES = 1 << 26
+# Columns of an entry, int64[8], one cache line: the key's first 16 bytes; the place of the key in the pool of keys << 32
+# | its length; the place of its ids in the pool of ids << 32 | their number; then its first ids, int32.
+FIRST_WORD, SECOND_WORD, KEY, IDS, FIRST_IDS = range(5)
+ENTRY_COLUMNS = 8
+STORED_IDS = 2 * (ENTRY_COLUMNS - FIRST_IDS)
+COPIED_IDS = 4  # ids copied without a look at their number: few segments have more
+BLOCK = 128  # segments whose memory accesses are started before the first one is waited for
+NO_ENTRY = -1
+MARK = 0xFF  # a byte that no UTF-8 holds
+LOW_32 = 0xFFFFFFFF
+U1, U29, U32, U33 = (np.uint64(number) for number in (1, 29, 32, 33))
+PADDING = MAX_KEY_BYTES
+MASKS = tuple((1 << 8 * size) - 1 for size in range(9))  # of the first bytes of eight
+MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)  # splitmix64's
 
 
 class SegmentEncoder(Encoder):
@@ -38,9 +55,9 @@ class SegmentEncoder(Encoder):
         self.name = f"{SEGMENTS} of {inner.name}" if merges is None else f"{SEGMENTS} by {MERGES}, {inner.name}"
         self._inner, self._merges = inner, merges
         self._adjacent = adjacent_bytes(pieces)
-        self._slots = np.full((NUM_SLOTS, 2), -1, dtype=np.int64)  # columns: first 8 bytes; length << 32 | entry
+        self._slots = np.full(NUM_SLOTS, NO_ENTRY, dtype=np.int64)  # 31 bits of the key's hash << 32 | entry
         self._keys = np.zeros(0, dtype=np.uint8)
-        self._entries = np.zeros((0, 4), dtype=np.int32)  # columns: key start, key length, ids start, number of ids
+        self._entries = np.zeros((0, ENTRY_COLUMNS), dtype=np.int64)
         self._ids = np.zeros(1 << 16, dtype=np.int32)
         self._sizes = np.zeros(3, dtype=np.int64)  # entries, bytes of keys, ids in use
 
@@ -58,53 +75,56 @@ class SegmentEncoder(Encoder):
         ends = np.cumsum([len(each) for each in raw], dtype=np.int64)
         return self.encode_utf8(np.frombuffer(b"".join(raw), dtype=np.uint8), ends)
 
-    def encode_utf8(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def encode_utf8(
+        self, buffer: np.ndarray, ends: np.ndarray, end_of_document: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """encode_flat, of texts that lie one after another in a buffer."""
-        lengths = np.zeros(len(ends), dtype=np.int64)
+        lengths, finished = np.zeros(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
+        end_id = NO_ENTRY if end_of_document is None else end_of_document
         found: list[np.ndarray] = [np.zeros(0, np.int32)]
+        starts = np.empty(min(WINDOW_BYTES, len(buffer)) + 2, dtype=np.int64)
+        padded = np.concatenate([buffer, np.zeros(PADDING, np.uint8)])
+        marked, masks = _marked(padded), np.array(MASKS, np.uint64)
         position = document = 0
-        while position < len(buffer):
-            size = _window_bytes(buffer, ends, position, WINDOW_BYTES, self._adjacent)
-            # At worst every byte of the window is a segment, and the last one is long.
-            capacity = min(size, WINDOW_BYTES)
-            self._reserve(capacity, size)
+        while document < len(ends):
+            place = position, document
+            count, position, document = _split(marked, ends, place, WINDOW_BYTES, self._adjacent, starts, finished)
+            self._reserve(count, int(starts[count] - starts[0]))
             known = int(self._sizes[0])
-            segments, owners = np.empty(capacity, dtype=np.int32), np.empty(capacity, dtype=np.int32)
-            tables = (self._adjacent, self._slots, self._entries, self._keys, self._sizes)
-            count, position, document = _split_segments(
-                buffer, ends, (position, document), WINDOW_BYTES, tables, (segments, owners)
-            )
+            segments = np.empty(count, dtype=np.int32)
+            _look_up(padded, starts, masks, segments, (self._slots, self._entries, self._keys, self._sizes))
             self._encode_new_segments(known)
-            found.append(_gather(segments[:count], owners[:count], self._entries, self._ids, lengths))
+            documents = place[1], document, end_id
+            found.append(_gather(segments, finished, documents, (self._entries, self._ids), lengths))
         return np.concatenate(found), lengths
 
     def _encode_new_segments(self, known: int) -> None:
         """Encodes the segments first seen in this window."""
         new = self._entries[known : self._sizes[0]]
-        left = np.arange(len(new)) if self._merges is None else self._merge_segments(new, self._merges)
-        if not len(left):
-            return
-        encoded = self._inner.encode_batch(
-            [self._keys[start : start + length].tobytes().decode() for start, length in new[left, :2].tolist()]
-        )
+        starts, lengths = new[:, KEY] >> 32, new[:, KEY] & LOW_32
+        places, counts = np.zeros(len(new), np.int64), np.full(len(new), NO_ENTRY)
+        if self._merges is not None:
+            self._reserve_ids(int(lengths.sum()))
+            used = int(self._sizes[2])
+            counts, written = self._merges.encode(self._keys, starts, lengths, self._ids[used:])
+            places = used + np.cumsum(np.maximum(counts, 0)) - counts
+            self._sizes[2] += written
+        left = np.flatnonzero(counts < 0)
+        if len(left):
+            places[left], counts[left] = self._encode_by_inner(starts[left].tolist(), lengths[left].tolist())
+        new[:, IDS] = places << 32 | counts
+        _store_first_ids(new, self._ids)
+
+    def _encode_by_inner(self, starts: list[int], lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """(first place in the pool of ids, number of ids) of keys, which `inner` encodes."""
+        keys = (self._keys[start : start + length] for start, length in zip(starts, lengths, strict=True))
+        encoded = self._inner.encode_batch([key.tobytes().decode() for key in keys])
         counts = np.array([len(ids) for ids in encoded], dtype=np.int64)
         used, total = int(self._sizes[2]), int(counts.sum())
         self._reserve_ids(total)
         self._ids[used : used + total] = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, total)
-        new[left, 2] = used + np.cumsum(counts) - counts
-        new[left, 3] = counts
         self._sizes[2] = used + total
-
-    def _merge_segments(self, new: np.ndarray, merges: MergeTable) -> np.ndarray:
-        """Encodes the new entries that are short enough for the kernel; returns the places of the others."""
-        self._reserve_ids(int(new[:, 1].sum(dtype=np.int64)))
-        used = int(self._sizes[2])
-        starts, lengths = np.ascontiguousarray(new[:, 0]), np.ascontiguousarray(new[:, 1])
-        counts, written = merges.encode(self._keys, starts, lengths, self._ids[used:])
-        new[:, 3] = np.maximum(counts, 0)
-        new[:, 2] = used + np.cumsum(new[:, 3]) - new[:, 3]
-        self._sizes[2] = used + written
-        return np.flatnonzero(counts < 0)
+        return used + np.cumsum(counts) - counts, counts
 
     def _reserve_ids(self, new_ids: int) -> None:
         used = int(self._sizes[2])
@@ -115,11 +135,11 @@ class SegmentEncoder(Encoder):
         """Grows the arrays for so many new entries and key bytes; clears the table when it is full."""
         entries, key_bytes, num_ids = self._sizes.tolist()
         if entries > NUM_SLOTS // 2 or max(key_bytes, num_ids) > POOL_BYTES:
-            self._slots.fill(-1)
+            self._slots.fill(NO_ENTRY)
             self._sizes[:] = entries = key_bytes = 0
         if entries + new_entries > len(self._entries):
             extra = max(new_entries, len(self._entries))
-            self._entries = np.concatenate([self._entries[:entries], np.zeros((extra, 4), np.int32)])
+            self._entries = np.concatenate([self._entries[:entries], np.zeros((extra, ENTRY_COLUMNS), np.int64)])
         if key_bytes + new_bytes > len(self._keys):
             extra = max(new_bytes, len(self._keys))
             self._keys = np.concatenate([self._keys[:key_bytes], np.zeros(extra, np.uint8)])
@@ -138,130 +158,159 @@ def is_local(proto: Any) -> bool:
 def adjacent_bytes(pieces: Sequence[str]) -> np.ndarray:
     """bool[65536]: entry 256 * a + b says that byte b follows byte a somewhere inside a piece, "▁" read as a space.
 
-    Characters are never cut: a byte that continues one follows any."""
+    Characters are never cut: a byte that continues one follows any. MARK follows any byte and any byte follows it."""
     adjacent = np.zeros((256, 256), dtype=np.bool_)
-    between = b"\xff"  # a byte that no UTF-8 holds
+    between = bytes([MARK])
     raw = np.frombuffer(between.join(piece.replace("▁", " ").encode() for piece in pieces), dtype=np.uint8)
     adjacent[raw[:-1], raw[1:]] = True
-    adjacent[0xFF, :] = adjacent[:, 0xFF] = False
     adjacent[:, 0x80:0xC0] = True
+    adjacent[MARK, :] = adjacent[:, MARK] = True
     return adjacent.reshape(-1)
 
 
-@cached_njit()
-def _is_space_sign(buffer, at, end):
-    return at + 2 < end and buffer[at] == 0xE2 and buffer[at + 1] == 0x96 and buffer[at + 2] == 0x81
+def _marked(buffer: np.ndarray) -> np.ndarray:
+    """The bytes of the texts, with every literal "▁" changed so that no segment begins or ends next to it: its first
+    byte follows any byte, and any byte follows its last one."""
+    raw = buffer.tobytes()
+    if SPACE_SIGN.encode() not in raw:
+        return buffer
+    return np.frombuffer(raw.replace(SPACE_SIGN.encode(), bytes((0x80, 0x80, MARK))), np.uint8)
 
 
 @cached_njit()
-def _mixed(word):
-    """Every bit of the result depends on every bit of the word (the multiplier is splitmix64's)."""
-    word = (word ^ (word >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return word ^ (word >> np.uint64(32))
+def _split(marked, ends, place, window, adjacent, starts, finished):
+    """Writes the first byte of every segment of about a window of bytes, followed by the end of the last one, and for
+    every text that ends there the number of segments up to its end. marked: the texts as `_marked` returns them.
 
-
-@cached_njit()
-def _continues_segment(buffer, start, at, end, adjacent):
-    """True if the byte at `at` belongs to the segment from `start`. Text is never split next to a literal "▁"."""
-    before, here = buffer[at - 1], buffer[at]
-    if adjacent[before * 256 + here]:
-        return True
-    if here == 0xE2 and _is_space_sign(buffer, at, end):
-        return True
-    return before == 0x81 and at - 3 >= start and _is_space_sign(buffer, at - 3, end)
-
-
-@cached_njit()
-def _window_bytes(buffer, ends, position, window, adjacent):
-    """Bytes from `position` to the first boundary after the window. Boundaries depend on adjacent bytes only."""
-    at = position + window
-    if at >= len(buffer):
-        return len(buffer) - position
-    text = np.searchsorted(ends, at, side="right")
-    start = ends[text - 1] if text else 0
-    while at > start and at < ends[text] and _continues_segment(buffer, start, at, ends[text], adjacent):
-        at += 1
-    return at - position
-
-
-@cached_njit()
-def _split_segments(buffer, ends, place, window, tables, found):
-    """Writes the entry of every segment of about a window of bytes, and adds entries for new segments.
-
-    A slot holds the key's first 8 bytes, and its length and entry: short keys need one memory access.
-    Returns the number of segments, and the position and document to continue with."""
-    adjacent, slots, entries, keys, sizes = tables
-    (position, document), (segments, owners) = place, found
+    Returns the number of segments, and the position and text to continue with."""
+    position, document = place
+    limit = position + window
     count = 0
-    mask = np.uint64(len(slots) - 1)
-    stop = min(position + window, len(buffer))
-    while position < stop:
-        while ends[document] <= position:
-            document += 1
-        end, at = ends[document], position
-        value, first, word, shift = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-        while True:
-            word |= np.uint64(buffer[at]) << shift
-            shift += np.uint64(8)
+    starts[0] = position
+    while document < len(ends) and position < limit:
+        end = ends[document]
+        stop = min(end, limit)
+        for at in range(position + 1, stop):
+            starts[count + 1] = at  # written over by the next one if this is no boundary
+            count += not adjacent[np.int64(marked[at - 1]) << 8 | np.int64(marked[at])]
+        at = max(position + 1, stop)
+        while at < end and adjacent[np.int64(marked[at - 1]) << 8 | np.int64(marked[at])]:
             at += 1
-            if shift == np.uint64(64):
-                if at - position == 8:
-                    first = word
-                value = _mixed(value ^ word)
-                word, shift = np.uint64(0), np.uint64(0)
-            if at >= end or not _continues_segment(buffer, position, at, end, adjacent):
-                break
-        length = at - position
-        if length < 8:
-            first = word
-        value = _mixed(value ^ word ^ (np.uint64(length) << np.uint64(56)))
-        key, named = np.int64(first), np.int64(length) << 32
-        slot = np.int64(value & mask)
-        entry = -1
-        if length <= MAX_KEY_BYTES:
-            while slots[slot, 1] >= 0:
-                found = slots[slot, 1]
-                alike = slots[slot, 0] == key and (found >> 32) << 32 == named
-                found &= 0xFFFFFFFF
-                if alike and (length <= 8 or _same(buffer, position, length, keys, entries[found, 0])):
-                    entry = found
-                    break
-                slot = (slot + 1) & np.int64(mask)
-        if entry < 0:
-            entry = sizes[0]
-            entries[entry, 0], entries[entry, 1] = sizes[1], length
-            keys[sizes[1] : sizes[1] + length] = buffer[position:at]
-            sizes[0] += 1
-            sizes[1] += length
-            if length <= MAX_KEY_BYTES:
-                slots[slot, 0], slots[slot, 1] = key, named | entry
-        segments[count] = entry
-        owners[count] = document
-        count += 1
-        position = at
+        if position < end:
+            count += 1
+            starts[count] = position = min(at, end)
+        if position == end:
+            finished[document] = count
+            document += 1
     return count, position, document
 
 
 @cached_njit()
-def _same(buffer, position, length, keys, start):
-    at = 8
-    while at < length and buffer[position + at] == keys[start + at]:
-        at += 1
-    return at == length
+def _mixed(word):
+    """Every bit of the result depends on every bit of the word."""
+    word = (word ^ (word >> U29)) * MULTIPLIER
+    return word ^ (word >> U32)
 
 
 @cached_njit()
-def _gather(segments, owners, entries, ids, lengths):
-    """The concatenated ids of all segments; adds their counts to the lengths of their texts."""
-    total = 0
+def _hash_block(buffer, starts, masks, words):
+    """Fills words[k]: the first and the second 8 bytes of segment k, zeros after its end, and a hash of all bytes."""
+    for segment in range(len(starts) - 1):
+        position = starts[segment]
+        length = starts[segment + 1] - position
+        first = load64(buffer, position) & masks[min(length, 8)]
+        second = load64(buffer, position + 8) & masks[min(max(length - 8, 0), 8)]
+        value = _mixed((first ^ np.uint64(length) * MULTIPLIER) + _mixed(second))
+        for at in range(16, min(length, MAX_KEY_BYTES), 8):
+            value = _mixed(value ^ (load64(buffer, position + at) & masks[min(length - at, 8)]))
+        words[segment, 0], words[segment, 1], words[segment, 2] = first, second, value
+
+
+@cached_njit()
+def _look_up(buffer, starts, masks, segments, tables):
+    """Writes the entry of every segment, and adds entries for new segments. Reads up to PADDING bytes past the end."""
+    slots, entries, keys, sizes = tables
+    words = np.empty((BLOCK, 3), np.uint64)
+    mask = np.uint64(len(slots) - 1)
+    for block in range(0, len(segments), BLOCK):
+        stop = min(block + BLOCK, len(segments))
+        _hash_block(buffer, starts[block : stop + 1], masks, words)
+        for place in range(stop - block):
+            prefetch(slots, np.int64(words[place, 2] & mask))
+        for place in range(stop - block):
+            prefetch(entries, (slots[words[place, 2] & mask] & LOW_32) * ENTRY_COLUMNS)
+        for place in range(stop - block):
+            position = starts[block + place]
+            length = starts[block + place + 1] - position
+            first, second = np.int64(words[place, 0]), np.int64(words[place, 1])
+            slot = words[place, 2] & mask
+            tag = np.int64(words[place, 2] >> U33)
+            entry = np.int64(NO_ENTRY)
+            while length <= MAX_KEY_BYTES and slots[slot] >= 0:
+                held = slots[slot] & LOW_32
+                if slots[slot] >> 32 == tag and entries[held, KEY] & LOW_32 == length:
+                    differs = (entries[held, FIRST_WORD] ^ first) | (entries[held, SECOND_WORD] ^ second)
+                    start = entries[held, KEY] >> 32
+                    for at in range(16, length):
+                        differs |= np.int64(buffer[position + at]) ^ np.int64(keys[start + at])
+                    if differs == 0:
+                        entry = held
+                        break
+                slot = (slot + U1) & mask
+            if entry < 0:
+                entry = sizes[0]
+                entries[entry, FIRST_WORD], entries[entry, SECOND_WORD] = first, second
+                entries[entry, KEY] = sizes[1] << 32 | length
+                keys[sizes[1] : sizes[1] + length] = buffer[position : position + length]
+                sizes[0] += 1
+                sizes[1] += length
+                if length <= MAX_KEY_BYTES:
+                    slots[slot] = tag << 32 | entry
+            segments[block + place] = entry
+
+
+@cached_njit()
+def _store_first_ids(entries, ids):
+    """Copies up to STORED_IDS of the ids of each entry into it."""
+    for entry in range(len(entries)):
+        start, count = entries[entry, IDS] >> 32, entries[entry, IDS] & LOW_32
+        for column in range(FIRST_IDS, ENTRY_COLUMNS):
+            at = 2 * (column - FIRST_IDS)
+            low = np.int64(ids[start + at]) if at < count else np.int64(0)
+            high = np.int64(ids[start + at + 1]) if at + 1 < count else np.int64(0)
+            entries[entry, column] = high << 32 | low
+
+
+@cached_njit()
+def _gather(segments, finished, documents, pools, lengths):
+    """The concatenated ids of all segments, int32; adds their counts to the lengths of their texts.
+
+    documents: the first text, the one to continue with, and the id that follows each finished text (NO_ENTRY: none)."""
+    first_document, next_document, end_id = documents
+    entries, ids = pools
+    total = next_document - first_document if end_id >= 0 else 0
     for segment in segments:
-        total += entries[segment, 3]
-    flat = np.empty(total, dtype=np.int32)
-    filled = 0
-    for place in range(len(segments)):
-        start, count = entries[segments[place], 2], entries[segments[place], 3]
-        for at in range(count):
-            flat[filled + at] = ids[start + at]
-        filled += count
-        lengths[owners[place]] += count
-    return flat
+        total += entries[segment, IDS] & LOW_32
+    flat = np.empty(total + COPIED_IDS, dtype=np.int32)
+    filled = segment = 0
+    unfinished = len(segments) > 0 and (next_document == first_document or finished[next_document - 1] < len(segments))
+    for document in range(first_document, next_document + unfinished):
+        before = filled
+        stop = finished[document] if document < next_document else len(segments)
+        while segment < stop:
+            entry = segments[segment]
+            count = entries[entry, IDS] & LOW_32
+            for column in range(COPIED_IDS // 2):
+                pair = entries[entry, FIRST_IDS + column]
+                flat[filled + 2 * column], flat[filled + 2 * column + 1] = pair & LOW_32, pair >> 32
+            if count > COPIED_IDS:
+                start = entries[entry, IDS] >> 32
+                for at in range(COPIED_IDS, count):
+                    flat[filled + at] = ids[start + at]
+            filled += count
+            segment += 1
+        if document < next_document and end_id >= 0:
+            flat[filled] = end_id
+            filled += 1
+        lengths[document] += filled - before
+    return flat[:total]

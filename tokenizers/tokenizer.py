@@ -68,9 +68,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise _surrogate(error) from error
 
-    def encode_utf8(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """encode_flat, of the UTF-8 texts that lie one after another in a buffer. buffer: uint8; ends: int64[texts]."""
-        return self._encoder.encode_utf8(buffer, ends)
+    def encode_documents(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """encode_flat, of the UTF-8 texts that lie one after another in a buffer, each followed by an end-of-document
+        token. buffer: uint8; ends: int64[texts]."""
+        return self._encoder.encode_utf8(buffer, ends, self.end_of_document)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control symbols are skipped, bytes that are invalid UTF-8 give U+FFFD."""

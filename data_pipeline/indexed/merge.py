@@ -32,13 +32,16 @@ def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None) -> Non
                 "they were made with different vocabularies: index both again with one tokenizer"
             )
     first = np.concatenate([[0], np.cumsum([len(reader) for reader in readers])])
+    tokens = [reader.tokens for reader in readers]
     with indexed_writer(prefix, readers[0].dtype) as writer:
         for numbers in _batches(int(first[-1]), key):
             owners = np.searchsorted(first, numbers, side="right") - 1
-            inside = numbers - first[owners]
-            pairs = zip(owners.tolist(), inside.tolist(), strict=True)
-            documents = [readers[owner].document(number) for owner, number in pairs]
-            writer.add_many(np.concatenate(documents), np.array([len(document) for document in documents]))
+            starts, ends = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+            for owner in np.unique(owners).tolist():
+                mine = owners == owner
+                starts[mine], ends[mine] = readers[owner].token_ranges(numbers[mine] - first[owner])
+            ranges = zip(owners.tolist(), starts.tolist(), ends.tolist(), strict=True)
+            writer.add_many(np.concatenate([tokens[owner][start:end] for owner, start, end in ranges]), ends - starts)
 
 
 def append(prefix: Path, addition: Path) -> None:

@@ -56,6 +56,15 @@ class IndexedReader:
         end = int(self.pointers[last - 1]) // self.dtype.itemsize + int(self.lengths[last - 1])
         return self.tokens[start:end]
 
+    def token_ranges(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(first token, last + 1) of these documents in `tokens`, int64 each."""
+        first, last = self.bounds[document_ids], self.bounds[document_ids + 1]
+        filled = last > first
+        starts, ends = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+        starts[filled] = self.pointers[first[filled]] // self.dtype.itemsize
+        ends[filled] = self.pointers[last[filled] - 1] // self.dtype.itemsize + self.lengths[last[filled] - 1]
+        return starts, ends
+
     def documents(self) -> Iterator[np.ndarray]:
         return (self.document(document_id) for document_id in range(self.num_documents))
 

@@ -46,6 +46,25 @@ def _load64(typing_context, array, index):
 load64: Any = intrinsic(_load64)
 
 
+def _prefetch(typing_context, array, index):
+    """Start to load the cache line of an element of an array, given by its place in memory; there is no wait."""
+
+    def generate(context, builder, signature, arguments):
+        data = _data(context, builder, signature.args[0], arguments[0])
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        # to read, into every cache, data
+        builder.call(function, [address, *(ir.Constant(number, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
+
+
 def _store64(typing_context, array, index, value):
     """Store a uint64 as eight little-endian bytes of a uint8 array from `index` on; unaligned, without bounds check."""
 
