@@ -28,8 +28,8 @@ U1, U7, U32 = np.uint64(1), np.uint64(7), np.uint64(32)
 class MergeTable:
     """symbols: int32[0x110000], of every character, NO_PAIR for those that occur in no piece. keys int64[slots] (left
     symbol << 32 | right symbol) and joined int32[slots]: the pairs. bits: uint8[FILTER_BYTES], a bit is set for each
-    pair, so that most that form nothing are seen without a look into the larger table. scores: float32[vocabulary]. byte_ids: int32[256]:
-    ids of the pieces <0x00> to <0xFF>."""
+    pair, so that most that form nothing are seen without a look into the larger table. scores: float32[vocabulary].
+    byte_ids: int32[256]: ids of the pieces <0x00> to <0xFF>."""
 
     symbols: np.ndarray
     bits: np.ndarray

@@ -29,11 +29,10 @@ WINDOW_BYTES = 1 << 16
 # Slots of the hash table, a power of two. It is cleared when half full, or when keys or ids exceed POOL_BYTES.
 NUM_SLOTS = 1 << 20
 POOL_BYTES = 1 << 26
-# Columns of an entry, int64[8], one cache line: the key's first 16 bytes; the place of the key in the pool of keys << 32
-# | its length; the place of its ids in the pool of ids << 32 | their number; then its first ids, int32.
+# Columns of an entry, int64[8], one cache line: the key's first 16 bytes; its place in the pool of keys << 32 | its
+# length; the place of its ids in the pool of ids << 32 | their number; then its first ids, int32, zeros after the last.
 FIRST_WORD, SECOND_WORD, KEY, IDS, FIRST_IDS = range(5)
 ENTRY_COLUMNS = 8
-STORED_IDS = 2 * (ENTRY_COLUMNS - FIRST_IDS)
 COPIED_IDS = 4  # ids copied without a look at their number: few segments have more
 BLOCK = 128  # segments whose memory accesses are started before the first one is waited for
 NO_ENTRY = -1
@@ -271,7 +270,7 @@ def _look_up(buffer, starts, masks, segments, tables):
 
 @cached_njit()
 def _store_first_ids(entries, ids):
-    """Copies up to STORED_IDS of the ids of each entry into it."""
+    """Copies the first ids of each entry into it."""
     for entry in range(len(entries)):
         start, count = entries[entry, IDS] >> 32, entries[entry, IDS] & LOW_32
         for column in range(FIRST_IDS, ENTRY_COLUMNS):

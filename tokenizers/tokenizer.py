@@ -169,7 +169,7 @@ def _from_model(path: Path, choose: Choose) -> Tokenizer:
     end = processor.eos_id()
     if end < 0:
         raise InputError(f"{path}: has no end-of-sentence piece to end documents with; train it with one")
-    pieces = [processor.id_to_piece(piece) for piece in range(processor.get_piece_size())]
+    pieces = [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(content).pieces]
     fingerprint = hashlib.sha256(content).hexdigest()[:32]
     return Tokenizer(choose(path, processor, pieces), processor, pieces, end, fingerprint)
 

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
-from gristmill.data_pipeline.filters.pii import PiiConfig, replace_pii
+from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
+from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
@@ -123,6 +124,17 @@ def write_shard(task: ShardTask) -> None:
             signals_file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
 
+def _replaced_texts(texts: pa.Array, config: PiiConfig) -> tuple[pa.Array, pa.Array]:
+    """replace_pii of all texts: (strings, int64 numbers of replacements)."""
+    places = np.flatnonzero(may_hold_pii(*utf8_of(texts), config.replaced))
+    counts, cleaned = np.zeros(len(texts), np.int64), []
+    for place, text in zip(places.tolist(), texts.take(pa.array(places)).to_pylist(), strict=True):
+        clean, counts[place] = replace_pii(text, config)
+        if counts[place]:
+            cleaned.append(clean)
+    return pc.replace_with_mask(texts, pa.array(counts > 0), pa.array(cleaned, texts.type)), pa.array(counts)
+
+
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(
         path,
@@ -169,9 +181,8 @@ def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetW
     columns = {name: table.column(name) for name in ("doc_id", "text", "url", "metadata")}
     columns["source"] = pa.repeat(pa.scalar(shard.source), len(table))
     if shard.pii is not None:
-        cleaned = [replace_pii(text, shard.pii) for text in table.column("text").to_pylist()]
-        columns["text"] = pa.array([text for text, _ in cleaned], pa.string())
-        table = table.append_column(PII_FIELD, pa.array([count for _, count in cleaned], pa.int64()))
+        columns["text"], counts = _replaced_texts(table.column("text").combine_chunks(), shard.pii)
+        table = table.append_column(PII_FIELD, counts)
     given = table.column("language")
     is_given = pc.fill_null(pc.not_equal(given, ""), False)
     columns["language"] = pc.if_else(is_given, given, table.column("detected_language"))

@@ -2,8 +2,10 @@
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import Literal, get_args
 
+import numpy as np
 from pydantic import Field
 
 from gristmill.data_pipeline.filters.rule import Rule
@@ -34,6 +36,10 @@ class PiiConfig(Config):
     def dropped(self) -> tuple[PiiKind, ...]:
         return tuple(kind for kind in PII_KINDS if getattr(self, kind) == "drop")
 
+    @property
+    def replaced(self) -> tuple[PiiKind, ...]:
+        return tuple(kind for kind in PII_KINDS if getattr(self, kind) == "replace")
+
 
 # The local part, an @, labels with a last one of letters. Not all of RFC 5322: quoted local parts are not matched.
 _EMAIL = re.compile(
@@ -44,6 +50,11 @@ _PHONE = re.compile(
     r"(?<![\w+.-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{2,4}\)[ .-]?)?\d{2,4}(?:[ .-]\d{2,4}){1,4}(?![\w.-]\d|\w)", re.ASCII
 )
 _PATTERNS: dict[PiiKind, re.Pattern[str]] = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
+# What may stand beside the @ of an address that _EMAIL matches; of an address of _IP, the bytes from the first dot to
+# the third one: two numbers of three digits and a dot.
+_ADDRESS_BYTES = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_-"
+_DIGITS = b"0123456789"
+_MAX_DOT_DISTANCE = 8
 _MARKS: dict[PiiKind, str] = {"email": "@", "ip": ".", "phone": ""}  # a text without it has no match
 
 
@@ -65,10 +76,37 @@ def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
 
         return substitute
 
-    for kind in PII_KINDS:
-        if getattr(config, kind) == "replace" and _MARKS[kind] in text:
+    for kind in config.replaced:
+        if _MARKS[kind] in text:
             text = _PATTERNS[kind].sub(replacer(kind), text)
     return text, replaced
+
+
+def may_hold_pii(data: np.ndarray, offsets: np.ndarray, kinds: Sequence[PiiKind]) -> np.ndarray:
+    """bool[texts]: False for texts without a match of any of the kinds, True for all with one and some others.
+
+    Text i is the UTF-8 data[offsets[i] : offsets[i + 1]]. What every match has: an @ behind and before a character of
+    an address; three dots, each between digits, within nine bytes; a separator between digits."""
+    start = int(offsets[0])
+    text = data[start : int(offsets[-1])]
+    found = [np.empty(0, np.int64)]
+    if "email" in kinds:
+        found.append(_between(text, np.flatnonzero(text == ord("@")), _ADDRESS_BYTES))
+    if "ip" in kinds:
+        dots = _between(text, np.flatnonzero(text == ord(".")), _DIGITS)
+        found.append(dots[:-2][dots[2:] - dots[:-2] <= _MAX_DOT_DISTANCE])
+    if "phone" in kinds:
+        found.append(_between(text, np.flatnonzero(np.isin(text, np.frombuffer(b" .-", np.uint8))), _DIGITS))
+    holds = np.zeros(len(offsets) - 1, bool)
+    holds[np.searchsorted(offsets, np.concatenate(found) + start, side="right") - 1] = True
+    return holds
+
+
+def _between(text: np.ndarray, places: np.ndarray, neighbours: bytes) -> np.ndarray:
+    """The places that have one of the neighbours on either side."""
+    inside = places[(places > 0) & (places < len(text) - 1)]
+    wanted = np.isin(text[np.stack([inside - 1, inside + 1])], np.frombuffer(neighbours, np.uint8))
+    return inside[wanted.all(axis=0)]
 
 
 def count_pii(text: str, kind: PiiKind) -> int:

@@ -1,6 +1,17 @@
+import random
+
+import numpy as np
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.pii import PiiConfig, count_pii, is_public_ip, pii_rules, replace_pii
+from gristmill.data_pipeline.filters.pii import (
+    PII_KINDS,
+    PiiConfig,
+    count_pii,
+    is_public_ip,
+    may_hold_pii,
+    pii_rules,
+    replace_pii,
+)
 from gristmill.data_pipeline.readers.source import SourceConfig
 from tests.support.corpora import prose, run_curate, write_jsonl
 
@@ -55,3 +66,45 @@ def test_places_are_counted_as_they_would_be_replaced():
     assert PiiConfig(ip="drop", phone="drop").dropped == ("ip", "phone")
     assert replace_pii(text, PiiConfig(email="drop", ip="drop"))[1] == 0
     assert [rule.label for rule in pii_rules(PiiConfig(phone="drop"))] == ["pii.phone"] and pii_rules(None) == ()
+
+
+def flagged(texts: list[str], kinds) -> list[bool]:
+    raw = [text.encode() for text in texts]
+    bounds = np.cumsum([0, *map(len, raw)])
+    return may_hold_pii(np.frombuffer(b"".join(raw) + b" ", np.uint8), bounds, kinds).tolist()
+
+
+def test_texts_that_cannot_hold_personal_data_are_seen_without_a_pattern():
+    texts = ["a@b.org", " @name", "8.8.8.8", "version 1.2.3", "call 212-555-0199", "", "π = 3.14", "at @ noon", "x"]
+    assert flagged(texts, ["email"]) == [True, False, False, False, False, False, False, False, False]
+    assert flagged(texts, ["ip"]) == [False, False, True, False, False, False, False, False, False]
+    assert flagged(texts, ["phone"]) == [False, False, True, True, True, False, True, False, False]
+    assert flagged(texts, []) == [False] * 9 and flagged([], PII_KINDS) == []
+
+
+def test_no_text_with_a_match_is_missed():
+    rng = random.Random(3)
+    parts = ("8", "88", "212", ".", "..", "@", "a", "é", "_", "-", " ", "+", "(", ")", "\n", "x.org", "10.1", "8.8.8.8")
+    texts = ["".join(rng.choices(parts, k=rng.randint(1, 12))) for _ in range(20_000)]
+    held = 0
+    for kind in PII_KINDS:
+        config = PiiConfig(**{name: "replace" if name == kind else "keep" for name in PII_KINDS})
+        for text, may_hold in zip(texts, flagged(texts, [kind]), strict=True):
+            found = replace_pii(text, config)[1]
+            assert may_hold or not found, text
+            held += found > 0
+    assert held > 500
+
+
+def test_in_a_corpus_the_texts_are_those_of_one_by_one(tmp_path):
+    found = ["a@b.org", "8.8.8.8", "no address", "10.0.0.1 is private", "two: c@d.org and 9.9.9.9"]
+    texts = [f"{prose(k)} {found[k % 5]}." for k in range(30)]
+    write_jsonl(tmp_path / "s.jsonl", [{"text": text} for text in texts])
+    source = SourceConfig(name="s", format="jsonl", paths=(str(tmp_path / "s.jsonl"),))
+    run_curate([source], tmp_path, pii=PiiConfig())
+    written = {}
+    for path in (tmp_path / "curate/documents").rglob("*.parquet"):
+        counts = pq.read_table(tmp_path / "curate/signals" / path.parent.name / path.name).column("pii_replaced")
+        for row, count in zip(pq.read_table(path).to_pylist(), counts.to_pylist(), strict=True):
+            written[row["text"]] = count
+    assert written == dict(replace_pii(text, PiiConfig()) for text in texts)
