@@ -8,6 +8,7 @@ import orjson
 
 from gristmill.data_pipeline.filters.profiles import Profile
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language_codes import language_code
 from gristmill.data_pipeline.signals.scripts import text_scripts
 from gristmill.foundation.errors import InputError, RecipeError
@@ -26,7 +27,7 @@ def read_reference(
     wanted = {language_code(name) for name in languages} | ({"en"} if languages else set())
     for path in paths:
         pairs = _records(path, text_field, language_field)
-        scripts = text_scripts([text for text, _ in pairs])
+        scripts = text_scripts(TextBuffer.of([text for text, _ in pairs]))
         for (text, tag), script in zip(pairs, scripts, strict=True):
             language = language_code(tag.replace("_", "-").partition("-")[0])
             if language not in UNDETERMINED and (not wanted or language in wanted):

@@ -9,6 +9,7 @@ import pyarrow as pa
 from gristmill.data_pipeline.curate_config import CurateConfig, optional_signals, unmeasured_signals, used_profiles
 from gristmill.data_pipeline.filters.apply import Rules, failures, rules_of
 from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language import detect
 from gristmill.data_pipeline.signals.table import measure
 
@@ -35,7 +36,7 @@ def decide(texts: Sequence[str], config: CurateConfig) -> FilterDecisions:
     """Applies the filters as curation does, without normalization and text edits."""
     detected, measured = detect(texts, config.language_id), measure(texts, config.words)
     optional = optional_signals(config)
-    columns = optional.columns(texts, detected, [""] * len(texts))
+    columns = optional.columns(TextBuffer.of(texts), detected, pa.nulls(len(texts), pa.string()))
     names = [*detected.schema.names, *measured.schema.names, *(field.name for field in optional.fields())]
     table = pa.table([*detected.columns, *measured.columns, *columns], names=names)
     profiles = None if (wanted := used_profiles(config)) is None else load_profiles(wanted)

@@ -6,8 +6,8 @@ existing file can be reused: thresholds are applied later, on its columns, and d
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,9 @@ from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blo
 from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
-from gristmill.data_pipeline.readers.document import NO_METADATA, Record, Unreadable, doc_id
-from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_range
+from gristmill.data_pipeline.readers.document import doc_ids
+from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
+from gristmill.data_pipeline.readers.record_columns import RecordColumns
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.buffer import TextBuffer
@@ -43,8 +43,6 @@ ANNOTATE_VERSION = 13  # raised whenever the code changes what an annotated file
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
-BATCH_DOCUMENTS = 1024
-BATCH_CHARS = 8_000_000  # of texts, URLs and metadata: limits the memory of a batch of long documents
 ROW_GROUP_ROWS = 16_384
 ROW_GROUP_BYTES = 32_000_000  # limits the memory of a row group of long documents
 
@@ -164,45 +162,10 @@ def annotate(task: AnnotateTask) -> None:
             temporary, schema, compression="zstd", use_dictionary=REPEATED, write_statistics=False
         ) as file,
     ):
-        batches = (_annotated(batch, task.source, task.config) for batch in _batches(_records(task)))
-        for group in _row_groups(batches):
+        repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
+        records = read_columns(task.ranges, task.source, repeated)
+        for group in _row_groups(_annotated(batch, task.source, task.config) for batch in records):
             file.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
-
-
-def _records(task: AnnotateTask) -> Iterator[tuple[RawFile, Record | Unreadable]]:
-    repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
-    for one in task.ranges:
-        for record in read_range(one, task.source, repeated):
-            yield one.file, record
-            del record  # so that the objects of two records are never in memory at once
-
-
-class FileRecord(NamedTuple):
-    """metadata: JSON; the record's own is not kept."""
-
-    file: RawFile
-    record: Record | Unreadable
-    metadata: str | None
-
-
-def _batches(records: Iterator[tuple[RawFile, Record | Unreadable]]) -> Iterator[list[FileRecord]]:
-    """Batches of BATCH_DOCUMENTS records, or fewer with BATCH_CHARS in total."""
-    batch: list[FileRecord] = []
-    chars = 0
-    for file, record in records:
-        if isinstance(record, Record):
-            metadata = metadata_json(record.metadata)
-            batch.append(FileRecord(file, record._replace(metadata=NO_METADATA), metadata))
-            chars += len(record.text) + len(record.url) + len(record.language) + len(metadata)
-        else:
-            batch.append(FileRecord(file, record, None))
-        del record  # its metadata: the next record is read before this name is bound anew
-        if len(batch) == BATCH_DOCUMENTS or chars >= BATCH_CHARS:
-            yield batch
-            batch.clear()  # so that it does not stay in memory while the next one is read
-            chars = 0
-    if batch:
-        yield batch
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -220,49 +183,61 @@ def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
         yield held
 
 
-def _annotated(batch: Sequence[FileRecord], source: SourceConfig, config: AnnotateConfig) -> pa.RecordBatch:
-    records = [one.record for one in batch]
-    raw = TextBuffer.of([record.text if isinstance(record, Record) else "" for record in records])
-    normalized, repairs = normalize_texts(raw, config.normalize)
+def _annotated(batch: RecordColumns, source: SourceConfig, config: AnnotateConfig) -> pa.RecordBatch:
+    normalized, repairs = normalize_texts(batch.texts, config.normalize)
     languages = detect_buffer(normalized, config.language_id)
     final, measured = _edited(normalized, config)
-    urls = [record.url if isinstance(record, Record) else "" for record in records]
-    # their functions read Python strings
-    optional = config.optional.columns(final.texts(), languages, urls) if config.optional.fields() else []
+    optional = config.optional.columns(final, languages, batch.urls)
     schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
     described = _description(batch, source, repairs, final)
     return pa.record_batch([*described, *languages.columns, *measured, *optional], schema=schema)
 
 
-def _description(
-    batch: Sequence[FileRecord], source: SourceConfig, repairs: np.ndarray, final: TextBuffer
-) -> list[pa.Array]:
+def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray, final: TextBuffer) -> list[pa.Array]:
     """The columns RECORD_FIELDS. repairs: the bits of normalize_texts; final: the texts after all edits."""
-    records = [one.record for one in batch]
-    read = [record if isinstance(record, Record) else None for record in records]
-    failed = [record if isinstance(record, Unreadable) else None for record in records]
+    numbers, count, failed = batch.numbers.tolist(), len(batch), batch.unreadable
+    starts = np.cumsum([0, *(rows for _, rows in batch.files)]).tolist()
+    ids = [
+        each
+        for (file, rows), start in zip(batch.files, starts, strict=False)
+        for each in doc_ids(source.name, file, numbers[start : start + rows])
+    ]
     columns: dict[str, Sequence | pa.Array] = {
-        "doc_id": [doc_id(source.name, one.file, one.record.number) for one in batch],
+        "doc_id": ids,
         "text": final.strings(),
-        "url": [one and one.url for one in read],
-        "language": [one and one.language for one in read],
-        "metadata": [one.metadata for one in batch],
-        "raw_digest": [one.file.sha256 for one in batch],
-        "record": [record.number for record in records],
-        "text_hash": np.array([xxhash.xxh3_64_intdigest(final.view(k)) for k in range(len(final))], np.uint64),
-        "changes": [
-            [*(one.repairs if one else ()), *_repair_names(bits)]
-            for one, bits in zip(read, repairs.tolist(), strict=True)
-        ],
-        "unreadable": [one and one.kind for one in failed],
-        "reason": [one and one.reason for one in failed],
-        "offset": [None if one is None else one.offset for one in failed],
-        "excerpt": [one and one.excerpt for one in failed],
+        "url": batch.urls,
+        "language": batch.languages,
+        "metadata": batch.metadata,
+        "raw_digest": pa.concat_arrays([pa.repeat(pa.scalar(file.sha256), rows) for file, rows in batch.files]),
+        "record": batch.numbers,
+        "text_hash": text_hashes(final),
+        "changes": _changes(batch, repairs),
     }
+    for name, attribute in (("unreadable", "kind"), ("reason", "reason"), ("offset", "offset"), ("excerpt", "excerpt")):
+        found = {row: getattr(one, attribute) for row, one in failed.items()}
+        columns[name] = [found.get(row) for row in range(count)] if found else pa.nulls(count)
     return [
-        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        column.cast(field.type) if isinstance(column, pa.Array) else pa.array(column, field.type)
         for field, column in zip(RECORD_FIELDS, (columns[field.name] for field in RECORD_FIELDS), strict=True)
     ]
+
+
+def text_hashes(texts: TextBuffer) -> np.ndarray:
+    """uint64[N]: XXH3 of each text."""
+    raw, ends = memoryview(texts.text), texts.offsets.tolist()  # type: ignore[arg-type]
+    digest = xxhash.xxh3_64_intdigest
+    hashes = [digest(raw[start : end - 1]) for start, end in pairwise(ends)]
+    return np.array(hashes, np.uint64)
+
+
+def _changes(batch: RecordColumns, repairs: np.ndarray) -> pa.Array:
+    """Of every record, the names of the repairs that changed it: the reader's, then those of normalize_texts."""
+    names = [_repair_names(bits) for bits in range(1 << len(REPAIRS))]
+    kinds = repairs.astype(np.int64)
+    for row, of_reader in batch.repairs.items():
+        kinds[row] = len(names)
+        names.append((*of_reader, *_repair_names(int(repairs[row]))))
+    return pa.array(names, pa.list_(pa.string())).take(pa.array(kinds))
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
 from gristmill.data_pipeline.annotate.profile_signals import PROFILE_FIELDS, profile_columns
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import PinnedProfiles
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.paragraph_languages import (
     PARAGRAPH_LANGUAGE_FIELDS,
     ParagraphLanguageConfig,
@@ -45,22 +46,29 @@ class OptionalSignals(Config):
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
         ]
 
-    def columns(self, texts: Sequence[str], detected: pa.RecordBatch, urls: Sequence[str]) -> list[pa.Array]:
-        """One array per field. detected: the result of signals/language.detect; urls: "" for none."""
+    def columns(self, texts: TextBuffer, detected: pa.RecordBatch, urls: pa.Array) -> list[pa.Array]:
+        """One array per field. detected: the result of signals/language.detect; urls: "" or null for none."""
         found: list[pa.Array] = []
         if self.stop_words:
             found += stop_word_columns(texts, detected.column("detected_language").to_pylist())
         if self.profiles is not None:
             found += profile_columns(texts, detected, self.profiles)
+        if self.paragraph_languages is not None or self.pii or self.badwords is not None:
+            found += self._string_columns(texts.texts())
+        if self.blocked_urls is not None:
+            blocked = _blocked_urls(self.blocked_urls)
+            found.append(pa.array([int(blocked.blocks(url or "")) for url in urls.to_pylist()], pa.int64()))
+        return found
+
+    def _string_columns(self, texts: Sequence[str]) -> list[pa.Array]:
+        """The columns that are measured on Python strings."""
+        found: list[pa.Array] = []
         if self.paragraph_languages is not None:
             found += paragraph_language_columns(texts, self.paragraph_languages)
         found += [pa.array([count_pii(text, kind) for text in texts], pa.int64()) for kind in self.pii]
         if self.badwords is not None:
             words = _bad_words(self.badwords)
             found.append(pa.array([words.count(text) for text in texts], pa.int64()))
-        if self.blocked_urls is not None:
-            blocked = _blocked_urls(self.blocked_urls)
-            found.append(pa.array([int(blocked.blocks(url)) for url in urls], pa.int64()))
         return found
 
 

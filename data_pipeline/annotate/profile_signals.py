@@ -1,6 +1,5 @@
 """Signals of the language profile: the profile of each text, its stop words, and the order of its words."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from gristmill.data_pipeline.filters.profiles import (
     ProfilesConfig,
     load_profiles,
 )
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.scripts import SCRIPT_FIELD, text_scripts
 from gristmill.data_pipeline.signals.stop_words import (
     STOP_WORD_FIELDS,
@@ -26,7 +26,7 @@ PROFILE_FIELD = pa.field("profile", pa.string())  # LANGUAGE_Script of the profi
 PROFILE_FIELDS = [SCRIPT_FIELD, PROFILE_FIELD, *STOP_WORD_FIELDS, *WORD_ORDER_FIELDS]
 
 
-def profile_columns(texts: Sequence[str], detected: pa.RecordBatch, pinned: PinnedProfiles) -> list[pa.Array]:
+def profile_columns(texts: TextBuffer, detected: pa.RecordBatch, pinned: PinnedProfiles) -> list[pa.Array]:
     """The columns PROFILE_FIELDS. Word order is measured for all profiles but English, which uses the published
     filters."""
     profiles, table = _profiles(pinned)

@@ -13,11 +13,12 @@ import numpy as np
 from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
 from gristmill.data_pipeline.filters.profiles import UNKNOWN, Profile
 from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.data_pipeline.signals.scripts import NO_LETTERS
 from gristmill.data_pipeline.signals.stop_words import make_table, stop_word_columns
-from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.signals.word_order import word_order_columns
 
 FITTED = ("gopher_quality", "gopher_repetition", "fineweb_quality")
@@ -156,10 +157,11 @@ def _measured(texts: Sequence[str]) -> Measured:
 
 
 def _signals(texts: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
-    found = {name: column.to_numpy().astype(np.float64) for name, column in _columns(measure(texts, "unicode"))}
+    buffer = TextBuffer.of(texts)
+    found = {name: column.to_numpy().astype(np.float64) for name, column in _columns(measure_buffer(buffer, "unicode"))}
     table = make_table({"it": tuple(words)}, frozenset(["it"]))
-    different, ratio = stop_word_columns(texts, ["it"] * len(texts), table)
-    order, sentences = word_order_columns(texts, [True] * len(texts))
+    different, ratio = stop_word_columns(buffer, ["it"] * len(texts), table)
+    order, sentences = word_order_columns(buffer, [True] * len(texts))
     optional = {
         "num_language_stop_words": different,
         "language_stop_word_ratio": ratio,

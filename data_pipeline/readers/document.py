@@ -1,7 +1,7 @@
 """Records, documents and document ids. An id does not depend on the path, the worker or the order of reading."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -58,13 +58,19 @@ class Unreadable(NamedTuple):
     excerpt: str = ""
 
 
-def doc_id(source: str, file: RawFile, record: int) -> str:
-    """32 hex digits: BLAKE2b-128 of the source's name, the raw file's digest and copy index, and the record's number.
+def doc_ids(source: str, file: RawFile, records: Sequence[int]) -> list[str]:
+    """Of each record number, 32 hex digits: BLAKE2b-128 of the source's name, the raw file's digest and copy index, and
+    the record's number, with NUL between them.
 
     A source may hold one file twice under two names; the copy index (0, 1, ...) keeps their ids apart, and the
     ledger then shows the second as an exact duplicate of the first."""
-    identity = "\0".join([source, file.sha256, str(file.copy_index), str(record)])
-    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    start = hashlib.blake2b("\0".join([source, file.sha256, str(file.copy_index), ""]).encode(), digest_size=16)
+    ids = []
+    for record in records:
+        hasher = start.copy()
+        hasher.update(b"%d" % record)
+        ids.append(hasher.hexdigest())
+    return ids
 
 
 def too_large(number: int, num_bytes: int | None, limit: int, offset: int = -1, start: bytes | str = "") -> Unreadable:

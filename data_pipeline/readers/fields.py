@@ -1,6 +1,6 @@
 """Mapping of a record's fields to text, URL, language and metadata, as the recipe configures it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -30,7 +30,7 @@ class FieldMap:
         """Return a function from (fields, number) to a record, or to None if there is no text. A closure, because
         attribute lookups on self take as long as the rest."""
         wanted, url_name, language_name, default = self.wanted, self.url, self.language, self.default_language
-        metadata_of, is_html = self._metadata, self.is_html
+        metadata_of, is_html = self.metadata_of, self.is_html
 
         new = tuple.__new__  # a Record of all its fields, in half the time its class takes
 
@@ -67,9 +67,7 @@ class FieldMap:
             for at, row in enumerate(zip(*columns.values(), strict=True)):
                 yield self.record(dict(zip(columns, row, strict=True)), first + at, -1)
             return
-        others = [name for name in columns if name not in self.used]
-        if self.metadata_names is not None:
-            others = [name for name in self.metadata_names if name in others]
+        others = self.metadata_columns(columns)
         new = tuple.__new__
         urls = columns.get(self.url, [""] * rows)
         languages = columns.get(self.language, [""] * rows)
@@ -85,7 +83,13 @@ class FieldMap:
                 language = self.default_language
             yield new(Record, (at, text, url, language, metadata, None, None, ()))
 
-    def _metadata(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    def metadata_columns(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that the recipe keeps as metadata."""
+        others = [name for name in names if name not in self.used]
+        return others if self.metadata_names is None else [name for name in self.metadata_names if name in others]
+
+    def metadata_of(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields that the recipe keeps as metadata, without those that are null."""
         if self.metadata_names is None:
             used = self.used
             return {key: value for key, value in fields.items() if key not in used and value is not None}

@@ -30,20 +30,20 @@ def read_jsonl(
     start, end: only these bytes of a plain file; both are line starts. A file in UTF-16 is converted to UTF-8, and
     offsets count its UTF-8 bytes."""
     if end is not None:
-        yield from _records(_range(file, start, end), source, first_record, start)
+        yield from _records(byte_range(file, start, end), source, first_record, start)
         return
     stream, was_wide = in_utf8(blocks(file, name))
-    records = _records(stream, source, first_record, 0)
-    if not was_wide:
-        yield from records
-        return
-    for found in records:
+    yield from wide_records(stream, source) if was_wide else _records(stream, source, first_record, 0)
+
+
+def wide_records(stream: Iterator[bytes], source: SourceConfig) -> Iterator[Record | Unreadable]:
+    """The records of a file in UTF-16 or UTF-32 that was converted to UTF-8."""
+    for found in _records(stream, source, 0, 0):
         yield found.repaired(WIDE_ENCODING) if isinstance(found, Record) else found
 
 
 def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset: int) -> Iterator[Record | Unreadable]:
     fields, limit = FieldMap(source), source.max_record_bytes
-    record, loads = fields.maker(), orjson.loads
     try:
         for piece in whole_lines(stream, limit + LINE_END_BYTES):
             if isinstance(piece, TooLong):
@@ -52,28 +52,30 @@ def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset:
                 offset += piece.num_bytes
                 continue
             # one line at a time: in a list of lines, the last would have left the CPU cache before it is parsed
-            lines = BytesIO(piece)
-            for line in lines:
-                if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
-                    yield too_large(number, len(line), limit, offset + lines.tell() - len(line), line)
-                else:
-                    try:
-                        found: Any = loads(line)
-                    except orjson.JSONDecodeError as error:
-                        start = offset + lines.tell() - len(line)
-                        if (repaired_record := _repaired(line, error, fields, number, start)) is not None:
-                            yield repaired_record
-                    else:
-                        made = record(found, number)
-                        yield made or _refused(found, fields, number, offset + lines.tell() - len(line), line)
-                        found = made = None  # so that two lines' objects are never in memory at once
+            for line in BytesIO(piece):
+                if (found := line_record(line, fields, number, offset)) is not None:
+                    yield found
+                    del found  # so that two lines' objects are never in memory at once
                 number += 1
-            offset += len(piece)
+                offset += len(line)
     except Damaged as damage:
         yield Unreadable(number, damage.kind, str(damage))
 
 
-def _range(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+def line_record(line: bytes, fields: FieldMap, number: int, offset: int) -> Record | Unreadable | None:
+    """The record of a line with its line end; None for a blank line."""
+    limit = fields.source.max_record_bytes
+    if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
+        return too_large(number, len(line), limit, offset, line)
+    try:
+        found: Any = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return _repaired(line, error, fields, number, offset)
+    return fields.maker()(found, number) or _refused(found, fields, number, offset, line)
+
+
+def byte_range(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    """These bytes of the file, in blocks."""
     file.seek(start)
     while start < end and (block := file.read(min(BLOCK_BYTES, end - start))):
         yield block

@@ -1,7 +1,7 @@
 """Reader of Parquet files or row-group ranges, in batches that fit into memory."""
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +29,26 @@ def read_parquet(
     """Read every row as a record. A file with an unreadable footer gives one Unreadable; so does each row group that is
     damaged or has a page over the size limit. A row with cells over max_record_bytes, or with text that is not UTF-8,
     is Unreadable by itself."""
+    fields = FieldMap(source)
+    for rows in read_rows(file, source, first_record, first_group, end_group):
+        if isinstance(rows, Rows):
+            yield from row_records(rows, fields)
+        else:
+            yield rows
+
+
+class Rows(NamedTuple):
+    """Rows of a row group, at most SLICE_BYTES in all or one row. number: of the first."""
+
+    batch: pa.RecordBatch
+    names: list[str]
+    number: int
+
+
+def read_rows(
+    file: BinaryIO, source: SourceConfig, first_record: int = 0, first_group: int = 0, end_group: int | None = None
+) -> Iterator[Rows | Unreadable]:
+    """read_parquet without the records: the rows in slices, and what is Unreadable, in the order of the file."""
     try:
         table = pq.ParquetFile(file)
         names, num_groups = table.schema_arrow.names, table.num_row_groups
@@ -38,7 +58,7 @@ def read_parquet(
     except Exception as error:  # pyarrow's decoders raise various errors
         yield Unreadable(first_record, "unreadable_file", f"not a readable Parquet file: {first_line(error)}")
         return
-    number, fields = first_record, FieldMap(source)
+    number = first_record
     for group in range(first_group, num_groups if end_group is None else end_group):
         rows = done = 0
         try:
@@ -51,7 +71,7 @@ def read_parquet(
             else:
                 batch_rows = max(min(BATCH_ROWS, COLUMN_BYTES // max(dictionary, 1)), 1)
                 for batch in table.iter_batches(batch_rows, row_groups=[group], use_threads=False):
-                    yield from _batch_records(batch, names, fields, number + done)
+                    yield from _slices(batch, names, source.max_record_bytes, number + done)
                     done += len(batch)
         except (Exception, pa.ArrowException) as error:
             lost = f"row group {group}, {rows - done} of {rows} rows lost: {first_line(error)}"
@@ -59,32 +79,28 @@ def read_parquet(
         number += rows
 
 
-def _batch_records(
-    batch: pa.RecordBatch, names: list[str], fields: FieldMap, number: int
-) -> Iterator[Record | Unreadable]:
-    """The records of the batch, converted in slices of about SLICE_BYTES."""
+def _slices(batch: pa.RecordBatch, names: list[str], limit: int, number: int) -> Iterator[Rows | Unreadable]:
+    """The batch in slices of about SLICE_BYTES, without the rows over the limit."""
     batch = _without_dictionaries(batch)
-    limit = fields.source.max_record_bytes
     if batch.nbytes <= min(limit, SLICE_BYTES):
-        yield from _slice_records(batch, names, fields, number)
+        yield Rows(batch, names, number)
         return
     start = held = 0
     for row in range(len(batch)):
         num_bytes = _row_bytes(batch, row)
         if num_bytes > limit or held + num_bytes > SLICE_BYTES:
-            yield from _slice_records(batch.slice(start, row - start), names, fields, number + start)
+            yield Rows(batch.slice(start, row - start), names, number + start)
             start, held = row, 0
         if num_bytes > limit:
             yield too_large(number + row, num_bytes, limit)
             start = row + 1
         else:
             held += num_bytes
-    yield from _slice_records(batch.slice(start), names, fields, number + start)
+    yield Rows(batch.slice(start), names, number + start)
 
 
-def _slice_records(
-    batch: pa.RecordBatch, names: list[str], fields: FieldMap, number: int
-) -> Iterator[Record | Unreadable]:
+def row_records(rows: Rows, fields: FieldMap) -> Iterator[Record | Unreadable]:
+    batch, names, number = rows
     try:
         columns = {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
     except Exception:  # invalid UTF-8, dates outside Python's range

@@ -1,7 +1,7 @@
 """Reading of raw files of any format: splits them into ranges and reads each as records, verified against the lock."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -12,10 +12,13 @@ from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, block
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.files import open_raw
 from gristmill.data_pipeline.readers.hub import read_dataset
+from gristmill.data_pipeline.readers.json_columns import read_json_columns
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
 from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
+from gristmill.data_pipeline.readers.parquet_columns import read_parquet_columns
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
+from gristmill.data_pipeline.readers.record_columns import RecordBuilder, RecordColumns
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.urls import split_url
 from gristmill.data_pipeline.readers.verified_files import BlockDigests, HashedFile, VerifiedFile, digest_blocks
@@ -66,6 +69,49 @@ def read_range(
     return _extracted_records(file_range, source, repeated) if source.has_html else read_pages(file_range, source)
 
 
+def read_columns(
+    ranges: Iterable[FileRange], source: SourceConfig, repeated: RepeatedBlocks | None = None
+) -> Iterator[RecordColumns]:
+    """The records of the ranges in order, as columns: what read_range gives one by one, and the same errors."""
+    builder = RecordBuilder()
+    for one in ranges:
+        builder.start_file(one.file)
+        if not source.has_html and source.format in ("jsonl", "parquet"):
+            yield from _columns(one, source, builder)
+            continue
+        for record in read_range(one, source, repeated):
+            builder.add(record)
+            del record  # so that the objects of two records are never in memory at once
+            if builder.is_full:
+                yield builder.take()
+    if builder.rows:
+        yield builder.take()
+
+
+def _columns(file_range: FileRange, source: SourceConfig, builder: RecordBuilder) -> Iterator[RecordColumns]:
+    """Adds the records of JSON lines or Parquet to the builder; yields them whenever it is full."""
+    bounds = (file_range.first_record, file_range.start, file_range.end)
+    with open_raw(file_range.location) as raw:
+        file = _verified(raw, file_range)
+        if source.format == "jsonl":
+            yield from read_json_columns(file, file_range.location, source, bounds, builder)
+        else:
+            yield from read_parquet_columns(_whole(file, file_range), source, bounds, builder)
+        file.finish()
+
+
+def _verified(raw: BinaryIO, file_range: FileRange) -> Any:
+    if file_range.blocks is not None:
+        return VerifiedFile(raw, file_range.blocks, file_range.location)
+    return HashedFile(raw, file_range.file, file_range.location)
+
+
+def _whole(file: Any, file_range: FileRange) -> Any:
+    """A Parquet file that is not read by ranges, read completely: it is at most one range, and must be verified before
+    its footer is parsed."""
+    return file if file_range.blocks is not None else io.BytesIO(file.read())
+
+
 def _extracted_records(
     file_range: FileRange, source: SourceConfig, repeated: RepeatedBlocks | None
 ) -> Iterator[Record | Unreadable]:
@@ -96,11 +142,7 @@ def read_pages(file_range: FileRange, source: SourceConfig) -> Iterator[Record |
         yield from read_dataset(source, file_range.file)
         return
     with open_raw(file_range.location) as raw:
-        file: Any
-        if file_range.blocks is not None:
-            file = VerifiedFile(raw, file_range.blocks, file_range.location)
-        else:
-            file = HashedFile(raw, file_range.file, file_range.location)
+        file = _verified(raw, file_range)
         yield from _opened_records(file, file_range, source)
         file.finish()
 
@@ -110,9 +152,7 @@ def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> I
     if source.format == "jsonl":
         return read_jsonl(file, name, source, file_range.first_record, file_range.start, file_range.end)
     if source.format == "parquet":
-        # read completely: it is at most one range, and must be verified before its footer is parsed
-        table = file if file_range.blocks is not None else io.BytesIO(file.read())
-        return read_parquet(table, source, file_range.first_record, file_range.start, file_range.end)
+        return read_parquet(_whole(file, file_range), source, file_range.first_record, file_range.start, file_range.end)
     if source.format in ("text", "markdown"):
         return read_plain(file, name, source)
     if source.format == "python_docs":

@@ -113,6 +113,23 @@ def decode(text, at):
 
 
 @cached_njit(nogil=True, inline="always")
+def encode(code, out, put):
+    """Write a code point as UTF-8; returns where the next may be written."""
+    if code < 0x80:
+        out[put] = code
+        return put + 1
+    if code < 0x800:
+        out[put], out[put + 1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
+        return put + 2
+    if code < 0x10000:
+        out[put], out[put + 1], out[put + 2] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+        return put + 3
+    out[put], out[put + 1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
+    out[put + 2], out[put + 3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+    return put + 4
+
+
+@cached_njit(nogil=True, inline="always")
 def character_start(text, at):
     """Start of the character that contains the byte at `at`."""
     while text[at] & 0xC0 == 0x80:

@@ -7,6 +7,8 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
+from gristmill.foundation.cached_njit import cached_njit
+
 PADDING = 96  # bytes behind the last text that kernels may read: a block, and a few behind its last byte
 
 
@@ -42,11 +44,10 @@ class TextBuffer:
     def strings(self) -> pa.Array:
         """A pyarrow array of strings, from a copy without the newlines."""
         count = len(self)
-        is_text = np.ones(self.offsets[-1] if count else 0, np.bool_)
-        is_text[self.offsets[1:] - 1] = False
         offsets = (self.offsets - np.arange(count + 1)).astype(np.int32)
-        data = pa.py_buffer(self.text[: len(is_text)][is_text])
-        return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), data)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        _copy_texts(self.text, self.offsets, data)
+        return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
 
     def texts(self) -> list[str]:
         raw, ends = self.text.tobytes(), self.offsets.tolist()
@@ -58,3 +59,27 @@ def joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=offsets[1:])
     return np.frombuffer(b"\n".join([*texts, b"\0" * PADDING]), np.uint8), offsets
+
+
+def add_newlines(data: np.ndarray, offsets: np.ndarray, out: np.ndarray) -> None:
+    """Writes the strings data[offsets[k] : offsets[k + 1]] to out, each with a newline behind it."""
+    _add_newlines(data, offsets, out)
+
+
+@cached_njit(nogil=True)
+def _copy_texts(text, offsets, out):
+    put = 0
+    for k in range(len(offsets) - 1):
+        size = offsets[k + 1] - 1 - offsets[k]
+        out[put : put + size] = text[offsets[k] : offsets[k + 1] - 1]
+        put += size
+
+
+@cached_njit(nogil=True)
+def _add_newlines(data, offsets, out):
+    put = 0
+    for k in range(len(offsets) - 1):
+        size = offsets[k + 1] - offsets[k]
+        out[put : put + size] = data[offsets[k] : offsets[k + 1]]
+        out[put + size] = 0x0A
+        put += size + 1

@@ -80,6 +80,39 @@ def _store64(typing_context, array, index, value):
 store64: Any = intrinsic(_store64)
 
 
+def _copy_block(typing_context, out, put, array, index):
+    """Copy 64 bytes of a uint8 array from `index` on to another from `put` on; unaligned, without bounds check."""
+
+    def generate(context, builder, signature, arguments):
+        loaded = _load_vector(context, builder, signature.args[2], arguments[2:])
+        address = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
+        builder.store(loaded, builder.bitcast(address, VECTOR.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, array, types.int64), generate
+
+
+copy_block: Any = intrinsic(_copy_block)
+
+
+def _copy_lowered(typing_context, out, put, array, index):
+    """copy_block with A to Z as a to z."""
+
+    def generate(context, builder, signature, arguments):
+        loaded = _load_vector(context, builder, signature.args[2], arguments[2:])
+        above = builder.sub(loaded, ir.Constant(VECTOR, [0x41] * LANES))
+        is_upper = builder.icmp_unsigned("<", above, ir.Constant(VECTOR, [26] * LANES))
+        lowered = builder.select(is_upper, builder.or_(loaded, ir.Constant(VECTOR, [0x20] * LANES)), loaded)
+        address = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
+        builder.store(lowered, builder.bitcast(address, VECTOR.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, array, types.int64), generate
+
+
+copy_lowered: Any = intrinsic(_copy_lowered)
+
+
 def _add_16(typing_context, total, index, values, start):
     """total[index : index + 16] += values[start : start + 16] of float32, in one vector instruction or two."""
 

@@ -1,16 +1,16 @@
 """Script of a text: the ISO 15924 code of most of its letters."""
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 from fontTools.unicodedata import Scripts, script
 
-from gristmill.data_pipeline.signals.bits import decode
-from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, decode, first_bit
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones, pointer
 from gristmill.foundation.cached_njit import cached_njit
 
 SCRIPT_FIELD = pa.field("script", pa.string())
@@ -18,7 +18,7 @@ HEAD_CHARS = 2000  # looked at, from the text's start
 NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # common, inherited and unknown characters
 NO_LETTERS = "Zyyy"
 KANA = ("Hira", "Kana", "Hrkt")
-JAPANESE, HAN = "Jpan", "Hani"
+JAPANESE, HAN, LATIN = "Jpan", "Hani", "Latn"
 KANA_SHARE = 0.05  # of Han and kana; Chinese has next to none, Japanese has more kana than Han
 # What other tables call the same: Korean writes Hangul alone today, and Han stands for both ways of writing Chinese.
 ALIASES = {"Kore": "Hang", "Hans": "Hani", "Hant": "Hani", "Hrkt": "Jpan", "Hira": "Jpan", "Kana": "Jpan"}
@@ -36,19 +36,14 @@ def script_table() -> tuple[np.ndarray, tuple[str, ...]]:
     return table_C, names
 
 
-def text_scripts(texts: Sequence[str]) -> list[str]:
+def text_scripts(texts: TextBuffer) -> list[str]:
     """The script of each text. "Мельница mill" -> Cyrl; "水車と川" -> Jpan; "3.14" -> Zyyy."""
     scripts_C, names = script_table()
-    text, offsets = joined([text[:HEAD_CHARS].encode() for text in texts])
-    counts_NS = np.zeros((len(texts), len(names)), dtype=np.int64)
-    _count(text, offsets, scripts_C, counts_NS)
-    kana = [names.index(name) for name in KANA if name in names]
-    han, kana_N = names.index(HAN), counts_NS[:, kana].sum(axis=1)
-    japanese_N = (kana_N > 0) & (kana_N >= KANA_SHARE * (kana_N + counts_NS[:, han]))
-    counts_NS[:, kana] = 0
-    counts_NS[:, han] += kana_N
-    best_N = counts_NS.argmax(axis=1)
-    return [JAPANESE if best == han and kana else names[best] for best, kana in zip(best_N, japanese_N, strict=True)]
+    kana = np.array([name in KANA for name in names])
+    places = (names.index(LATIN), names.index(HAN), len(names))
+    found_N = np.empty(len(texts), np.int64)
+    _find_scripts(texts.text, texts.offsets, scripts_C, kana, places, found_N)
+    return [(*names, JAPANESE)[place] for place in found_N.tolist()]
 
 
 def text_script(text: str) -> str:
@@ -66,12 +61,39 @@ def text_script(text: str) -> str:
 
 
 @cached_njit(nogil=True)
-def _count(text, offsets, scripts, counts):
-    """Fills counts int64[N, scripts]."""
+def _find_scripts(text_array, offsets, scripts, kana, places, found):
+    """Fills found int64[N] with the place of each text's script. kana: bool[scripts]; places: of Latin, Han and
+    Japanese."""
+    text = pointer(text_array, 0)
+    latin, han, japanese = places
+    counts = np.zeros(len(kana), np.int64)
     for k in range(len(offsets) - 1):
-        at, end = offsets[k], offsets[k + 1] - 1
-        while at < end:
+        counts[:] = 0
+        _count_scripts(text, offsets[k], offsets[k + 1] - 1, scripts, latin, counts)
+        counts[0] = 0
+        num_kana = 0
+        for place in range(len(kana)):
+            if kana[place]:
+                num_kana += counts[place]
+                counts[place] = 0
+        is_japanese = num_kana > 0 and num_kana >= KANA_SHARE * (num_kana + counts[han])
+        counts[han] += num_kana
+        best = counts.argmax()
+        found[k] = japanese if best == han and is_japanese else best
+
+
+@cached_njit(nogil=True)
+def _count_scripts(text, at, end, scripts, latin, counts):
+    """Adds to counts int64[scripts], of the text's first HEAD_CHARS characters."""
+    read = 0
+    while at < end and read < HEAD_CHARS:
+        beyond = bytes_within(text, at, 0x80, 0x80)
+        size = min(BLOCK if beyond == ZERO else first_bit(beyond), end - at, HEAD_CHARS - read)
+        counts[latin] += np.int64(ones(letters_within(text, at, 0x61, 26) & below(size)))
+        at += size
+        read += size
+        while at < end and read < HEAD_CHARS and text[at] >= 0x80:
             code, size = decode(text, at)
-            counts[k, scripts[code]] += 1
+            counts[scripts[code]] += 1
             at += size
-        counts[k, 0] = 0
+            read += 1

@@ -10,9 +10,21 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.signals.bits import Span, decode, hash_bytes
-from gristmill.data_pipeline.signals.buffer import TextArrays, joined
+from gristmill.data_pipeline.signals.bits import (
+    BLOCK,
+    ONE,
+    ZERO,
+    Span,
+    below,
+    decode,
+    first_bit,
+    hash_bytes,
+    without_first,
+)
+from gristmill.data_pipeline.signals.buffer import TextArrays, TextBuffer, joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, SPACE, WORD, character_table
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, pointer
+from gristmill.data_pipeline.signals.lower_case import lowered
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.foundation.cached_njit import cached_njit
 
@@ -27,26 +39,28 @@ SLOTS = 256  # of a language's table; no list has more than 64 words, one a bit
 
 class StopWordTable(NamedTuple):
     """Of L languages, in the order of `languages`. hashes: uint64[L, SLOTS]; bits: int64[L, SLOTS], -1 for a free slot,
-    else the word's place in its list. lowered: whether texts of the language are lowered first."""
+    else the word's place in its list. max_bytes: int64[L], of the longest word; 0 if one begins with another character
+    than those of words. lowered: whether texts of the language are lowered first."""
 
     languages: dict[str, int]
     hashes: np.ndarray
     bits: np.ndarray
+    max_bytes: np.ndarray
     lowered: tuple[bool, ...]
 
 
 def stop_word_columns(
-    texts: Sequence[str], languages: Sequence[str], table: StopWordTable | None = None
+    texts: TextBuffer, languages: Sequence[str], table: StopWordTable | None = None
 ) -> list[pa.Array]:
     """The columns STOP_WORD_FIELDS; null where there is no list for the text's language. table: ours if none is given.
 
     "The mill and the river" in English -> 2 different ones (the, and), 3 of 5 words."""
     table = table or stop_word_table()
     lists_N = np.array([table.languages.get(language, -1) for language in languages], dtype=np.int64)
-    lowered = [_lowered(text, place, table) for text, place in zip(texts, lists_N.tolist(), strict=True)]
-    arrays = TextArrays(*joined([text.encode() for text in lowered]), character_table())
+    lowered_N = (lists_N >= 0) & np.array([*table.lowered, False])[lists_N]
     counts_N3 = np.zeros((len(texts), 3), dtype=np.int64)
-    _count(arrays, lists_N, table.hashes, table.bits, counts_N3)
+    _count(_arrays(texts), np.where(lowered_N, -1, lists_N), table[1:4], counts_N3)
+    _count(_arrays(lowered(texts, lowered_N)), np.where(lowered_N, lists_N, -1), table[1:4], counts_N3)
     words = counts_N3[:, 2]
     ratios = np.divide(counts_N3[:, 1], words, out=np.full(len(texts), np.nan), where=words > 0)
     return [
@@ -55,10 +69,8 @@ def stop_word_columns(
     ]
 
 
-def _lowered(text: str, place: int, table: StopWordTable) -> str:
-    if place < 0:
-        return ""
-    return text.lower() if table.lowered[place] else text
+def _arrays(texts: TextBuffer) -> TextArrays:
+    return TextArrays(texts.text, texts.offsets, character_table())
 
 
 @lru_cache(maxsize=1)
@@ -77,11 +89,14 @@ def stop_word_table() -> StopWordTable:
 def make_table(lists: Mapping[str, Sequence[str]], lowered: Collection[str]) -> StopWordTable:
     """lists: name -> words, each one word by signals/reference.split_words; the first 64 count."""
     hashes, bits = np.zeros((len(lists), SLOTS), np.uint64), np.full((len(lists), SLOTS), -1, np.int64)
+    max_bytes, flags = np.zeros(len(lists), np.int64), character_table()
     for row, words in enumerate(lists.values()):
         buffer, offsets = joined([word.encode() for word in words[:MAX_WORDS]])
         _fill(buffer, offsets, hashes[row], bits[row])
+        if all(flags[ord(word[0])] & (WORD | IDEOGRAPH) for word in words):
+            max_bytes[row] = np.diff(offsets).max(initial=2) - 1
     places = {language: row for row, language in enumerate(lists)}
-    return StopWordTable(places, hashes, bits, tuple(language in lowered for language in lists))
+    return StopWordTable(places, hashes, bits, max_bytes, tuple(language in lowered for language in lists))
 
 
 def matched_words(words: Sequence[str]) -> tuple[str, ...]:
@@ -100,19 +115,28 @@ def _fill(text, offsets, hashes, bits):
 
 
 @cached_njit(nogil=True)
-def _count(texts, lists, hashes, bits, counts):
-    """Fills counts int64[N, 3]: different stop words, stop words, words."""
+def _count(texts, lists, tables, counts):
+    """Adds to counts int64[N, 3]: different stop words, stop words, words. lists: -1 for a text that is left out."""
+    hashes, bits, max_bytes = tables
+    text, flags = pointer(texts.text, 0), pointer(texts.flags, 0)
     for k in range(len(lists)):
-        if lists[k] >= 0:
-            span = Span(texts.text, texts.offsets[k], texts.offsets[k + 1] - 1, texts.flags)
-            _count_text(span, hashes[lists[k]], bits[lists[k]], counts[k])
+        place = lists[k]
+        if place >= 0:
+            span = Span(text, texts.offsets[k], texts.offsets[k + 1] - 1, flags)
+            table = (pointer(hashes, place * SLOTS), pointer(bits, place * SLOTS), max_bytes[place])
+            _count_text(span, table, pointer(counts, 3 * k))
 
 
 @cached_njit(nogil=True)
-def _count_text(span, hashes, bits, counts):
+def _count_text(span, table, counts):
     text, at, end, flags = span
     seen = np.uint64(0)
     while at < end:
+        if table[2] > 0 and bytes_within(text, at, 0x80, 0x80) == ZERO:
+            stop, seen = _count_block(text, at, end, table, seen, counts)
+            if stop > at:
+                at = stop
+                continue
         code, size = decode(text, at)
         flag = flags[code]
         first = at
@@ -122,16 +146,48 @@ def _count_text(span, hashes, bits, counts):
         if flag & WORD:
             at = _word_end(text, at, end, flags)
         counts[2] += flag & (WORD | IDEOGRAPH) != 0
-        key = hash_bytes(text, first, at)
-        slot = np.int64(key & np.uint64(SLOTS - 1))
-        while bits[slot] >= 0:
-            if hashes[slot] == key:
-                counts[1] += 1
-                mark = np.uint64(1) << np.uint64(bits[slot])
-                counts[0] += seen & mark == np.uint64(0)
-                seen |= mark
-                break
-            slot = (slot + 1) & (SLOTS - 1)
+        seen = _look_up(text, first, at, table, seen, counts)
+
+
+@cached_njit(nogil=True, inline="always")
+def _count_block(text, at, end, table, seen, counts):
+    """Counts the words of an ASCII block, which begins where a word may begin. Returns (the start of the word that may
+    go on behind it, `at` if that is the first; the stop words seen). Words are runs as in words.scan_words."""
+    inside = below(end - at)
+    word = letters_within(text, at, 0x61, 26) | bytes_within(text, at, 0x30, 10) | bytes_within(text, at, 0x5F, 1)
+    word &= inside
+    joiner = bytes_within(text, at, 0x2E, 2) | bytes_within(text, at, 0x27, 1) | bytes_within(text, at, 0x3A, 1)
+    joiner |= bytes_within(text, at, 0x40, 1)
+    run = word | joiner & (word << ONE) & (word >> ONE)
+    starts, stops = run & ~(run << ONE), ~run & (run << ONE)
+    whole = end - at < BLOCK
+    limit = at + BLOCK - 2  # a run that ends there or later may go on behind a joiner
+    while starts != ZERO:
+        first = at + first_bit(starts)
+        stop = at + first_bit(stops)  # behind the block if the run does not end in it
+        if not whole and stop >= limit:
+            return first, seen
+        counts[2] += 1
+        if stop - first <= table[2]:
+            seen = _look_up(text, first, stop, table, seen, counts)
+        starts, stops = without_first(starts), without_first(stops)
+    return (end if whole else limit), seen
+
+
+@cached_njit(nogil=True, inline="always")
+def _look_up(text, first, stop, table, seen, counts):
+    """Counts text[first:stop] if it is a stop word; returns the bits of those seen."""
+    hashes, bits, _ = table
+    key = hash_bytes(text, first, stop)
+    slot = np.int64(key & np.uint64(SLOTS - 1))
+    while bits[slot] >= 0:
+        if hashes[slot] == key:
+            counts[1] += 1
+            mark = ONE << np.uint64(bits[slot])
+            counts[0] += seen & mark == ZERO
+            return seen | mark
+        slot = (slot + 1) & (SLOTS - 1)
+    return seen
 
 
 @cached_njit(nogil=True, inline="always")

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, decode, hash_bytes
-from gristmill.data_pipeline.signals.buffer import joined
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, LINE_END, SPACE, TERMINAL, WORD, character_table
 from gristmill.data_pipeline.signals.intrinsics import folded_product
+from gristmill.data_pipeline.signals.lower_case import lowered
 from gristmill.foundation.cached_njit import cached_njit
 
 WORD_ORDER_FIELDS = [
@@ -32,14 +33,12 @@ NEAR = 2  # places within which a word is not expected again ("the x the" is as 
 MAX_PAIR_SCORE = 20.0
 
 
-def word_order_columns(texts: Sequence[str], wanted: Sequence[bool]) -> list[pa.Array]:
+def word_order_columns(texts: TextBuffer, wanted: Sequence[bool]) -> list[pa.Array]:
     """The columns WORD_ORDER_FIELDS; null where not requested."""
-    chosen = np.array(wanted, dtype=bool)
-    lowered = [text.lower() if want else "" for text, want in zip(texts, chosen, strict=True)]
-    buffer, offsets = joined([text.encode() for text in lowered])
-    most = int(np.diff(offsets).max(initial=0)) + 2
+    chosen = lowered(texts, np.array(wanted, dtype=bool))
+    most = int(np.diff(chosen.offsets).max(initial=0)) + 2
     values_N2 = np.full((len(texts), 2), np.nan)
-    _score_texts(buffer, offsets, character_table(), np.empty(most, np.uint64), values_N2)
+    _score_texts(chosen.text, chosen.offsets, character_table(), np.empty(most, np.uint64), values_N2)
     return [pa.array(column, pa.float64(), from_pandas=True) for column in np.ascontiguousarray(values_N2.T)]
 
 

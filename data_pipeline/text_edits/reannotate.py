@@ -21,9 +21,10 @@ from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterRes
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect
+from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
-from gristmill.data_pipeline.signals.table import measure
+from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.text_edits.step import TextEdits
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.local import LocalEngine
@@ -173,9 +174,10 @@ def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task:
     if not len(changed):
         return table
     config = task.config
-    languages, signals = detect(texts, config.language_id), measure(texts, config.words)
-    urls = table.column("url").take(pa.array(changed)).to_pylist()
-    optional = config.optional.columns(texts, languages, urls)
+    buffer = TextBuffer.of(texts)
+    languages, signals = detect_buffer(buffer, config.language_id), measure_buffer(buffer, config.words)
+    urls = table.column("url").take(pa.array(changed)).combine_chunks()
+    optional = config.optional.columns(buffer, languages, urls)
     for field, measured in [
         *zip(LANGUAGE_FIELDS, languages.columns, strict=True),
         *zip(SIGNAL_FIELDS, signals.columns, strict=True),

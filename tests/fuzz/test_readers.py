@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from mutations import mutate, mutations
+from record_rows import rows_of_columns, rows_one_by_one
 
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.readers.read import file_ranges, read_range
+from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
@@ -105,8 +106,12 @@ def source_of(name: str) -> SourceConfig:
 
 
 def read(path, source: SourceConfig, part_bytes: int = 1 << 30) -> list[Record | Unreadable]:
+    return [one for part in ranges_of(path, source, part_bytes) for one in read_range(part, source)]
+
+
+def ranges_of(path, source: SourceConfig, part_bytes: int) -> list[FileRange]:
     file = RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
-    return [one for part in file_ranges(file, str(path), source, part_bytes) for one in read_range(part, source)]
+    return file_ranges(file, str(path), source, part_bytes)
 
 
 def check(found: list[Record | Unreadable]) -> None:
@@ -136,6 +141,9 @@ def fuzz(name: str, count: int, tmp_path) -> None:
             for part_bytes in (1 << 30, 1000):
                 found = read(path, source, part_bytes)
                 check(found)
+                if source.format in ("jsonl", "parquet"):
+                    ranges = ranges_of(path, source, part_bytes)
+                    assert rows_of_columns(ranges, source) == rows_one_by_one(ranges, source)
         except InputError as error:
             assert path.name in str(error), number
         except Exception as error:

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from gristmill.data_pipeline.annotate.annotate import BATCH_CHARS, AnnotateConfig, annotate_all, annotation_tasks
+from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, annotate_all, annotation_tasks
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
+from gristmill.data_pipeline.readers.record_columns import BATCH_BYTES
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.engine.local import LocalEngine
@@ -76,7 +77,7 @@ def full(pattern: str, num_bytes: int) -> str:
 
 def many(record: bytes, limit: int) -> Iterator[bytes]:
     """As many equal records as a batch takes, and two more, one at a time."""
-    for _ in range(BATCH_CHARS // limit + 3):
+    for _ in range(BATCH_BYTES // limit + 3):
         yield record
 
 

@@ -12,6 +12,7 @@ from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.presets import PRESETS
 from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig, paragraph_language_columns
 from gristmill.data_pipeline.signals.stop_words import stop_word_columns
@@ -124,7 +125,7 @@ def value_of(rule: Rule, text: str) -> float:
     if signal == "blocked_url":
         return BlockedUrls(["spam.example"]).blocks(text)
     if signal == "num_language_stop_words":
-        return stop_word_columns([text], ["en"])[0][0].as_py()
+        return stop_word_columns(TextBuffer.of([text]), ["en"])[0][0].as_py()
     return paragraph_language_columns([text], ParagraphLanguageConfig())[1][0].as_py()
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.data_pipeline.signals.stop_words import stop_word_columns, stop_words
@@ -18,7 +19,7 @@ JUSTEXT_NAMES = {
 
 
 def counted(text: str, language: str) -> tuple[int | None, float | None]:
-    different, ratio = stop_word_columns([text], [language])
+    different, ratio = stop_word_columns(TextBuffer.of([text]), [language])
     return different[0].as_py(), ratio[0].as_py()
 
 
@@ -47,7 +48,7 @@ def test_worked_examples(language, text, different, ratio):
 def test_the_kernel_equals_plain_python(pairs):
     texts, languages = [text for text, _ in pairs], [language for _, language in pairs]
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
-    found = [column.to_pylist() for column in stop_word_columns(texts, languages)]
+    found = [column.to_pylist() for column in stop_word_columns(TextBuffer.of(texts), languages)]
     assert [list(row) for row in zip(*found, strict=True)] == [
         list(by_hand(text, language)) for text, language in zip(texts, languages, strict=True)
     ]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.scripts import text_script, text_scripts
 from gristmill.data_pipeline.signals.word_order import (
     FULL_TOKENS,
@@ -43,7 +44,7 @@ ANY = st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categorie
 
 
 def assert_equal(texts: list[str]) -> None:
-    found = [column.to_pylist() for column in word_order_columns(texts, [True] * len(texts))]
+    found = [column.to_pylist() for column in word_order_columns(TextBuffer.of(texts), [True] * len(texts))]
     for place, text in enumerate(texts):
         wanted = word_order(text)
         for column, value in zip(found, wanted, strict=True):
@@ -54,7 +55,7 @@ def assert_equal(texts: list[str]) -> None:
 @example(["", " ", "a b\n\nc", "İ ı"])
 def test_the_kernels_equal_plain_python(texts):
     assert_equal(texts)
-    assert text_scripts(texts) == [text_script(text) for text in texts]
+    assert text_scripts(TextBuffer.of(texts)) == [text_script(text) for text in texts]
 
 
 def test_long_texts_of_all_shapes():
@@ -99,4 +100,14 @@ def test_short_lines_and_short_texts_have_no_order():
 
 def test_scripts_by_hand():
     texts = ["Мельница mill", "水車と川", "漢字", "3.14 !", "", "ไทย", "한국어 中", "नदी", "ミル"]
-    assert text_scripts(texts) == ["Cyrl", "Jpan", "Hani", "Zyyy", "Zyyy", "Thai", "Hang", "Deva", "Jpan"]
+    assert text_scripts(TextBuffer.of(texts)) == [
+        "Cyrl",
+        "Jpan",
+        "Hani",
+        "Zyyy",
+        "Zyyy",
+        "Thai",
+        "Hang",
+        "Deva",
+        "Jpan",
+    ]

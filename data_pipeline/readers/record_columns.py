@@ -1,0 +1,187 @@
+"""Records as columns, a batch at a time: what annotation reads, without a Python object per record."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.data_pipeline.readers.document import Record, Unreadable
+from gristmill.data_pipeline.readers.fields import metadata_json
+from gristmill.data_pipeline.signals.buffer import PADDING, TextBuffer, add_newlines
+from gristmill.foundation.lock import RawFile
+
+BATCH_RECORDS = 1024
+BATCH_BYTES = 8_000_000  # of texts, URLs, languages and metadata: limits the memory of a batch of long documents
+MIN_CAPACITY = 1 << 16
+
+
+class RecordColumns(NamedTuple):
+    """N records, readable or not. files: each raw file with how many of the records are from it, in order. numbers:
+    int64[N], of the records in their files. texts: empty where a record is unreadable. urls, languages, metadata:
+    strings, null where a record is unreadable; metadata is canonical JSON.
+
+    repairs: row -> names of the repairs that were needed to read it. unreadable: row -> why it could not be read."""
+
+    files: Sequence[tuple[RawFile, int]]
+    numbers: np.ndarray
+    texts: TextBuffer
+    urls: pa.Array
+    languages: pa.Array
+    metadata: pa.Array
+    repairs: dict[int, tuple[str, ...]]
+    unreadable: dict[int, Unreadable]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class StringColumn:
+    """Growing strings in one buffer. data: uint8; offsets: int64[BATCH_RECORDS + 1], string k is
+    data[offsets[k] : offsets[k + 1]]."""
+
+    def __init__(self, capacity: int = MIN_CAPACITY) -> None:
+        self.data = np.empty(capacity, np.uint8)
+        self.offsets = np.zeros(BATCH_RECORDS + 1, np.int64)
+
+    def reserve(self, rows: int, num_bytes: int) -> None:
+        """Make room for num_bytes behind the first rows, and PADDING."""
+        used = int(self.offsets[rows])
+        if used + num_bytes + PADDING > len(self.data):
+            data = np.empty(max(2 * len(self.data), used + num_bytes + PADDING), np.uint8)
+            data[:used] = self.data[:used]
+            self.data = data
+
+    def add(self, row: int, value: bytes) -> None:
+        self.reserve(row, len(value))
+        start = int(self.offsets[row])
+        self.data[start : start + len(value)] = np.frombuffer(value, np.uint8)
+        self.offsets[row + 1] = start + len(value)
+
+    def extend(self, row: int, strings: pa.Array, newlines: bool) -> None:
+        """Add an array of pyarrow strings, without nulls, from this row on; newlines: put one behind each."""
+        count = len(strings)
+        _, offset_buffer, data_buffer = strings.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int32)[strings.offset : strings.offset + count + 1].astype(np.int64)
+        data = np.frombuffer(data_buffer or b"", np.uint8)
+        ends = offsets[1:] - offsets[0] + (np.arange(1, count + 1) if newlines else 0)
+        self.reserve(row, int(ends[-1]))
+        start = int(self.offsets[row])
+        out = self.data[start : start + int(ends[-1])]
+        if newlines:
+            add_newlines(data, offsets, out)
+        else:
+            out[:] = data[offsets[0] : offsets[-1]]
+        self.offsets[row + 1 : row + count + 1] = start + ends
+
+    def strings(self, rows: int, valid: pa.Buffer | None) -> pa.Array:
+        """The first rows as an array of pyarrow. valid: its bits of rows that are not null; None for all."""
+        offsets = self.offsets[: rows + 1].astype(np.int32)
+        data = pa.py_buffer(self.data[: int(offsets[-1])].tobytes())
+        return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), data, valid)
+
+
+class RecordBuilder:
+    """Collects records into RecordColumns of BATCH_RECORDS, or of fewer with BATCH_BYTES in total."""
+
+    def __init__(self) -> None:
+        self._capacity = MIN_CAPACITY
+        self._begin([])
+
+    def _begin(self, files: list[RawFile]) -> None:
+        self.texts = StringColumn(self._capacity)
+        self.urls, self.languages, self.metadata = StringColumn(), StringColumn(), StringColumn()
+        self.numbers = np.zeros(BATCH_RECORDS, np.int64)
+        self.rows = 0
+        self._repairs: dict[int, tuple[str, ...]] = {}
+        self._unreadable: dict[int, Unreadable] = {}
+        self._changed: dict[int, bytes] = {}
+        self._files, self._file_starts = files, [0] * len(files)
+
+    @property
+    def columns(self) -> tuple[StringColumn, StringColumn, StringColumn, StringColumn]:
+        return self.texts, self.urls, self.languages, self.metadata
+
+    def start_file(self, file: RawFile) -> None:
+        """The records that follow are from this file."""
+        self._files.append(file)
+        self._file_starts.append(self.rows)
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows == BATCH_RECORDS or self.num_bytes >= BATCH_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(int(column.offsets[self.rows]) for column in self.columns)
+
+    def add(self, record: Record | Unreadable) -> None:
+        row = self.rows
+        if isinstance(record, Record):
+            values = (record.text, record.url, record.language, metadata_json(record.metadata))
+            if record.repairs:
+                self._repairs[row] = record.repairs
+        else:
+            values = ("", "", "", "")
+            self._unreadable[row] = record
+        self.numbers[row] = record.number
+        text, *others = (value.encode() for value in values)
+        self.texts.add(row, text + b"\n")
+        for column, value in zip(self.columns[1:], others, strict=True):
+            column.add(row, value)
+        self.rows += 1
+
+    def add_strings(self, number: int, columns: Sequence[pa.Array]) -> Iterator[RecordColumns]:
+        """Add records, numbered from `number`: their texts, URLs, languages and metadata, strings without nulls.
+
+        Yields records whenever the builder is full."""
+        lengths = np.sum([pc.binary_length(column).to_numpy(zero_copy_only=False) for column in columns], axis=0) + 1
+        done = 0
+        while done < len(lengths):
+            missing = np.searchsorted(np.cumsum(lengths[done:]), BATCH_BYTES - self.num_bytes) + 1
+            count = min(int(missing), BATCH_RECORDS - self.rows, len(lengths) - done)
+            for held, column in zip(self.columns, columns, strict=True):
+                held.extend(self.rows, column.slice(done, count), newlines=held is self.texts)
+            self.numbers[self.rows : self.rows + count] = np.arange(number + done, number + done + count)
+            self.rows += count
+            done += count
+            if self.is_full:
+                yield self.take()
+
+    def change_metadata(self, row: int, metadata: bytes) -> None:
+        """Give a row of this batch other metadata than stands in its column."""
+        self._changed[row] = metadata
+
+    def take(self) -> RecordColumns:
+        """The records so far; the builder is empty afterwards."""
+        rows = self.rows
+        ends = [*self._file_starts[1:], rows]
+        files = [(f, end - start) for f, start, end in zip(self._files, self._file_starts, ends, strict=True)]
+        valid = None
+        if self._unreadable:
+            is_valid = np.ones(rows, np.bool_)
+            is_valid[list(self._unreadable)] = False
+            valid = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+        if self._changed:
+            self.metadata = self._with_changes()
+        taken = RecordColumns(
+            [each for each in files if each[1]],
+            self.numbers[:rows],
+            TextBuffer(self.texts.data[: int(self.texts.offsets[rows]) + PADDING], self.texts.offsets[: rows + 1]),
+            *(column.strings(rows, valid) for column in self.columns[1:]),
+            self._repairs,
+            self._unreadable,
+        )
+        self._capacity = min(max(int(self.texts.offsets[rows]) + PADDING, MIN_CAPACITY), BATCH_BYTES)
+        self._begin(self._files[-1:])
+        return taken
+
+    def _with_changes(self) -> StringColumn:
+        held = self.metadata
+        raw, ends = held.data[: int(held.offsets[self.rows])].tobytes(), held.offsets.tolist()
+        values = [self._changed.get(row) or raw[ends[row] : ends[row + 1]] for row in range(self.rows)]
+        column = StringColumn()
+        column.data = np.frombuffer(b"".join(values), np.uint8)
+        np.cumsum(np.fromiter(map(len, values), np.int64, self.rows), out=column.offsets[1 : self.rows + 1])
+        return column
