@@ -39,7 +39,7 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import LockedSource, RawFile
 
-ANNOTATE_VERSION = 13  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 14  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
@@ -159,7 +159,7 @@ def annotate(task: AnnotateTask) -> None:
     with (
         sealed_path(task.path) as temporary,
         pq.ParquetWriter(
-            temporary, schema, compression="zstd", use_dictionary=REPEATED, write_statistics=False
+            temporary, schema, compression="lz4", use_dictionary=REPEATED, write_statistics=False
         ) as file,
     ):
         repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
