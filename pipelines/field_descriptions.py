@@ -99,8 +99,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     "NearDedupConfig": {"threshold": "Jaccard similarity from which on two documents are near duplicates"},
     "SubstringDedupConfig": {"drop_share": "a document that loses more than this share of its text is dropped"},
     "DecontaminateConfig": {
-        "min_share": "share of a text's information that its words in their order must tell, for an edited text",
-        "min_information": "nats that they must tell, at least",
+        "min_share": "share of a text's information that its words in their order must have, for an edited text",
+        "min_information": "nats that they must have, at least",
         "margin": "characters cut to each side of a match",
         "min_piece_characters": "characters a remaining piece must have",
         "max_pieces": "a document in more pieces is dropped",

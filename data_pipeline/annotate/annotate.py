@@ -22,6 +22,7 @@ from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blo
 from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
+from gristmill.data_pipeline.readers.compression import SUFFIXES
 from gristmill.data_pipeline.readers.document import doc_ids
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
 from gristmill.data_pipeline.readers.record_columns import RecordColumns
@@ -42,6 +43,7 @@ from gristmill.foundation.lock import LockedSource, RawFile
 ANNOTATE_VERSION = 14  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
+COMPRESSION_RATIO = 4  # of text in zstd or gzip, about
 SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
 ROW_GROUP_ROWS = 16_384
 ROW_GROUP_BYTES = 32_000_000  # limits the memory of a row group of long documents
@@ -117,7 +119,7 @@ def annotation_tasks(
         for file, location in located
         for one in (next(split) if file.bytes > range_bytes else [FileRange(file, location)])
     ]
-    range_sizes = [one.file.bytes if one.end is None else range_bytes for one in ranges]
+    range_sizes = [_text_bytes(one) if one.end is None else range_bytes for one in ranges]
     groups = grouped(ranges, range_sizes, range_bytes)
     boilerplate = None
     if source.extracted_by_blocks and source.blocks.site_boilerplate is not None:
@@ -130,6 +132,12 @@ def annotation_tasks(
         name = fingerprint(_identity(source, config, group, boilerplate))
         tasks.append(AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, tuple(group), boilerplate))
     return tasks
+
+
+def _text_bytes(file_range: FileRange) -> int:
+    """About how many bytes of text a complete file holds, to group small files into tasks."""
+    is_compressed = file_range.location.rpartition(".")[2] in SUFFIXES
+    return file_range.file.bytes * (COMPRESSION_RATIO if is_compressed else 1)
 
 
 def _file_ranges(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange]:
@@ -158,9 +166,7 @@ def annotate(task: AnnotateTask) -> None:
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
     with (
         sealed_path(task.path) as temporary,
-        pq.ParquetWriter(
-            temporary, schema, compression="lz4", use_dictionary=REPEATED, write_statistics=False
-        ) as file,
+        pq.ParquetWriter(temporary, schema, compression="lz4", use_dictionary=REPEATED, write_statistics=False) as file,
     ):
         repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
         records = read_columns(task.ranges, task.source, repeated)

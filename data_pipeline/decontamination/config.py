@@ -64,7 +64,7 @@ class DecontaminateConfig(Config):
     documents (GPT-3: "13-grams that matched more than 10 training documents", appendix C), or so many `places`
     (Megatron: key_threshold 10). Documents, so that a text that repeats a question ten times does not hide itself.
     max_edits: texts of at most max_edited_words words are also found with that many words substituted, inserted or
-    deleted: where words in their order tell at least min_share of the text's information and at least
+    deleted: where words in their order have at least min_share of the text's information and at least
     min_information nats (edits.py); 0: not searched so. answer_window: a question of fewer than min_ngram words
     is found word for word with an answer that begins in so many words behind it; 0: not searched.
     policy: `split` removes the match, `margin` characters on each side and the rest of the sentence, and keeps pieces

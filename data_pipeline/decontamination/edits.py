@@ -1,9 +1,9 @@
 """Benchmark texts in another wording: with a few words substituted, inserted or deleted, and short questions with an
 answer.
 
-What counts is information: a word tells -ln of its share in text (words.py), so that "the" tells little and a rare word
-much. A copy is a text's words in their order in one place of a document, which tell at least `min_share` of what the
-whole text tells and at least `min_information` nats, less EDIT_COST for each word that is edited. In documents of
+What counts is information, -ln of a word's share in text (words.py): "the" has little, a rare word much. A copy is a
+text's words in their order in one place of a document, which have at least `min_share` of the information of the whole
+text and at least `min_information` nats, less EDIT_COST for each word that is edited. In documents of
 independent words, exp(-34) is one false copy in 10^14 places and texts; 5 million words and 17,000 texts are 10^11."""
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from gristmill.data_pipeline.decontamination.kernels import (
 from gristmill.data_pipeline.decontamination.words import Words, information
 
 EDIT_COST = 1.0  # nats
-# A seed must tell this much, and is followed up by itself from SURE on. On the 29,008 clean documents of
+# A seed must have this much information, and is followed up by itself from SURE on. On the 29,008 clean documents of
 # benchmarks/decontaminate.py: 18 and 22 lay 16,000 texts beside documents, 18 alone 113,000, 15 alone 456,000; of
 # questions of 8 or 9 words with three words edited they lose 3 in 100.
 MIN_SEED, SURE = 18.0, 22.0
@@ -50,16 +50,16 @@ def build_edits(examples: Sequence[Example], words: Words, config: Decontaminate
     """The index of the examples, whose words are `words`.
 
     Searched for edits are texts of min_ngram words up to `max_edited_words`, longer ones keep an n-gram whole;
-    of shorter ones, questions that tell enough with one of their record's answers, of which at least three words
-    stand in a row."""
-    counts, told = words.counts, information(words)
-    total = np.bincount(np.repeat(np.arange(len(counts)), counts), told, minlength=len(counts))
+    of shorter ones, questions with enough information together with one of their record's answers, of which at least
+    three words stand in a row."""
+    counts, nats = words.counts, information(words)
+    total = np.bincount(np.repeat(np.arange(len(counts)), counts), nats, minlength=len(counts))
     is_question = np.array([not example.is_answer for example in examples], bool)
     long_enough = is_question & (counts >= config.min_ngram) & (total >= config.min_information)
     edited = long_enough & (counts <= config.max_edited_words)
     answers, first = _answers(examples, counts, total, config)
     wanted = np.maximum(config.min_share * total, config.min_information)
-    texts = SearchedTexts(words.hashes, words.ends, told, wanted, answers, first)
+    texts = SearchedTexts(words.hashes, words.ends, nats, wanted, answers, first)
     return EditIndex(_seed_table(texts, edited), texts, edited, np.diff(first) > 0)
 
 
@@ -67,7 +67,7 @@ def _answers(
     examples: Sequence[Example], counts: np.ndarray, total: np.ndarray, config: DecontaminateConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """(answers, answer_first) of SearchedTexts: of each short question, the texts of its record's later fields that
-    tell enough together with it."""
+    have enough information together with it."""
     max_words = config.min_ngram - 1 if config.answer_window else 0
     short = {n for n, e in enumerate(examples) if 0 < counts[n] <= max_words and not e.is_answer}
     records: dict[tuple[str, str], list[int]] = {(examples[n].benchmark, examples[n].example): [] for n in short}
@@ -94,10 +94,10 @@ def _answers(
 
 
 def _seed_table(texts: SearchedTexts, edited: np.ndarray) -> SeedTable:
-    room = 3 * int(np.diff(texts.ends)[edited].sum()) + 1
-    keys, tells = np.empty(room, np.uint64), np.empty(room)
-    owners, places = np.empty(room, np.int32), np.empty(room, np.int32)
-    count = edit_seeds(texts.hashes, texts.ends, texts.told, edited, MIN_SEED, keys, owners, places, tells)
+    capacity = 3 * int(np.diff(texts.ends)[edited].sum()) + 1
+    keys, nats = np.empty(capacity, np.uint64), np.empty(capacity)
+    owners, places = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
+    count = edit_seeds(texts.hashes, texts.ends, texts.nats, edited, MIN_SEED, keys, owners, places, nats)
     order = np.argsort(keys[:count], kind="stable")
     distinct, number, times = np.unique(keys[order], return_inverse=True, return_counts=True)
     order = order[times[number] <= MAX_TEXTS]
@@ -105,11 +105,11 @@ def _seed_table(texts: SearchedTexts, edited: np.ndarray) -> SeedTable:
     keys = np.concatenate([keys[order], np.array([row[0] for row in short], np.uint64)])
     owners = np.concatenate([owners[order], np.array([row[1] for row in short], np.int32)])
     places = np.concatenate([places[order], np.zeros(len(short), np.int32)])
-    tells = np.concatenate([tells[order], np.full(len(short), np.inf)])
+    nats = np.concatenate([nats[order], np.full(len(short), np.inf)])
     order = np.argsort(keys, kind="stable")
     distinct, first = np.unique(keys[order], return_index=True)
     first = np.append(first, len(keys)).astype(np.int64)
-    rows = owners[order], places[order], tells[order]
+    rows = owners[order], places[order], nats[order]
     return SeedTable(bit_filter(distinct), slot_table(distinct), distinct, first, *rows)
 
 
@@ -149,9 +149,9 @@ def copy_of(index: EditIndex, text: int, document: np.ndarray, word: int) -> tup
 
     For the few documents that hold an n-gram of a text which is too long to be searched for edits."""
     mine = slice(*index.texts.ends[text : text + 2])
-    hashes, told = index.texts.hashes[mine], index.texts.told[mine]
+    hashes, nats = index.texts.hashes[mine], index.texts.nats[mine]
     low, high = max(word - len(hashes) - SLACK, 0), min(word + len(hashes) + SLACK, len(document))
-    room = high - low + 1
-    row = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint64)
-    score, first, last, found, _ = align(hashes, told, document, low, high, EDIT_COST, *row)
+    size = high - low + 1
+    row = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64)
+    score, first, last, found, _ = align(hashes, nats, document, low, high, EDIT_COST, *row)
     return (int(first), int(last), int(found)) if score >= index.texts.wanted[text] else None

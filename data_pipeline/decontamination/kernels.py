@@ -32,7 +32,7 @@ ONE, ZERO = np.uint64(1), np.uint64(0)
 class SeedTable(NamedTuple):
     """Where seeds stand in benchmark texts. filter uint64[]: a bit map of the keys. slots int32[]: open addressing from
     key to its number k (keys[k]), whose places are first[k]..first[k + 1]: texts int32[], words from the text's
-    beginning int32[], and what the seed's words tell float64[]."""
+    beginning int32[], and the information of the seed's words in nats float64[]."""
 
     filter: np.ndarray
     slots: np.ndarray
@@ -40,17 +40,17 @@ class SeedTable(NamedTuple):
     first: np.ndarray
     texts: np.ndarray
     places: np.ndarray
-    tells: np.ndarray
+    nats: np.ndarray
 
 
 class SearchedTexts(NamedTuple):
-    """hashes uint64[], ends int64[texts + 1], told float64[]: the words of the texts and what each tells. wanted
+    """hashes uint64[], ends int64[texts + 1], nats float64[]: the words of the texts and their information. wanted
     float64[texts]: the score an edited copy must reach. answers int64[]: the texts that answer text t are
     answers[answer_first[t]:answer_first[t + 1]]; one that has any is searched word for word, and with one of them."""
 
     hashes: np.ndarray
     ends: np.ndarray
-    told: np.ndarray
+    nats: np.ndarray
     wanted: np.ndarray
     answers: np.ndarray
     answer_first: np.ndarray
@@ -64,8 +64,8 @@ def seed_hash(first, second, third):
 
 
 @cached_njit(nogil=True)
-def edit_seeds(hashes, ends, told, wanted, min_told, keys, texts, places, tells):
-    """All seeds of the wanted texts whose words tell `min_told`; returns how many. places: words from the beginning."""
+def edit_seeds(hashes, ends, nats, wanted, min_nats, keys, texts, places, seed_nats):
+    """All seeds of the wanted texts of at least `min_nats`; returns how many. places: words from the beginning."""
     count = 0
     for text in range(len(ends) - 1):
         if not wanted[text]:
@@ -75,19 +75,19 @@ def edit_seeds(hashes, ends, told, wanted, min_told, keys, texts, places, tells)
                 second, third = word + SECOND[pattern], word + THIRD[pattern]
                 if third >= ends[text + 1]:
                     continue
-                tell = told[word] + told[second] + told[third]
-                if tell >= min_told:
+                total = nats[word] + nats[second] + nats[third]
+                if total >= min_nats:
                     keys[count] = seed_hash(hashes[word], hashes[second], hashes[third])
-                    texts[count], places[count], tells[count] = text, word - ends[text], tell
+                    texts[count], places[count], seed_nats[count] = text, word - ends[text], total
                     count += 1
     return count
 
 
 @cached_njit(nogil=True)
-def align(text, told, document, start, stop, gap, scores, starts, counts, places):
+def align(text, nats, document, start, stop, gap, scores, starts, counts, places):
     """(score, first word, last word + 1, words found, hash of which) of the best local alignment of the text with
-    document[start:stop]: what the words found tell, less `gap` for each word substituted, inserted or deleted between
-    them (Smith and Waterman 1981, one row at a time). The arrays take one row: stop - start + 1 entries."""
+    document[start:stop]: the information of the words found, less `gap` for each word substituted, inserted or deleted
+    between them (Smith and Waterman 1981, one row at a time). The arrays take one row: stop - start + 1 entries."""
     length = stop - start
     best, best_start, best_stop, best_count, best_places = 0.0, 0, 0, 0, ZERO
     for at in range(length + 1):
@@ -97,7 +97,7 @@ def align(text, told, document, start, stop, gap, scores, starts, counts, places
         for at in range(1, length + 1):
             above, above_start, above_count, above_place = scores[at], starts[at], counts[at], places[at]
             if text[word] == document[start + at - 1]:
-                score += told[word]
+                score += nats[word]
                 count += 1
                 place ^= (np.uint64(word) + ONE) * MULTIPLY
             else:
@@ -116,9 +116,9 @@ def align(text, told, document, start, stop, gap, scores, starts, counts, places
 
 
 @cached_njit(nogil=True)
-def max_score(text, told, document, bits):
-    """An upper bound of the score of `align`: what the text's words tell that stand anywhere in the document, and what
-    tells no more than a rounding error. bits: a bit map of the document's words, with room for WORD_BITS."""
+def max_score(text, nats, document, bits):
+    """An upper bound of the score of `align`: the information of the text's words that stand anywhere in the document,
+    and ROUNDING for the order of the additions. bits: a bit map of the document's words, of WORD_BITS bits."""
     mask = np.uint64(WORD_BITS - 1)
     bits[:] = ZERO
     for word in range(len(document)):
@@ -128,7 +128,7 @@ def max_score(text, told, document, bits):
     for word in range(len(text)):
         bit = text[word] & mask
         if (bits[bit >> U6] >> (bit & U63)) & ONE:
-            found += told[word]
+            found += nats[word]
     return found
 
 
@@ -165,12 +165,12 @@ def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
     """Fills found[:, :len]: document, benchmark text, first word and last + 1 there, words found, hash of which, for
     each copy of a text around the seeds that were met (`search_seeds`); returns how many there are.
 
-    A seed that tells less than `sure` is followed up only if another of its text stands near it."""
+    A seed of less than `sure` nats is followed up only if another of its text stands near it."""
     num_texts = len(texts.ends) - 1
     done, last, tried = np.full(num_texts, -1), np.full(num_texts, -1), np.full(num_texts, -1)
-    room = np.max(np.diff(texts.ends)) + 2 * SLACK + 1
-    scores, starts, counts = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64)
-    places, bits = np.empty(room, np.uint64), np.empty(WORD_BITS // 64, np.uint64)
+    size = np.max(np.diff(texts.ends)) + 2 * SLACK + 1
+    scores, starts, counts = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
+    places, bits = np.empty(size, np.uint64), np.empty(WORD_BITS // 64, np.uint64)
     count = 0
     for row in range(met.shape[1]):
         number, word, place = met[0, row], met[1, row], met[2, row]
@@ -187,16 +187,16 @@ def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
         else:
             if tried[text] >= start and abs(begin - tried[text]) <= SLACK // 2:
                 continue
-            if seeds.tells[place] < sure and (last[text] < start or word - last[text] > APART):
+            if seeds.nats[place] < sure and (last[text] < start or word - last[text] > APART):
                 last[text] = word
                 continue
             tried[text] = begin
-            told = texts.told[texts.ends[text] : texts.ends[text + 1]]
+            nats = texts.nats[texts.ends[text] : texts.ends[text + 1]]
             low, high = max(start, begin - SLACK), min(stop, begin + len(mine) + SLACK)
-            if max_score(mine, told, document[low:high], bits) < texts.wanted[text]:
+            if max_score(mine, nats, document[low:high], bits) < texts.wanted[text]:
                 continue
             score, begin, final, words, which = align(
-                mine, told, document, low, high, gap, scores, starts, counts, places
+                mine, nats, document, low, high, gap, scores, starts, counts, places
             )
             if score < texts.wanted[text]:
                 continue

@@ -1,4 +1,4 @@
-"""The words of texts as hashes, and how much each word tells: what all searches for benchmark texts compare."""
+"""The words of texts as hashes, and the information of each word: what all searches for benchmark texts compare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def words_of(texts: Sequence[str]) -> Words:
 
 
 def information(words: Words) -> np.ndarray:
-    """float64[words]: -ln of the share of each word in text, in nats: "the" tells 3 or 4, a rare word 10."""
+    """float64[words]: -ln of the share of each word in text, in nats: 3 or 4 for "the", 10 for a rare word."""
     slots = np.empty(len(words.hashes), np.int64)
     size = 1 << max((2 * len(words.hashes)).bit_length(), 6)
     keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
@@ -62,9 +62,9 @@ def information(words: Words) -> np.ndarray:
     known = words_of([word for listed in stop_words().values() for word in listed]).hashes
     taken = np.flatnonzero(counts)
     prior = np.where(np.isin(keys[taken], known), STOP_WORD_SHARE, OTHER_WORD_SHARE)
-    told = np.empty(size)
-    told[taken] = -np.log((counts[taken] + PRIOR_WORDS * prior) / (len(words.hashes) + PRIOR_WORDS))
-    return told[slots]
+    nats = np.empty(size)
+    nats[taken] = -np.log((counts[taken] + PRIOR_WORDS * prior) / (len(words.hashes) + PRIOR_WORDS))
+    return nats[slots]
 
 
 @cached_njit(nogil=True)

@@ -15,7 +15,7 @@ PARAGRAPH_LANGUAGE_FIELDS = [
     pa.field("main_language", pa.string()),  # the one with the most characters; null if no paragraph was identified
     pa.field("main_language_share", pa.float64()),  # its share of the characters of identified paragraphs
     pa.field("num_languages", pa.int64()),  # number of languages in them
-    pa.field("told_char_ratio", pa.float64()),  # share of the paragraphs' characters that were identified
+    pa.field("identified_char_ratio", pa.float64()),  # share of the paragraphs' characters that were identified
 ]
 _PARAGRAPHS = re.compile(r"\n[^\S\n]*\n\s*")
 

@@ -14,11 +14,9 @@ from gristmill.data_pipeline.signals.bits import (
     TOP,
     ZERO,
     below,
-    bytes_below,
     decode,
     first_bit,
     hash_bytes,
-    load64,
     without_first,
 )
 from gristmill.data_pipeline.signals.characters import (
@@ -33,28 +31,10 @@ from gristmill.data_pipeline.signals.characters import (
     UPPER,
     WORD,
 )
+from gristmill.data_pipeline.signals.english_stop_words import stop_word_bit
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones
-from gristmill.data_pipeline.signals.reference import STOP_WORDS
 from gristmill.data_pipeline.signals.sentences import end_sentences
 from gristmill.foundation.cached_njit import cached_njit
-
-# Gopher's stop words as groups of eight bytes, in a table without collisions: slot = product with the factor >> 60.
-STOP_SHIFT = np.uint64(60)
-
-
-def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
-    groups = [int.from_bytes(word.encode(), "little") for word in STOP_WORDS]
-    factor = 0x9E3779B97F4A7C15
-    while len({(group * factor % 2**64) >> 60 for group in groups}) < len(groups):
-        factor = (factor * 0xD1342543DE82EF95 + 1) % 2**64 | 1
-    slots, sizes = np.zeros(16, np.uint64), np.zeros(16, np.int64)
-    for group, word in zip(groups, STOP_WORDS, strict=True):
-        slots[(group * factor % 2**64) >> 60] = group
-        sizes[(group * factor % 2**64) >> 60] = len(word)
-    return np.uint64(factor), slots, sizes
-
-
-STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
 
 # Places in the counts that scan_words fills. STOPS: one bit per slot; ODD_ENDS: line ends other than newlines.
 CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
@@ -237,10 +217,7 @@ def _note(text, first, stop, word, words, counts):
     counts[ALPHA_WORDS] += alpha
     counts[PLAIN] += plain
     counts[PLAIN_CHARS] += np.int64(chars) if plain else 0
-    size = stop - first
-    group = load64(text, first) & bytes_below(min(size, 8))
-    slot = np.int64((group * STOP_FACTOR) >> STOP_SHIFT)
-    counts[STOPS] |= np.int64((STOP_SLOTS[slot] == group) & (STOP_SIZES[slot] == size)) << slot
+    counts[STOPS] |= stop_word_bit(text, first, stop)
 
 
 @cached_njit(nogil=True)

@@ -152,12 +152,12 @@ def test_which_fields_are_answers(tmp_path: Path):
         benchmark(tmp_path / "b", [record], fields=fields, answers=("gold",))
 
 
-def plain_alignment(text: list[str], told: list[float], document: list[str], gap: float) -> float:
+def plain_alignment(text: list[str], nats: list[float], document: list[str], gap: float) -> float:
     """The best local alignment's score, by the whole table."""
     table = np.zeros((len(text) + 1, len(document) + 1))
     for i, word in enumerate(text, 1):
         for j, other in enumerate(document, 1):
-            beside = table[i - 1, j - 1] + (told[i - 1] if word == other else -gap)
+            beside = table[i - 1, j - 1] + (nats[i - 1] if word == other else -gap)
             table[i, j] = max(0.0, beside, table[i - 1, j] - gap, table[i, j - 1] - gap)
     return float(table.max())
 
@@ -166,19 +166,19 @@ few_words = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 
 
 @given(few_words, few_words, st.lists(st.integers(1, 9), min_size=9, max_size=9))
-def test_alignment_agrees_with_the_whole_table(text, document, tells):
-    told = np.array(tells[: len(text)], np.float64)
+def test_alignment_agrees_with_the_whole_table(text, document, drawn):
+    nats = np.array(drawn[: len(text)], np.float64)
     hashes = [words_of([" ".join(words)]).hashes for words in (text, document)]
     room = len(document) + 1
     row = np.empty(room), np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint64)
-    score, first, last, words, _ = align(hashes[0], told, hashes[1], 0, len(document), 1.0, *row)
-    assert score == plain_alignment(text, told.tolist(), document, 1.0)
+    score, first, last, words, _ = align(hashes[0], nats, hashes[1], 0, len(document), 1.0, *row)
+    assert score == plain_alignment(text, nats.tolist(), document, 1.0)
     assert 0 <= first <= last <= len(document) and words <= min(len(text), last - first)
-    assert score <= max_score(hashes[0], told, hashes[1], np.empty(WORD_BITS // 64, np.uint64))
+    assert score <= max_score(hashes[0], nats, hashes[1], np.empty(WORD_BITS // 64, np.uint64))
 
 
 def test_the_bound_of_a_score_counts_the_words_that_occur():
-    """Of a, b and c, which tell 3, 5 and 7, the document has a and c."""
+    """Of a, b and c, of 3, 5 and 7 nats, the document has a and c."""
     text, document = (words_of([words]).hashes for words in ("a b c", "c x a"))
     bound = max_score(text, np.array([3.0, 5.0, 7.0]), document, np.empty(WORD_BITS // 64, np.uint64))
     assert bound == pytest.approx(10, abs=1e-5)
@@ -186,8 +186,8 @@ def test_the_bound_of_a_score_counts_the_words_that_occur():
 
 def test_information_of_words():
     """`the`, a stop word, stands once in 100 words of text, `zebra` once in 20,000; two more of each are counted."""
-    told = information(words_of(["the zebra the zebra"]))
-    assert told.tolist() == pytest.approx([-np.log((2 + 1000) / 100004), -np.log((2 + 5) / 100004)] * 2)
+    nats = information(words_of(["the zebra the zebra"]))
+    assert nats.tolist() == pytest.approx([-np.log((2 + 1000) / 100004), -np.log((2 + 5) / 100004)] * 2)
 
 
 def test_no_worker_or_file_changes_what_is_found(tmp_path: Path):
