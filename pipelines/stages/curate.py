@@ -116,7 +116,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=13,
+    code_version=14,
     inputs=(),
     config=config,
     run=run,
