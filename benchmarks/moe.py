@@ -97,6 +97,7 @@ def compare(shape: dict[str, int], device: torch.device, rounds: int) -> Figure:
             raise SystemExit(f"outputs differ by {difference:.1e} of the largest")
         ours, theirs = Step(mixture, lambda x, m=mixture: m(x)[0], x, upstream), Step(block, block, x, upstream)
         found.append((*in_turn(ours, theirs, rounds, clock), implementation))
+        Console().print(f"moe_step, against {implementation}: {found[-1][2]:.2f}")
     seconds, peer_seconds, ratio, implementation = min(found, key=lambda each: each[2])
     name = f"transformers OLMoE, {implementation}"
     unit = "tokens/s/core" if device.type == "cpu" else "tokens/s"

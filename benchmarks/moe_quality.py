@@ -7,8 +7,8 @@ must be complete:
     gristmill run moe_tiny --to index --workdir DIR
     python benchmarks/moe_quality.py --data DIR
 
-A second table shows the load of the busiest expert over the mean, on tokens whose frequencies are heavily skewed, with
-and without the balancing bias."""
+The figure `moe_balance` is the load of the busiest expert of the recipe's mixture after 200 steps. Without --data a
+table shows that load for each way of balancing, on tokens whose frequencies are heavily skewed."""
 
 import statistics
 import tempfile
@@ -37,20 +37,32 @@ from gristmill.training.run import CHECKPOINTS, Data, Run, RunConfig
 # Two-sided 95 % quantiles of Student's t by number of seeds.
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 SKEWED_STEPS = 200
+BALANCES = (  # name, bias_update_rate, balance_loss
+    ("nothing", 0.0, 0.0),
+    ("bias", 3e-3, 0.0),
+    ("loss", 0.0, 1e-2),
+    ("bias and loss", 1e-3, 1e-2),
+)
 
 
 class Skewed:
-    """Samples of tokens by Zipf's law: of 512, the commonest is 15 % of all."""
+    """Samples of a Markov chain over 512 tokens: 40 % are one of eight tokens, the commonest is 15 % of all, and the
+    others depend on the token before (tokens drawn independently would teach the model to treat all alike)."""
 
     vocab_size, fingerprint = 512, "skewed"
+    common = 8
 
     def __init__(self, sequence_length: int):
         self.sequence_length = sequence_length
-        weights = np.arange(1, self.vocab_size + 1) ** -1.0
+        weights = np.arange(1, self.vocab_size + 1) ** -1.0  # Zipf's law
         self.chances = weights / weights.sum()
 
     def sample(self, k: int) -> dict[str, np.ndarray]:
-        tokens = np.random.default_rng(k).choice(self.vocab_size, self.sequence_length + 1, p=self.chances)
+        ranks = np.random.default_rng(k).choice(self.vocab_size, self.sequence_length + 1, p=self.chances)
+        tokens = ranks.copy()
+        for place in range(1, len(ranks)):
+            if ranks[place] >= self.common:
+                tokens[place] = (31 * tokens[place - 1] + ranks[place]) % self.vocab_size
         return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": np.ones(self.sequence_length, np.float32)}
 
     def source_of(self, k: int) -> str:
@@ -88,12 +100,17 @@ def train(folder: Path, model: ModelConfig, config: TrainConfig, seed: int, data
     return read_metrics(folder / METRICS_NAME)
 
 
+def mean_load(lines: list[dict[str, Any]]) -> float:
+    """Load of the busiest expert over the mean, of a step's worst layer; mean over the steps."""
+    return statistics.mean(line["expert_load"] for line in lines)
+
+
 def final_loss(lines: list[dict[str, Any]]) -> float:
     return next(line["validation"]["loss"] for line in reversed(lines) if "validation" in line)
 
 
-def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str, list[float]]:
-    """Final validation losses by model."""
+def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[dict[str, list[float]], float]:
+    """(final validation losses by model, load of the mixture's busiest expert over the mean after 200 steps)."""
     recipe = load_recipe("moe_tiny")
     mixture, plain = recipe.training()
     changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
@@ -104,6 +121,7 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str
     ]
     data = Data(*splits, 0, mask_documents=recipe.index.mask_documents, bytes_per_token={})
     found: dict[str, list[float]] = {name: [] for name in models_of(mixture)}
+    loads_of_seeds = []
     for seed in range(1, seeds + 1):
         for name, model in models_of(mixture).items():
             folder, used = work / f"{name}-{seed}", config
@@ -113,7 +131,10 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str
                 used = TrainConfig.model_validate(
                     config.model_dump() | {"objective": "distillation", "teacher": teacher}
                 )
-            found[name].append(final_loss(train(folder, model, used, seed, data)))
+            lines = train(folder, model, used, seed, data)
+            found[name].append(final_loss(lines))
+            if name == "mixture":
+                loads_of_seeds.append(mean_load(lines[-len(lines) // 3 :]))  # the last 100 of the recipe's 300 steps
     table = Table("model", "parameters", "for a token", "FLOPs/token", "validation loss", "95 % interval")
     for name, model in models_of(mixture).items():
         shape = shape_of(model, recipe.tokenizer.vocab_size)
@@ -128,11 +149,11 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str
             f"± {spread:.4f}",
         )
     Console(width=120).print(table)
-    return found
+    return found, statistics.mean(loads_of_seeds)
 
 
-def loads(work: Path) -> dict[str, float]:
-    """Mean of `expert_load` over the last 20 of 200 steps on skewed tokens, with and without the bias."""
+def loads(work: Path) -> None:
+    """Mean of `expert_load` over the last 20 of 200 steps on skewed tokens, for each way of balancing."""
     mixture, _ = load_recipe("moe_tiny").training()
     samples = Skewed(mixture.sequence_length)
     data = Data(samples, None, 0, mask_documents=False, bytes_per_token={})
@@ -143,17 +164,13 @@ def loads(work: Path) -> dict[str, float]:
         optimizer={"learning_rate": 3e-3},
         checkpoint={"every": 0},
     )
-    found = {}
-    for name, rate in (("without the bias", 0.0), ("with the bias", 3e-3)):
-        moe = mixture.moe.model_dump() | {"bias_update_rate": rate, "balance_loss": 0.0}
+    table = Table("200 steps on skewed tokens", "bias_update_rate", "balance_loss", "busiest expert over mean")
+    for name, rate, balance_loss in BALANCES:
+        moe = mixture.moe.model_dump() | {"bias_update_rate": rate, "balance_loss": balance_loss}
         model = ModelConfig(**(mixture.model_dump() | {"moe": moe}))
         lines = train(work / name, model, config, 1, data)
-        found[name] = statistics.mean(line["expert_load"] for line in lines[-20:])
-    table = Table("200 steps on skewed tokens", "busiest expert over mean")
-    for name, load in found.items():
-        table.add_row(name, f"{load:.2f}")
+        table.add_row(name, str(rate), str(balance_loss), f"{mean_load(lines[-20:]):.2f}")
     Console(width=120).print(table)
-    return found
 
 
 def main() -> None:
@@ -163,13 +180,16 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        balance = loads(work)
-        measured = [Figure("moe_balance", 1 / balance["with the bias"], "mean load over the busiest", goal=1 / 1.3)]
-        if options.data is not None:
-            tokens = 20 * 2048 if options.quick else None
-            losses = compare(work, options.data / "index", 1 if options.quick else options.seeds, tokens)
-            dense, mixture = (statistics.mean(losses[name]) for name in ("dense", "mixture"))
-            measured.append(Figure("moe_loss", dense - mixture, "nats below the dense model"))
+        if options.data is None:
+            loads(work)
+            return
+        tokens = 20 * 2048 if options.quick else None
+        losses, load = compare(work, options.data / "index", 1 if options.quick else options.seeds, tokens)
+        dense, mixture = (statistics.mean(losses[name]) for name in ("dense", "mixture"))
+        measured = [
+            Figure("moe_loss", dense - mixture, "nats below the dense model"),
+            Figure("moe_balance", 1 / load, "mean load over the busiest", goal=1 / 1.3),
+        ]
         print_figures(measured)
 
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.training.model.expert_loop import loop_swiglu
 from gristmill.training.model.grouped_linear import Runs, grouped_linear, padded_positions, uses_grouped
 from gristmill.training.model.mlp import gelu_approximation
 from gristmill.training.model_config import LayerConfig, ModelConfig
@@ -23,13 +24,17 @@ class ExpertLinear(nn.Module):
         self.bias = axis.parameter(shape[:2], self.bias_placed) if bias else None
 
     def forward(self, x_ND: Tensor, runs: Runs) -> Tensor:
-        y_NF = grouped_linear(x_ND, self.axis.local(self.weight, self.placed, x_ND.dtype), runs)
+        y_NF = grouped_linear(x_ND, self.local_weight(x_ND.dtype), runs)
         if self.bias is None:
             return y_NF
         bias_EF = self.axis.local(self.bias, self.bias_placed, x_ND.dtype)
         if self.bias_placed == OUTPUT_BIAS and not self.axis.first_share:
             bias_EF = bias_EF * 0
         return y_NF + bias_EF[_expert_of_row(runs, len(x_ND), len(bias_EF), x_ND.device)]
+
+    def local_weight(self, dtype: torch.dtype) -> Tensor:
+        """This rank's experts and share of their width."""
+        return self.axis.local(self.weight, self.placed, dtype)
 
 
 class Experts(nn.Module):
@@ -62,6 +67,9 @@ class Experts(nn.Module):
         return torch.where(has_expert_N1, y_ND, 0)
 
     def _mlp(self, x_ND: Tensor, runs: Runs) -> Tensor:
+        if self.gate is not None and self.up.bias is None and runs.sizes is not None:
+            weights = (linear.local_weight(x_ND.dtype) for linear in (self.gate, self.up, self.down))
+            return loop_swiglu(x_ND, *weights, runs.sizes)
         if self.gate is None:
             hidden_NFt = F.gelu(self.up(x_ND, runs), approximate=self.approximate)
         else:

@@ -47,7 +47,7 @@ class _LoopLinear(torch.autograd.Function):
         ctx.save_for_backward(x_ND, weight_EFD)
         ctx.sizes = sizes
         y_NF = x_ND.new_empty(len(x_ND), weight_EFD.shape[1])
-        for expert, rows in _runs(sizes):
+        for expert, rows in runs_of(sizes):
             torch.mm(x_ND[rows], weight_EFD[expert].T, out=y_NF[rows])
         y_NF[sum(sizes) :] = 0
         return y_NF
@@ -59,12 +59,12 @@ class _LoopLinear(torch.autograd.Function):
         x_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             x_gradient = torch.empty_like(x_ND)
-            for expert, rows in _runs(ctx.sizes):
+            for expert, rows in runs_of(ctx.sizes):
                 torch.mm(gradient_NF[rows], weight_EFD[expert], out=x_gradient[rows])
             x_gradient[sum(ctx.sizes) :] = 0
         if ctx.needs_input_grad[1]:
             weight_gradient = torch.empty_like(weight_EFD)
-            for expert, rows in _runs(ctx.sizes):
+            for expert, rows in runs_of(ctx.sizes):
                 torch.mm(gradient_NF[rows].T, x_ND[rows], out=weight_gradient[expert])
             for expert, size in enumerate(ctx.sizes):
                 if size == 0:
@@ -72,7 +72,7 @@ class _LoopLinear(torch.autograd.Function):
         return x_gradient, weight_gradient, None
 
 
-def _runs(sizes: tuple[int, ...]) -> list[tuple[int, slice]]:
+def runs_of(sizes: tuple[int, ...]) -> list[tuple[int, slice]]:
     """(expert, its rows) of the experts that have rows. (2, 0, 1) -> [(0, 0:2), (2, 2:3)]."""
     found, start = [], 0
     for expert, size in enumerate(sizes):

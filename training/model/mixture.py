@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -84,8 +85,7 @@ class MixtureOfExperts(nn.Module):
             results_MD = self.experts(sorted_MD, routing.accepted_E)
         else:
             results_MD = self._exchanged(sorted_MD, routing)
-        by_token_NKD = _Unsorted.apply(results_MD, order_M, rank_M).unflatten(0, (-1, top_k))
-        return _weighted(by_token_NKD, routing.gates_NK)
+        return _WeightedSum.apply(results_MD, routing.gates_NK.to(results_MD.dtype), order_M, rank_M)
 
     def _exchanged(self, sorted_MD: Tensor, routing: Routing) -> Tensor:
         """The rows computed where their experts are. Dropped rows, which are last, are not sent and come out as
@@ -111,7 +111,7 @@ class Coefficient(nn.Module):
         weight_2D, bias_2 = (
             self.tensor.local(part, Sharding.REPLICATED, x_BTD.dtype) for part in (self.weight, self.bias)
         )
-        return upcast(torch.nn.functional.linear(x_BTD, weight_2D, bias_2)).softmax(dim=-1).to(x_BTD.dtype)
+        return upcast(F.linear(x_BTD, weight_2D, bias_2)).softmax(dim=-1).to(x_BTD.dtype)
 
 
 class _Copies(torch.autograd.Function):
@@ -128,25 +128,22 @@ class _Copies(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_MD: Tensor) -> tuple[Tensor | None, ...]:
         (rank_M,) = ctx.saved_tensors
-        by_token_NKD = gradient_MD.index_select(0, rank_M).unflatten(0, (-1, ctx.top_k))
-        return by_token_NKD.sum(dim=1), None, None, None
+        return F.embedding_bag(rank_M.unflatten(0, (-1, ctx.top_k)), gradient_MD, mode="sum"), None, None, None
 
 
-class _Unsorted(torch.autograd.Function):
-    """Rows back in the order of the tokens."""
+class _WeightedSum(torch.autograd.Function):
+    """[N, D]: the sum over a token's K experts of gate x row, without the rows in the order of the tokens."""
 
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, order_M: Tensor, rank_M: Tensor) -> Tensor:
-        ctx.save_for_backward(order_M)
-        return x_MD.index_select(0, rank_M)
+    def forward(ctx: Any, rows_MD: Tensor, gates_NK: Tensor, order_M: Tensor, rank_M: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_MD, gates_NK, order_M, rank_M)
+        return F.embedding_bag(rank_M.view_as(gates_NK), rows_MD, mode="sum", per_sample_weights=gates_NK)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_MD: Tensor) -> tuple[Tensor, None, None]:
-        (order_M,) = ctx.saved_tensors
-        return gradient_MD.index_select(0, order_M), None, None
-
-
-def _weighted(x_NKD: Tensor, gates_NK: Tensor) -> Tensor:
-    """[N, D]: the sum over K of gate x row."""
-    return torch.bmm(gates_NK.to(x_NKD.dtype).unsqueeze(1), x_NKD).squeeze(1)
+    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor | None, ...]:
+        rows_MD, gates_NK, order_M, rank_M = ctx.saved_tensors
+        gradient_MD = gradient_ND.index_select(0, order_M // gates_NK.shape[1])
+        gates_gradient_M = torch.linalg.vecdot(rows_MD, gradient_MD)
+        gradient_MD.mul_(gates_NK.flatten().index_select(0, order_M).unsqueeze(1))
+        return gradient_MD, gates_gradient_M.index_select(0, rank_M).view_as(gates_NK), None, None
