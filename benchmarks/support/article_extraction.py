@@ -47,8 +47,9 @@ def score(pairs: Iterable[tuple[str, str]]) -> Score:
             precisions.append(common / given.total())
         if wanted:
             recalls.append(common / wanted.total())
-    precision, recall = fmean(precisions), fmean(recalls)
-    return Score(2 * precision * recall / (precision + recall), precision, recall)
+    precision, recall = fmean(precisions or [0.0]), fmean(recalls or [0.0])
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return Score(f1, precision, recall)
 
 
 def shingles(text: str) -> Counter[tuple[str, ...]]:

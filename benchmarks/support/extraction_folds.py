@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from support.annotated_chunks import Annotated, Counts, counts, total
-from support.article_extraction import score
 
 from gristmill.data_pipeline.extraction import fit
 from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
@@ -95,9 +93,14 @@ def features_sample(pages: Sequence[LabelledPage]) -> bytes:
 
 def in_folds(sets: dict[str, list[Labelled]]) -> list[Found]:
     """Every page as weights extract it that were fitted on the other folds."""
-    pages = [one for held in sets.values() for one in held]
-    weights = {fold: _fitted([one for one in pages if one.fold != fold]) for fold in range(FOLDS)}
+    weights = fold_weights(sets)
     return [Found(name, one, extracted(one, weights[one.fold])) for name, held in sets.items() for one in held]
+
+
+def fold_weights(sets: dict[str, list[Labelled]]) -> dict[int, Weights]:
+    """By fold, weights that were fitted on the others."""
+    pages = [one for held in sets.values() for one in held]
+    return {fold: _fitted([one for one in pages if one.fold != fold]) for fold in range(FOLDS)}
 
 
 def without_set(sets: dict[str, list[Labelled]], name: str) -> list[Found]:
@@ -121,8 +124,13 @@ def _fitted(pages: Sequence[Labelled]) -> Weights:
 
 
 def extracted(one: Labelled, weights: Weights, threshold: float = THRESHOLD) -> str:
+    return "\n".join(kept_texts(one, weights, threshold))
+
+
+def kept_texts(one: Labelled, weights: Weights, threshold: float = THRESHOLD) -> list[str]:
+    """The blocks of the main text."""
     page = read_page(one.page.html, weights.token_weights)
-    return _joined(page, classify(page, weights.first, weights.second) >= threshold)
+    return _chosen(page, classify(page, weights.first, weights.second) >= threshold)
 
 
 def utf8(html: bytes) -> bytes:
@@ -134,20 +142,8 @@ def readability_like(html: bytes) -> str:
     html: UTF-8."""
     page = read_page(html, NO_TOKENS)
     depth = page.elements[int(page.totals[P_READABLE_BEST]), DEPTH]
-    return _joined(page, page.sums[page.blocks[:, ELEMENT], LCA_READABLE] == depth)
+    return "\n".join(_chosen(page, page.sums[page.blocks[:, ELEMENT], LCA_READABLE] == depth))
 
 
-def _joined(page: Page, kept: np.ndarray) -> str:
-    return "\n".join(text for text, keep in zip(block_texts(page), kept, strict=True) if keep)
-
-
-def chunk_counts(found: Sequence[Found]) -> Counts:
-    return total(
-        counts(Annotated("", b"", one.labelled.page.wanted, one.labelled.page.unwanted), one.text)
-        for one in found
-        if one.of == CHUNKS
-    )
-
-
-def article_f1(found: Sequence[Found]) -> float:
-    return score((one.labelled.page.body or "", one.text) for one in found if one.of == ARTICLES).f1
+def _chosen(page: Page, kept: np.ndarray) -> list[str]:
+    return [text for text, keep in zip(block_texts(page), kept, strict=True) if keep]

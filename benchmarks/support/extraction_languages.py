@@ -10,6 +10,7 @@ from support.annotated_chunks import Annotated, Counts, counts, total
 from support.article_extraction import score
 
 from gristmill.data_pipeline.extraction.html_extraction import Extractor
+from gristmill.data_pipeline.extraction.labels import words
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -44,8 +45,8 @@ def _texts(path: Path, extractor: Extractor) -> dict[int, str]:
 
 
 def print_languages(pairs: Iterable[Pair]) -> None:
-    """Pages, agreement of the two (F1 of word 4-grams, trafilatura's text taken as the truth), and where chunks are
-    annotated the F1 of both."""
+    """Pages, agreement of the two (F1 of word 4-grams, trafilatura's text taken as the truth; ideographs and kana are
+    words), and where chunks are annotated the F1 of both."""
     held = list(pairs)
     names = detect([pair.teachers or pair.ours for pair in held], LanguageConfig()).column(0).to_pylist()
     by_language: dict[str, list[Pair]] = {}
@@ -62,7 +63,7 @@ def print_languages(pairs: Iterable[Pair]) -> None:
 
 
 def _row(pages: Sequence[Pair]) -> tuple[str, str, str]:
-    agreement = score((pair.teachers, pair.ours) for pair in pages).f1
+    agreement = score((" ".join(words(pair.teachers)), " ".join(words(pair.ours))) for pair in pages).f1
     annotated = [pair for pair in pages if pair.annotated is not None]
     if not annotated:
         return f"{agreement:.3f}", "", ""

@@ -79,7 +79,7 @@ def find_site_boilerplate(
         missing = [task for task in tasks if not is_sealed(task.path)]
         sizes = [float(sum(one.file.bytes for one in task.ranges)) for task in missing]
         engine.map(write_rows, missing, "read blocks", sizes, "B")
-        _save(table, _repeated([path for task in tasks for path in task.row_files], config, engine))
+        save_array(table, boilerplate([path for task in tasks for path in task.row_files], config, engine))
     current = {table, *(path for task in tasks for path in task.row_files)}
     current |= {seal_of(path) for path in current}
     for path in folder.iterdir():
@@ -110,9 +110,9 @@ def write_rows(task: PagesTask) -> None:
         held.append(rows)
         num_rows += rows.shape[1]
         if num_rows >= MAX_ROWS:
-            _save(task.row_file(num_files), _unique(held))
+            save_array(task.row_file(num_files), unique_rows(held))
             held, num_rows, num_files = [], 0, num_files + 1
-    _save(task.path, _unique(held))
+    save_array(task.path, unique_rows(held))
 
 
 def _rows(task: PagesTask) -> Iterator[np.ndarray]:
@@ -120,14 +120,18 @@ def _rows(task: PagesTask) -> Iterator[np.ndarray]:
     for one in task.ranges:
         for record in read_pages(one, task.source):
             if isinstance(record, Record) and record.html is not None and (host := split_url(record.url)[0]):
-                yield _rows_of_page(record.html, record.charset, host, task.source)
+                yield page_rows(host, _blocks(record.html, record.charset, task.source))
 
 
-def _rows_of_page(html: bytes, charset: str | None, host: str, source: SourceConfig) -> np.ndarray:
+def _blocks(html: bytes, charset: str | None, source: SourceConfig) -> list[bytes]:
     try:
-        texts = list(dict.fromkeys(main_blocks(html, charset, source.blocks)))
+        return main_blocks(html, charset, source.blocks)
     except NotExtracted:
-        texts = []
+        return []
+
+
+def page_rows(host: str, texts: Sequence[bytes]) -> np.ndarray:
+    """uint64[3, N] of one page; none of a page without text. texts: of its main blocks, in UTF-8."""
     if not texts:
         return np.empty((3, 0), np.uint64)
     rows = np.empty((3, len(texts) + 1), np.uint64)
@@ -137,7 +141,7 @@ def _rows_of_page(html: bytes, charset: str | None, host: str, source: SourceCon
     return rows
 
 
-def _unique(held: Sequence[np.ndarray]) -> np.ndarray:
+def unique_rows(held: Sequence[np.ndarray]) -> np.ndarray:
     """The distinct columns of uint64[3, N] arrays, ordered by block, host and page."""
     rows = np.concatenate([np.empty((3, 0), np.uint64), *held], axis=1)
     rows = rows[:, np.lexsort(rows[::-1])]
@@ -146,12 +150,12 @@ def _unique(held: Sequence[np.ndarray]) -> np.ndarray:
     return rows[:, new]
 
 
-def _save(path: Path, array: np.ndarray) -> None:
+def save_array(path: Path, array: np.ndarray) -> None:
     with sealed_path(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
 
 
-def _repeated(row_files: Sequence[Path], config: SiteBoilerplateConfig, engine: LocalEngine) -> np.ndarray:
+def boilerplate(row_files: Sequence[Path], config: SiteBoilerplateConfig, engine: LocalEngine) -> np.ndarray:
     """uint64[2, K]: hosts and keys of the boilerplate blocks, ordered by key, then host."""
     pages = _pages_of_hosts([_slice(_mapped(path), BLOCK, 0, 0) for path in row_files], config.min_pages)
     bounds = _bounds(sum(_mapped(path).shape[1] for path in row_files))
@@ -170,7 +174,7 @@ def _pages_of_hosts(files: Sequence[np.ndarray], min_pages: int) -> np.ndarray:
     0."""
     held = [np.empty((2, 0), np.uint64)]
     for first, last in pairwise(_bounds(sum(rows.shape[1] for rows in files))):
-        rows = _unique([_slice(rows, HOST, first, last - 1) for rows in files])
+        rows = unique_rows([_slice(rows, HOST, first, last - 1) for rows in files])
         hosts, counts = np.unique(rows[HOST], return_counts=True)
         held.append(np.stack([hosts, counts.astype(np.uint64)])[:, counts >= min_pages])
     return np.concatenate(held, axis=1)
@@ -193,7 +197,7 @@ def count_blocks(task: CountTask) -> np.ndarray:
     for path in task.row_files:
         rows = _slice(_mapped(path), BLOCK, task.first, task.last)
         held.append(rows[:, np.isin(rows[HOST], hosts)])
-    rows = _unique(held)
+    rows = unique_rows(held)
     new = np.ones(rows.shape[1], np.bool_)
     new[1:] = (rows[:PAGE, 1:] != rows[:PAGE, :-1]).any(axis=0)
     firsts = np.flatnonzero(new)

@@ -5,13 +5,12 @@ JSON-LD is preferred to meta elements (Open Graph, Dublin Core, article:*, citat
 import html as html_module
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from gristmill.data_pipeline.extraction.blocks_config import MetadataField
+from gristmill.data_pipeline.extraction.json_ld import articles_in, text_of
 from gristmill.data_pipeline.extraction.page import Page
 from gristmill.data_pipeline.extraction.page_arrays import (
     ADDRESS_END,
@@ -24,39 +23,47 @@ from gristmill.data_pipeline.extraction.page_arrays import (
 )
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
 
-MAX_VALUE_CHARS, MAX_ENTRIES, MAX_JSON_BYTES, MAX_JSON_DEPTH = 1000, 1000, 500_000, 20
+MAX_VALUE_CHARS, MAX_ENTRIES = 1000, 1000
 
-_META = re.compile(rb"<meta\s([^>]{0,1000})>", re.IGNORECASE)
+MIN_YEAR = 1991  # of the first web page; templates give 0001-01-01 and 1970-01-01
+_META = re.compile(rb"""<meta\s((?:[^>"']++|"[^"]{0,3000}+"|'[^']{0,3000}+')*+)""", re.IGNORECASE)
 _ATTRIBUTE = re.compile(rb"""([^\s/>"'=]{1,60}+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
-_JSON_LD = re.compile(rb"<script[^>]{0,300}application/ld\+json[^>]{0,300}>", re.IGNORECASE)
 _ITEM = re.compile(
-    rb"<(\w+)\s[^>]{0,300}?itemprop\s*=\s*[\"']?(headline|datePublished|author)\b[^>]{0,300}>([^<]{0,200})",
-    re.IGNORECASE,
+    rb"<(\w+)\s[^>]{0,300}?itemprop\s*=\s*[\"']?(headline|datePublished|author)\b[^>]{0,300}>(.{0,300})",
+    re.IGNORECASE | re.DOTALL,
 )
-_TIME = re.compile(rb"<time\s[^>]{0,300}?datetime\s*=\s*[\"']?([0-9T:+.Z -]{8,40})", re.IGNORECASE)
+# Elements of hAtom and of most themes: class="byline", rel="author", <abbr class="published" title="2014-05-06">.
+_BYLINE = re.compile(
+    rb"<(\w+)\s[^>]{0,300}?(?:class|rel)\s*=\s*[\"']?(?:[^\"'>]{0,100}\s)?(?:author|author-?name|byline|entry-author)"
+    rb"(?=[\s\"'>])[^>]{0,300}>(.{0,300})",
+    re.IGNORECASE | re.DOTALL,
+)
+_TIME = re.compile(
+    rb"<(?:time\s[^>]{0,300}?datetime|abbr\s[^>]{0,300}?title)\s*=\s*[\"']?(\d{4}-\d\d-\d\d)", re.IGNORECASE
+)
+_CANONICAL = re.compile(
+    rb"<link\s(?=[^>]{0,500}rel=[\"']?canonical)[^>]{0,500}?href\s*=\s*[\"']?([^\"'>\s]{1,2000})", re.IGNORECASE
+)
 _HTML = re.compile(rb"<html\s([^>]{0,1000})>", re.IGNORECASE)
 _TITLE = re.compile(rb"<title[^>]{0,500}>(.{0,4000}?)</title", re.IGNORECASE | re.DOTALL)
-_DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
+_SCRIPT = re.compile(rb"<(script|style)[\s>]")
+_TAG = re.compile(rb"<[^>]*>?")
+_DATE = re.compile(r"(?<!\d)(\d{4})([-/.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)")
+_DATE_IN_PATH = re.compile(r"/(\d{4})[-/](0[1-9]|1[0-2])[-/](0[1-9]|[12]\d|3[01])(?!\d)")
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
 _SEPARATOR = re.compile(r" [|\u00bb\u2013\u2014\u00b7-] ")
-ARTICLE_TYPES = frozenset(
-    [
-        "Article",
-        "NewsArticle",
-        "BlogPosting",
-        "Report",
-        "ScholarlyArticle",
-        "TechArticle",
-        "WebPage",
-        "Recipe",
-        "Review",
-    ]
-)
+_BY = re.compile(r"^(?:(?:by|von|par|por|di|av|af|door|autor|author)\b[:\s]*)+", re.IGNORECASE)
+_INVISIBLE = re.compile("[\u00ad\u200b\ufeff]")
+_WORD = re.compile(r"\w+")
+MAX_BYLINE_CHARS = 60  # longer ones describe the author, or hold more than the name
 META_NAMES: dict[str, tuple[str, ...]] = {
     "title": ("og:title", "twitter:title", "dc.title", "citation_title", "headline"),
     "date": (
-        "article:published_time", "og:article:published_time", "datepublished", "date", "dc.date", "dc.date.issued",
-        "dcterms.created", "citation_publication_date", "parsely-pub-date", "sailthru.date", "pubdate",
+        "article:published_time", "og:article:published_time", "article:published", "og:published_time",
+        "datepublished", "date", "dc.date", "dc.date.issued", "dc.date.created", "dcterms.date", "dcterms.issued",
+        "dcterms.created", "citation_publication_date", "parsely-pub-date", "sailthru.date", "pubdate", "publish_date",
+        "publish-date", "publishdate", "publication_date", "publication-date", "date_published", "datecreated",
+        "cxenseparse:recs:publishtime",
     ),
     "author": ("author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"),
     "language": ("og:locale", "content-language", "dc.language", "language"),
@@ -66,44 +73,113 @@ ITEM_NAMES = {"title": b"headline", "date": b"datepublished", "author": b"author
 HEADINGS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 
 
+class Markup(NamedTuple):
+    """What a page says about itself. html: UTF-8, without scripts. metas: name in lower case -> content. articles: of
+    JSON-LD. title: of <title>. heading: the text of the first h1, of the main text if it has one."""
+
+    html: bytes
+    metas: Mapping[str, str]
+    articles: list[Mapping[str, Any]]
+    title: str
+    heading: str
+
+
 def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[MetadataField, ...]) -> dict[str, Any]:
     """The fields that the page gives. html: UTF-8. kept: bool[B], the blocks of the main text.
 
     date: YYYY-MM-DD. headings: [level, text]. links: addresses as they stand in the page. Values are cut off at
     MAX_VALUE_CHARS, lists at MAX_ENTRIES."""
-    metas = _metas(html)
-    articles = list(_articles(html))
+    plain = without_scripts(html)
+    first = _headings(page, kept, 1, {TAG_IDS["h1"]: 1}) or _headings(page, kept | True, 1, {TAG_IDS["h1"]: 1})
+    title = _TITLE.search(plain)
+    markup = Markup(
+        plain,
+        _metas(plain),
+        list(articles_in(html)),
+        _clean(_text(title[1])) if title else "",
+        first[0][1] if first else "",
+    )
     found: dict[str, Any] = {}
     for field in fields:
         value: Any
         if field == "headings":
-            value = _headings(page, kept)
+            value = _headings(page, kept, MAX_ENTRIES, HEADINGS)
         elif field == "links":
             value = _links(html, page, kept)
         else:
-            value = next(filter(None, map(_CLEAN[field], _candidates(field, html, metas, articles))), None)
+            value = next(filter(None, map(_CLEAN[field], _candidates(field, markup))), None)
         if value:
             found[field] = value
     return found
 
 
-def _candidates(field: str, html: bytes, metas: Mapping[str, str], articles: list[Mapping[str, Any]]) -> Iterator[str]:
+def without_scripts(html: bytes) -> bytes:
+    """The page without the content of scripts and styles, which may hold markup as text."""
+    lower, pieces, at = html.lower(), [], 0
+    for start in _SCRIPT.finditer(lower):
+        if start.start() >= at:
+            pieces.append(html[at : start.end()])
+            end = lower.find(b"</" + start[1], start.end())
+            at = len(html) if end < 0 else end
+    return b"".join([*pieces, html[at:]])
+
+
+def _candidates(field: str, markup: Markup) -> Iterator[str]:
     """Values of the field, the most trusted first."""
-    if field == "language" and (tag := _HTML.search(html)):
+    if field == "language" and (tag := _HTML.search(markup.html)):
         attributes = _attributes(tag[1])
         yield attributes.get("lang", "") or attributes.get("xml:lang", "")
-    for article in articles:
-        yield _name(article.get(JSON_NAMES[field]))
+    for article in markup.articles:
+        yield _headline(article, markup.title) if field == "title" else text_of(article.get(JSON_NAMES[field]))
     for name in META_NAMES[field]:
-        yield metas.get(name, "")
-    for item in _ITEM.finditer(html):
+        yield markup.metas.get(name, "")
+    for item in _ITEM.finditer(markup.html):
         if item[2].lower() == ITEM_NAMES.get(field):
-            attributes = _attributes(item[0])
-            yield attributes.get("content") or attributes.get("datetime") or _text(item[3])
-    if field == "date" and (time := _TIME.search(html)):
+            attributes = _attributes(item[0][: item.start(3) - item.start()])
+            yield attributes.get("content") or attributes.get("datetime") or _inner_text(item[1], item[3])
+    if field == "title":
+        yield _part_of_title(markup)
+        yield markup.heading
+    elif field == "date":
+        yield from _other_dates(markup)
+    elif field == "author":
+        yield from _bylines(markup)
+
+
+def _headline(article: Mapping[str, Any], title: str) -> str:
+    """Of JSON-LD. Some sites put a description there, and the headline in `name`: the one that is in the title."""
+    headline, name = (text_of(article.get(key)) for key in ("headline", "name"))
+    folded = title.casefold()
+    return (
+        name if name and _clean(name).casefold() in folded and _clean(headline).casefold() not in folded else headline
+    )
+
+
+def _part_of_title(markup: Markup) -> str:
+    """The part that has most words of the first h1, else the longest: "The mill | River News" -> "The mill"."""
+    heading = set(_WORD.findall(markup.heading.casefold()))
+
+    def rank(part: str) -> tuple[int, int]:
+        return len(heading & set(_WORD.findall(part.casefold()))), len(part)
+
+    return max(_SEPARATOR.split(markup.title), key=rank)
+
+
+def _bylines(markup: Markup) -> Iterator[str]:
+    for byline in _BYLINE.finditer(markup.html):
+        text = _clean_author(_inner_text(byline[1], byline[2]))
+        is_name = len(text) <= MAX_BYLINE_CHARS and not any(map(str.isdigit, text)) and "author" not in text.lower()
+        yield text if is_name else ""
+
+
+def _other_dates(markup: Markup) -> Iterator[str]:
+    """Of a <time> or <abbr>, and in the page's address."""
+    if time := _TIME.search(markup.html):
         yield _text(time[1])
-    if field == "title" and (title := _TITLE.search(html)):
-        yield max(_SEPARATOR.split(_clean(_text(title[1]))), key=len)
+    canonical = _CANONICAL.search(markup.html)
+    for address in (_text(canonical[1]) if canonical else "", markup.metas.get("og:url", "")):
+        if found := _DATE_IN_PATH.search(address):
+            yield "-".join(found.groups())
 
 
 def _metas(html: bytes) -> dict[str, str]:
@@ -124,55 +200,27 @@ def _attributes(tag: bytes) -> dict[str, str]:
     return found
 
 
-def _articles(html: bytes) -> Iterator[Mapping[str, Any]]:
-    """Objects of ARTICLE_TYPES in the page's JSON-LD, those of articles before those of the page."""
-    found: list[Mapping[str, Any]] = []
-    start = _JSON_LD.search(html)
-    while start and (end := html.find(b"</script", start.end())) >= 0:
-        if end - start.end() <= MAX_JSON_BYTES:
-            with suppress(orjson.JSONDecodeError):
-                found += _objects(orjson.loads(html[start.end() : end]), 0)
-        start = _JSON_LD.search(html, end)
-    yield from sorted(found, key=lambda each: "WebPage" in str(each.get("@type")))
-
-
-def _objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    if depth > MAX_JSON_DEPTH:
-        return
-    if isinstance(value, list):
-        for each in value:
-            yield from _objects(each, depth + 1)
-    elif isinstance(value, dict):
-        types = value.get("@type")
-        if ARTICLE_TYPES & set(map(str, types if isinstance(types, list) else [types])):
-            yield value
-        yield from _objects(value.get("@graph"), depth + 1)
-
-
-def _name(value: Any) -> str:
-    """A JSON-LD value as text: itself, the name of an object, or those of a list."""
-    if isinstance(value, dict):
-        return _name(value.get("name") or value.get("alternateName"))
-    if isinstance(value, list):
-        return "; ".join(filter(None, map(_name, value[:20])))
-    return value if isinstance(value, str) else ""
-
-
 def _text(raw: bytes) -> str:
     return html_module.unescape(raw[: 4 * MAX_VALUE_CHARS].decode("utf-8", "replace"))
 
 
+def _inner_text(name: bytes, after: bytes) -> str:
+    """The text of an element up to its end tag. after: the page behind its start tag."""
+    end = after.lower().find(b"</" + name.lower())
+    return _text(_TAG.sub(b" ", after[:end] if end >= 0 else after))
+
+
 def _clean(value: str) -> str:
-    return " ".join(html_module.unescape(value).split())[:MAX_VALUE_CHARS]
+    return " ".join(_INVISIBLE.sub("", html_module.unescape(value)).split())[:MAX_VALUE_CHARS]
 
 
 def _clean_author(value: str) -> str:
-    return "" if value.startswith(("http://", "https://", "@")) else _clean(value)
+    return "" if value.startswith(("http://", "https://", "@")) else _BY.sub("", _clean(value))
 
 
 def _clean_date(value: str) -> str:
     found = _DATE.search(value)
-    return found[0] if found and "01" <= found[2] <= "12" and "01" <= found[3] <= "31" else ""
+    return f"{found[1]}-{found[3]}-{found[4]}" if found and int(found[1]) >= MIN_YEAR else ""
 
 
 def _clean_language(value: str) -> str:
@@ -183,13 +231,14 @@ def _clean_language(value: str) -> str:
 _CLEAN = {"title": _clean, "date": _clean_date, "author": _clean_author, "language": _clean_language}
 
 
-def _headings(page: Page, kept: np.ndarray) -> list[list[Any]]:
+def _headings(page: Page, kept: np.ndarray, most: int, levels: Mapping[int, int]) -> list[list[Any]]:
+    """[level, text] of the first kept headings. levels: tag -> level."""
     found: list[list[Any]] = []
     text = page.text.tobytes()
     tags = page.elements[page.blocks[:, ELEMENT], TAG]
-    for k in np.flatnonzero(kept & np.isin(tags, list(HEADINGS)))[:MAX_ENTRIES].tolist():
+    for k in np.flatnonzero(kept & np.isin(tags, list(levels)))[:most].tolist():
         title = text[page.blocks[k, START] : page.blocks[k, END]].decode("utf-8", "replace")
-        found.append([HEADINGS[int(tags[k])], _clean(title)])
+        found.append([levels[int(tags[k])], _clean(title)])
     return found
 
 

@@ -23,7 +23,10 @@ class RepeatedBlocks(NamedTuple):
         """bool[N]: which of the host's blocks are in the table. texts: in UTF-8."""
         wanted, keys = np.uint64(host_key(host)), block_keys(host, texts)
         first, last = (np.searchsorted(self.keys, keys, side) for side in ("left", "right"))
-        return np.array([wanted in self.hosts[a:b] for a, b in zip(first, last, strict=True)], np.bool_)
+        found = first < last
+        for k in np.flatnonzero(found).tolist():  # a key stands for two hosts only if hashes collide
+            found[k] = wanted in self.hosts[first[k] : last[k]]
+        return found
 
 
 class HostBlocks(NamedTuple):
@@ -51,7 +54,7 @@ def load_repeated_blocks(path: Path) -> RepeatedBlocks:
     """path: an array uint64[2, K]. It is memory-mapped, so the workers share its memory. Raises InputError if it is
     damaged."""
     try:
-        hosts, keys = np.load(path, mmap_mode="r", allow_pickle=False)
+        hosts, keys = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: no table of repeated blocks ({error}); delete it and run again") from error
     return RepeatedBlocks(hosts, keys)

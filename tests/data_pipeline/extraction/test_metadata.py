@@ -1,6 +1,6 @@
 import numpy as np
 
-from gristmill.data_pipeline.extraction.metadata import page_metadata
+from gristmill.data_pipeline.extraction.metadata import page_metadata, without_scripts
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
 
 FIELDS = ("title", "date", "author", "language", "headings", "links")
@@ -51,4 +51,52 @@ def test_values_that_make_no_sense_are_left_out():
 def test_hostile_pages_take_linear_time_and_end():
     deep = "[" * 500 + "]" * 500
     many = "<script type=application/ld+json>" * 20_000 + "<meta " * 20_000 + "<b itemprop=" * 20_000
+    many += "<meta 'a" * 20_000 + '<b class="' * 20_000 + "<b class=byline>" * 20_000 + "<link rel=canonical " * 20_000
     assert metadata(f"<script type=application/ld+json>{deep}</script>{many}", FIELDS[:4]) == {}
+
+
+def test_the_headline_is_the_name_that_the_title_holds():
+    """Wikipedia puts a description in headline."""
+    html = """<title>The mill - Wikipedia</title><script type="application/ld+json">
+      {"@type": "Article", "name": "the Mill", "headline": "a building"}</script>"""
+    assert metadata(html, ("title",)) == {"title": "the Mill"}
+
+
+def test_the_part_of_the_title_that_is_like_the_heading():
+    html = "<title>River News, the paper of the whole valley | The mill</title><h1>Our mill</h1>"
+    assert metadata(html, ("title",)) == {"title": "The mill"}
+    assert metadata("<h1>The mi\u00adll</h1>", ("title",)) == {"title": "The mill"}
+
+
+def test_authors_in_bylines_and_nested_items():
+    assert metadata('<p itemprop=author>By <b itemprop="name">Ann Lee</b></p>', ("author",)) == {"author": "Ann Lee"}
+    assert metadata("<a rel=author href=/ann>Ann Lee</a>", ("author",)) == {"author": "Ann Lee"}
+    assert metadata('<span class="post byline">Von <a>Ann Lee</a></span>', ("author",)) == {"author": "Ann Lee"}
+    assert metadata('<span class="byline">3 May 2024</span><p class="author-box">Ann is', ("author",)) == {}
+    assert metadata("<p class=author>About the author</p>", ("author",)) == {}
+
+
+def test_dates_of_templates_are_no_dates_and_addresses_have_some():
+    html = """<meta name=date content="0001-01-01"><meta name=pubdate content="1970-01-01T00:00:00Z">
+      <link rel="canonical" href="https://a.org/2024/05/06/mill"><abbr class=published title="2024-05-07">x</abbr>"""
+    assert metadata(html, ("date",)) == {"date": "2024-05-07"}
+    assert metadata(html.replace("<abbr", "<b"), ("date",)) == {"date": "2024-05-06"}
+    assert metadata("<meta name=date content=20240506>", ("date",)) == {"date": "2024-05-06"}
+    assert metadata("<meta name=date content=2024050612>", ("date",)) == {}
+    assert metadata("<meta name=date content=2024-13-06>", ("date",)) == {}
+
+
+def test_markup_inside_scripts_is_no_markup():
+    html = """<script>a = '<b itemprop="headline">' + x</script><style><b itemprop="headline">y</style><h1>Mill</h1>"""
+    assert metadata(html, ("title",)) == {"title": "Mill"}
+    assert (
+        without_scripts(b"a<script>b</script>c<STYLE>d</style>e<script>f")
+        == b"a<script></script>c<STYLE></style>e<script>"
+    )
+    assert metadata('<meta name="author" content="a > b">', ("author",)) == {"author": "a > b"}
+
+
+def test_json_ld_as_deep_as_the_parser_allows():
+    value = '{"name": ' * 900 + '"x"' + "}" * 900
+    html = f'<script type="application/ld+json">{{"@type": "Article", "author": {value}}}</script>'
+    assert metadata(html, ("author",)) == {}

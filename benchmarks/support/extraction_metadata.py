@@ -1,0 +1,121 @@
+"""Metadata of blocks against trafilatura's on the annotated pages, and against what addresses and texts say."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import trafilatura
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, MetadataField
+from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract_page
+from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, labelled_pages
+from gristmill.data_pipeline.signals.language import LanguageConfig, detect
+
+SETS = ("trafilatura_eval", "article_extraction", "readability")
+SINGLE = ("title", "date", "author", "language")  # fields of one value
+OPTIONS = BlocksConfig(metadata=get_args(MetadataField))
+MIN_LANGUAGE_CHARS = 500
+_DATE_IN_ADDRESS = re.compile(r"/(20\d\d)[/-]?(0[1-9]|1[0-2])[/-]?(0[1-9]|[12]\d|3[01])(?:/|-|_|\b)")
+_WORD = re.compile(r"\w+")
+
+
+@dataclass
+class Compared:
+    """A page's fields. text: its main text. address: where the set has it."""
+
+    address: str
+    text: str
+    ours: dict[str, Any] = field(default_factory=dict)
+    theirs: dict[str, Any] = field(default_factory=dict)
+
+
+def print_metadata(folder: Path, every: int = 1) -> None:
+    """every: of the pages, one of so many."""
+    pages = [page for name in SETS for page in labelled_pages(folder / name)][::every]
+    compared = [compare(page) for page in pages]
+    print_agreement(compared)
+    print_truth(compared)
+
+
+def compare(page: LabelledPage) -> Compared:
+    try:
+        found = extract_page(page.html, "utf-8", "blocks", OPTIONS)
+    except NotExtracted:
+        return Compared(page.name, "")
+    html = page.html.decode("utf-8", "replace")
+    theirs: dict[str, Any] = {}
+    document = trafilatura.bare_extraction(html, include_comments=False, include_links=True, include_formatting=True)
+    described = trafilatura.extract_metadata(html)
+    if described is not None:
+        theirs = {name: getattr(described, name) for name in SINGLE if getattr(described, name)}
+    if document is not None and document.body is not None:
+        heads = ["".join(head.itertext()) for head in document.body.iter("head")]
+        theirs["headings"] = [" ".join(head.split()) for head in heads]
+        theirs["links"] = [link.get("target") for link in document.body.iter("ref") if link.get("target")]
+    ours = dict(found.metadata)
+    ours["headings"] = [text for _, text in ours.get("headings", [])]
+    return Compared(page.name, found.text, ours, theirs)
+
+
+def print_agreement(compared: Sequence[Compared]) -> None:
+    """A field is equal where it has the same words in any order; headings and links by the F1 of their sets."""
+    table = Table(
+        "field", "both", "equal", "one in the other", "different", "blocks only", "trafilatura only", "neither"
+    )
+    for name in SINGLE:
+        counts = dict.fromkeys(("equal", "contained", "different", "ours", "theirs", "neither"), 0)
+        for page in compared:
+            counts[relation(page.ours.get(name), page.theirs.get(name))] += 1
+        both = counts["equal"] + counts["contained"] + counts["different"]
+        table.add_row(name, str(both), *map(str, counts.values()))
+    Console(width=130).print(table)
+    for name in ("headings", "links"):
+        common = ours = theirs = 0
+        for page in compared:
+            own, other = set(page.ours.get(name, ())), set(page.theirs.get(name, ()))
+            common, ours, theirs = common + len(own & other), ours + len(own), theirs + len(other)
+        f1 = 2 * common / (ours + theirs)
+        print(f"{name}: {ours} of blocks, {theirs} of trafilatura, {common} of both; F1 {f1:.3f}")
+
+
+def relation(own: str | None, other: str | None) -> str:
+    if not own or not other:
+        return "ours" if own else "theirs" if other else "neither"
+    first, second = set(_WORD.findall(own.casefold())), set(_WORD.findall(other.casefold()))
+    if first == second:
+        return "equal"
+    return "contained" if first <= second or second <= first else "different"
+
+
+def print_truth(compared: Sequence[Compared]) -> None:
+    """Dates against those in addresses, languages against those that are detected in the main text."""
+    table = Table("field", "truth", "pages", "blocks: right", "wrong", "none", "trafilatura: right", "wrong", "none")
+    table.add_row("date", "in the address", *scores([(date, page, "date") for date, page in addressed(compared)]))
+    table.add_row("language", "detected", *scores([(code, page, "language") for code, page in detected(compared)]))
+    Console(width=130).print(table)
+
+
+def addressed(compared: Sequence[Compared]) -> Iterator[tuple[str, Compared]]:
+    for page in compared:
+        if found := _DATE_IN_ADDRESS.search(page.address):
+            yield "-".join(found.groups()), page
+
+
+def detected(compared: Sequence[Compared]) -> Iterator[tuple[str, Compared]]:
+    long = [page for page in compared if len(page.text) >= MIN_LANGUAGE_CHARS]
+    names = detect([page.text for page in long], LanguageConfig()).column(0).to_pylist()
+    return zip(names, long, strict=True)
+
+
+def scores(pages: Sequence[tuple[str, Compared, str]]) -> list[str]:
+    found = [str(len(pages))]
+    for side in ("ours", "theirs"):
+        values = [(truth, getattr(page, side).get(name)) for truth, page, name in pages]
+        right = sum(truth == value for truth, value in values)
+        none = sum(not value for _, value in values)
+        found += [str(right), str(len(values) - right - none), str(none)]
+    return found
