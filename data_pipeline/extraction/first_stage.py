@@ -5,6 +5,7 @@ FIRST_FEATURES names them in the order in which the kernels write them. float32;
 
 import numpy as np
 
+from gristmill.data_pipeline.extraction.attributes import IS_ARTICLE, IS_ARTICLE_BODY, IS_MAIN
 from gristmill.data_pipeline.extraction.page_arrays import (
     BOLD_BYTES,
     BREAKS,
@@ -86,7 +87,10 @@ FIRST_FEATURES = (
     "path_blocks", "path_bytes_per_block", "path_link_share", "path_stops_per_block", "path_share",
 )  # fmt: skip
 NUM_FIRST = len(FIRST_FEATURES)
-GROUP_SLOTS, NUM_GROUP_SUMS = 4096, 5
+GROUP_SLOTS = 4096
+# Columns of groups, float32[4096, 5]: over the blocks whose elements have one path. G_LIKELY: second stage.
+G_BLOCKS, G_BYTES, G_LINKED, G_STOPS, G_LIKELY = range(5)
+NUM_GROUP_SUMS = 5
 
 
 @cached_njit(nogil=True, inline="always")
@@ -96,15 +100,15 @@ def ratio(part, whole):
 
 @cached_njit(nogil=True)
 def group_by_path(elements, blocks, num_blocks, counts, groups):
-    """groups float32[4096, 5]: blocks, bytes, linked bytes, sentence ends, likely bytes (second stage) by hash of the
-    elements' path (tags, classes and ids up to the root); paths of one slot are counted together."""
+    """Fill groups, by the hash of the elements' path (tags, classes and ids up to the root); paths of one slot are
+    counted together."""
     groups[:] = 0
     for k in range(num_blocks):
         slot = elements[blocks[k, ELEMENT], PATH_HASH] & (GROUP_SLOTS - 1)
-        groups[slot, 0] += 1
-        groups[slot, 1] += blocks[k, END] - blocks[k, START]
-        groups[slot, 2] += blocks[k, LINK_BYTES]
-        groups[slot, 3] += counts[k, SENTENCE_ENDS]
+        groups[slot, G_BLOCKS] += 1
+        groups[slot, G_BYTES] += blocks[k, END] - blocks[k, START]
+        groups[slot, G_LINKED] += blocks[k, LINK_BYTES]
+        groups[slot, G_STOPS] += counts[k, SENTENCE_ENDS]
 
 
 @cached_njit(nogil=True)
@@ -244,9 +248,9 @@ def _page(page, row, at):
     row[at + 5] = page[P_PARAGRAPHS]
     row[at + 6] = page[P_ELEMENTS]
     row[at + 7] = page[P_READABLE_SCORE]
-    row[at + 8] = (flags >> 5) & 1
-    row[at + 9] = flags & 1
-    row[at + 10] = (flags >> 3) & 1
+    row[at + 8] = 1 if flags & IS_ARTICLE else 0
+    row[at + 9] = 1 if flags & IS_MAIN else 0
+    row[at + 10] = 1 if flags & IS_ARTICLE_BODY else 0
     row[at + 11] = ratio(page[P_LONG_BYTES], page[P_LONG_BLOCKS])
     return at + 12
 
@@ -265,9 +269,9 @@ def _position(k, blocks, page, source_bytes, row, at):
 @cached_njit(nogil=True)
 def _group(e, elements, groups, page, row, at):
     slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
-    row[at] = groups[slot, 0]
-    row[at + 1] = ratio(groups[slot, 1], groups[slot, 0])
-    row[at + 2] = ratio(groups[slot, 2], groups[slot, 1])
-    row[at + 3] = ratio(groups[slot, 3], groups[slot, 0])
-    row[at + 4] = ratio(groups[slot, 1], page[P_BYTES])
+    row[at] = groups[slot, G_BLOCKS]
+    row[at + 1] = ratio(groups[slot, G_BYTES], groups[slot, G_BLOCKS])
+    row[at + 2] = ratio(groups[slot, G_LINKED], groups[slot, G_BYTES])
+    row[at + 3] = ratio(groups[slot, G_STOPS], groups[slot, G_BLOCKS])
+    row[at + 4] = ratio(groups[slot, G_BYTES], page[P_BYTES])
     return at + 5

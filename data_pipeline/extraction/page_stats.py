@@ -3,7 +3,16 @@ two elements that most probably contain the main text."""
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.page_arrays import ELEMENT, ELEMENT_FLAGS, END, LINK_BYTES, PARENT, START, TAG
+from gristmill.data_pipeline.extraction.page_arrays import (
+    DEPTH,
+    ELEMENT,
+    ELEMENT_FLAGS,
+    END,
+    LINK_BYTES,
+    PARENT,
+    START,
+    TAG,
+)
 from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
 from gristmill.foundation.cached_njit import cached_njit
 
@@ -179,9 +188,9 @@ def _count_repeats(text, blocks, num_blocks, counts):
                     seen[at, 0] = value
                 seen[at, 1] += seen[at, 0] == value
             elif seen[at, 0] == value:
-                counts[k, 10] = seen[at, 1]
+                counts[k, REPEATS] = seen[at, 1]
             else:
-                counts[k, 10] = 1
+                counts[k, REPEATS] = 1
 
 
 @cached_njit(nogil=True)
@@ -243,9 +252,9 @@ def _choose_candidates(elements, num_elements, sums, page):
 def _common_depths(elements, num_elements, chosen, column, sums):
     for e in range(num_elements):
         sums[e, column] = -1
-    e, depth = chosen, elements[chosen, 3]
+    e, depth = chosen, elements[chosen, DEPTH]
     while True:
-        sums[e, column] = elements[e, 3]
+        sums[e, column] = elements[e, DEPTH]
         if e == 0:
             break
         e = elements[e, PARENT]

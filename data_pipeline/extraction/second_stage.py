@@ -3,7 +3,14 @@ the block's surroundings. SECOND_FEATURES names them in the order in which the k
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.first_stage import FIRST_FEATURES, GROUP_SLOTS, NUM_FIRST, ratio
+from gristmill.data_pipeline.extraction.first_stage import (
+    FIRST_FEATURES,
+    G_BYTES,
+    G_LIKELY,
+    GROUP_SLOTS,
+    NUM_FIRST,
+    ratio,
+)
 from gristmill.data_pipeline.extraction.page_arrays import ELEMENT, END, PARENT, PATH_HASH, START
 from gristmill.data_pipeline.extraction.page_stats import BYTES, LIKELY_BYTES, P_BLOCKS, P_LARGEST, P_READABLE_BEST
 from gristmill.foundation.cached_njit import cached_njit
@@ -35,11 +42,11 @@ def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, group
     """Fill LIKELY_BYTES of sums and groups (probability times bytes, by element and by path) and the runs of likely
     blocks; returns (bytes of likely blocks, largest probability). p: float32[B], of the first stage."""
     sums[:num_elements, LIKELY_BYTES] = 0
-    groups[:, 4] = 0
+    groups[:, G_LIKELY] = 0
     for k in range(num_blocks):
         e, size = blocks[k, ELEMENT], blocks[k, END] - blocks[k, START]
         sums[e, LIKELY_BYTES] += p[k] * size
-        groups[elements[e, PATH_HASH] & (GROUP_SLOTS - 1), 4] += p[k] * size
+        groups[elements[e, PATH_HASH] & (GROUP_SLOTS - 1), G_LIKELY] += p[k] * size
     for e in range(num_elements - 1, 0, -1):
         sums[elements[e, PARENT], LIKELY_BYTES] += sums[e, LIKELY_BYTES]
     since, size_since, before, highest = 1000, 0, 0.0, 0.0
@@ -86,7 +93,7 @@ def second_features(k, p, totals, elements, blocks, sums, groups, runs, page, ro
     row[at + 4] = _likely_share(sums, np.int64(page[P_LARGEST]))
     at += 5
     slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
-    row[at] = ratio(groups[slot, 4], groups[slot, 1])
+    row[at] = ratio(groups[slot, G_LIKELY], groups[slot, G_BYTES])
     row[at + 1] = ratio(sums[0, LIKELY_BYTES], sums[0, BYTES])
     row[at + 2] = runs[k, SINCE]
     row[at + 3] = runs[k, TO]
