@@ -40,7 +40,7 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import LockedSource, RawFile
 
-ANNOTATE_VERSION = 15  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 16  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 COMPRESSION_RATIO = 4  # of text in zstd or gzip, about
