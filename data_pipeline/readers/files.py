@@ -60,6 +60,10 @@ def matching(pattern: str) -> dict[str, str]:
     Raises InputError if nothing matches."""
     pattern = local_path(pattern)
     locations = _remote(pattern) if is_address(pattern) else local_files(pattern)
+    if not locations and not is_address(pattern) and os.path.exists(pattern) and not os.path.isdir(pattern):
+        raise InputError(
+            f"{pattern}: a pipe or device, which cannot be pinned and read again; write it to a file first"
+        )
     if not locations:
         raise InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
     fixed = _fixed_folder(pattern)

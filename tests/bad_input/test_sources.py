@@ -33,8 +33,8 @@ def loop(folder):
 CASES = [
     source("a source of a long name", [f"sources.0.name: {'x' * 101}"], "name: String should have at most 100 characters", code=2),
     source("a recipe of a long name", [f"name: {'x' * 101}"], "name: String should have at most 100 characters", code=2),
-    source("a pipe", ["sources.0.paths: [raw/pipe]"], "raw/pipe: no file matches", make=lambda f: os.mkfifo(f / "raw/pipe")),
-    source("a device", ["sources.0.paths: [/dev/zero]"], "/dev/zero: no file matches"),
+    source("a pipe", ["sources.0.paths: [raw/pipe]"], "raw/pipe: a pipe or device", make=lambda f: os.mkfifo(f / "raw/pipe")),
+    source("a device", ["sources.0.paths: [/dev/zero]"], "/dev/zero: a pipe or device"),
     source("a glob without a match", ["sources.0.paths: [raw/*.json]"], "source notes: raw/*.json: no file matches"),
     source("a folder that is not there", ["sources.0.paths: [nowhere]"], "source notes: nowhere: no file matches"),
     source("an empty folder", ["sources.0.paths: [empty]"], "empty: no file matches", make=lambda f: (f / "empty").mkdir()),
