@@ -15,6 +15,7 @@ from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.tokenizers.sentences import split_sentences
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
 # Text given to the encoder in one call, about; a longer document is one call.
@@ -23,19 +24,23 @@ BATCH_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """prefix: of the output .bin and .idx; PREFIX.json, written last, holds the number of text bytes."""
+    """prefix: of the output .bin and .idx; PREFIX.json, written last, holds the number of text bytes. sentences: every
+    sentence is a sequence of its own."""
 
     tokenizer: Path
     encoder: str
     ranges: tuple[DocumentRange, ...]
     prefix: Path
+    sentences: bool = False
 
     @property
     def bytes(self) -> int:
         return sum(documents.bytes for documents in self.ranges)
 
 
-def encode_tasks(ranges: Sequence[DocumentRange], prefix: Path, tokenizer: Path, encoder: str) -> list[EncodeTask]:
+def encode_tasks(
+    ranges: Sequence[DocumentRange], prefix: Path, tokenizer: Path, encoder: str, sentences: bool
+) -> list[EncodeTask]:
     """Groups consecutive ranges up to about SLICE_BYTES per task; outputs are PREFIX-00000, PREFIX-00001 ..."""
     groups: list[list[DocumentRange]] = []
     for documents in ranges:
@@ -43,7 +48,7 @@ def encode_tasks(ranges: Sequence[DocumentRange], prefix: Path, tokenizer: Path,
             groups.append([])
         groups[-1].append(documents)
     return [
-        EncodeTask(tokenizer, encoder, tuple(group), prefix.with_name(f"{prefix.name}-{number:05d}"))
+        EncodeTask(tokenizer, encoder, tuple(group), prefix.with_name(f"{prefix.name}-{number:05d}"), sentences)
         for number, group in enumerate(groups)
     ]
 
@@ -60,7 +65,10 @@ def encode_documents(task: EncodeTask) -> None:
             texts = read(documents, "text")["text"].combine_chunks()
             _check_texts(documents, texts)
             buffer, offsets = utf8_of(texts)
-            _encode_texts(tokenizer, buffer, offsets, writer)
+            if task.sentences:
+                _encode_sentences(tokenizer, texts.to_pylist(), writer)
+            else:
+                _encode_texts(tokenizer, buffer, offsets, writer)
             text_bytes += int(offsets[-1] - offsets[0])
     write_atomic(note, canonical_json({"bytes": text_bytes}))
 
@@ -79,6 +87,15 @@ def _encode_texts(tokenizer: Tokenizer, buffer: np.ndarray, offsets: np.ndarray,
         ends = offsets[first + 1 : last + 1] - start
         writer.add_many(*tokenizer.encode_documents(buffer[start : start + int(ends[-1])], ends))
         first = last
+
+
+def _encode_sentences(tokenizer: Tokenizer, texts: Sequence[str], writer: IndexedWriter) -> None:
+    """Appends the texts with a sequence for each sentence; the last one ends with the end-of-document token."""
+    for text in texts:
+        ids, lengths = tokenizer.encode_flat(split_sentences(text))
+        lengths[-1] += 1
+        lengths = lengths[lengths > 0]  # a sentence may have no token, such as one of characters that are dropped
+        writer.add_many(np.append(ids, tokenizer.end_of_document), lengths, np.array([len(lengths)]))
 
 
 def _check_texts(documents: DocumentRange, texts: pa.Array) -> None:

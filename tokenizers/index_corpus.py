@@ -38,13 +38,15 @@ MERGE_BYTES_PER_SECOND = 200e6
 @dataclass(frozen=True)
 class IndexRequest:
     """corpus, tokenizer: the folders of the stages curate and tokenizer. weights: of the sources, in the recipe's
-    order; None for all of them weighs by tokens. folder: the output folder, which may hold files of an earlier run."""
+    order; None for all of them weighs by tokens. folder: the output folder, which may hold files of an earlier run.
+    sentences: every sentence is a sequence of its own."""
 
     corpus: Path
     tokenizer: Path
     weights: Mapping[str, float | None]
     seed: int
     folder: Path
+    sentences: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
             if not found:
                 continue
             chunk_prefix = request.folder / CHUNKS / split / source
-            tasks = encode_tasks(found, chunk_prefix, request.tokenizer, tokenizer.encoder)
+            tasks = encode_tasks(found, chunk_prefix, request.tokenizer, tokenizer.encoder, request.sentences)
             encodes.append(tasks)
             merges.append(
                 MergeTask(

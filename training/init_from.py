@@ -12,6 +12,8 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.moe_config import MoeConfig
 from gristmill.training.parallel.mesh import Mesh
 
+MAY_DIFFER = {"dropout", "init_std", "initialisation", "mup_base_width", "outputs"}
+
 
 def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
     """Raises InputError unless the checkpoint is complete and has the model described by `saved_config`."""
@@ -32,17 +34,25 @@ def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
             )
 
 
-def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> None:
-    """Loads the parameters, on any layout. The folder must have been checked."""
-    checkpoint.load(folder, checkpoint.saved_tensors(model.parameters, model.buffers), mesh)
+def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> list[str]:
+    """Loads the parameters, on any layout; returns the outputs that the checkpoint does not have, which keep their
+    initial weights. The folder must have been checked."""
+    there = ModelConfig.model_validate(checkpoint.read_model_config(folder)["model"])
+    new = [output.name for output in model.config.outputs if output not in there.outputs]
+    fresh = [f"outputs.linear.{name}." for name in new]
+    if not there.has_pooler:
+        fresh.append("outputs.pooler.")
+    parameters = {name: each for name, each in model.parameters.items() if not name.startswith(tuple(fresh))}
+    checkpoint.load(folder, checkpoint.saved_tensors(parameters, model.buffers), mesh)
     model.sync_tied_weights()
+    return new
 
 
 def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that must be equal for weights to fit, with derived defaults written out. Dropout
-    and initialisation may differ, and so may the sequence length unless learned positions depend on it."""
+    and initialisation may differ, so may the sequence length unless learned positions depend on it, and the outputs."""
     config = ModelConfig.model_validate(model)
-    found = config.model_dump(mode="json", exclude={"dropout", "init_std", "initialisation", "mup_base_width"})
+    found = config.model_dump(mode="json", exclude=MAY_DIFFER)
     if config.positions != "learned":
         del found["sequence_length"]
     for name in ("mixer", "mlp", "window", "norm_order"):

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
@@ -16,7 +16,7 @@ from gristmill.foundation.files import is_temporary
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training import checkpoint
-from gristmill.training.batches import Batches, Samples
+from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
@@ -58,15 +58,18 @@ Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
 
 @dataclass(frozen=True)
 class Data:
-    """Training and validation data. held_out: None without validation. bytes_per_token by source, of the held-out and
-    of the training text, convert nats per token to bits per byte."""
+    """Training and validation data, in the form that the objective's `data` names. held_out: None without validation.
+    bytes_per_token by source, of the held-out and of the training text, convert nats per token to bits per byte. pieces
+    and encode: of the tokenizer, for objectives that need them."""
 
-    samples: Samples
-    held_out: Samples | None
+    samples: Any
+    held_out: Any
     end_of_document: int
     mask_documents: bool
     bytes_per_token: Mapping[str, float]
     training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    pieces: Sequence[str] = ()
+    encode: Callable[[str], list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Run:
         self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
         vocab_size = data.samples.vocab_size
-        objective = self._objective(data.samples, model, held_out=False)
+        objective = self._objective(data.samples, model, "train")
         loss = checked_loss(objective, train.z_loss, train.teacher is not None)
         if train.float8:
             check_float8(mesh.device)
@@ -115,12 +118,13 @@ class Run:
         self.validation = None
         if data.held_out is not None and train.validation.every:
             self.validation = Validation(
-                self._objective(data.held_out, model, held_out=True),
+                self._objective(data.held_out, model, "validation"),
                 train.validation.samples,
                 data.bytes_per_token if objective.bits_per_byte else {},
                 forward_backward,
                 mesh,
             )
+            self.validation.teacher = self.trainer.teacher
         self.saver = Saver(self.root, train.checkpoint, mesh)
         self.objective, self.data_fingerprint = objective, objective.fingerprint
         shape = shape_of(model, vocab_size)
@@ -206,7 +210,9 @@ class Run:
         model = ModelConfig.model_validate(self.saved_config["model"])
         if self.config.upcycle is None:
             self._check_on_first(lambda: check_init_from(initial, self.saved_config))
-            load_init_from(initial, self.model, self.mesh)
+            new = load_init_from(initial, self.model, self.mesh)
+            if new:
+                self.reporter.say(f"train: outputs that begin anew: {', '.join(new)}")
         else:
             self._check_on_first(lambda: check_init_from(initial, check_upcycling(initial, model, self.saved_config)))
             load_upcycled(initial, self.model, self.mesh)
@@ -224,7 +230,7 @@ class Run:
         self.reporter.say(f"train: learns from the teacher {folder}")
         return Teacher(forward_backward, self.config.teacher.until * self.config.tokens)
 
-    def _objective(self, samples: Samples, model: ModelConfig, held_out: bool) -> Objective:
+    def _objective(self, samples: Any, model: ModelConfig, split: Literal["train", "validation"]) -> Objective:
         data = self.data
         inputs = ObjectiveInputs(
             samples,
@@ -233,7 +239,9 @@ class Run:
             data.end_of_document,
             self.seed,
             mask_documents=data.mask_documents,
-            held_out=held_out,
+            split=split,
+            pieces=data.pieces,
+            encode=data.encode,
         )
         return make_objective(self.config.objective, self.config.objective_options, inputs)
 

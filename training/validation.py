@@ -9,6 +9,7 @@ from gristmill.training.engine.forward_backward import ForwardBackward
 from gristmill.training.objectives.objective import TermSpec
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.sums import sum_over_world
+from gristmill.training.teacher import Teacher
 
 
 class Validation:
@@ -34,11 +35,13 @@ class Validation:
         self._counts = {term.name: term.counts(batch).tolist() for term in self.terms}
         del batch["samples"]  # without them there is no dropout
         self._batch = {name: values.to(mesh.device) for name, values in batch.items()}
+        self.teacher: Teacher | None = None
 
     def run(self) -> dict[str, Any]:
         """{"loss": the first term's mean over all, "sources": {name: {"loss", "bits_per_byte"}}}, and with several
         terms {"terms": {name: mean}}."""
-        losses_bn = self.forward_backward.evaluate(self._batch)
+        taught = {} if self.teacher is None else self.teacher.outputs(self._batch, tokens=0)
+        losses_bn = self.forward_backward.evaluate(self._batch | taught)
         losses_nb = None if losses_bn is None else losses_bn.double().T.tolist()
         own = []
         for number, term in enumerate(self.terms):

@@ -23,8 +23,9 @@ class IndexConfig(Config):
     """packing: concat cuts the stream of documents every `sequence_length` tokens; best_fit keeps whole what fits.
 
     phases change the weights at given token counts; without any, the weights of the sources hold throughout.
-    None of the fields changes the .bin and .idx files, only the samples that are drawn from them."""
+    Only `sentences` changes the .bin and .idx files, the others the samples that are drawn from them."""
 
+    sentences: bool = Field(False, description="every sentence is a sequence of its own, for objectives on sentences")
     packing: Literal["concat", "best_fit"] = "concat"
     mask_documents: bool = Field(False, description="positions restart and attention stays inside each document")
     block_samples: int = Field(1024, ge=1, description="each source has its exact share in every so many samples")

@@ -10,7 +10,7 @@ import numpy as np
 from gristmill.data_pipeline.indexed.format import bin_path
 from gristmill.data_pipeline.indexed.permutation import Permutation
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import indexed_writer
+from gristmill.data_pipeline.indexed.writer import IndexedWriter, indexed_writer
 from gristmill.foundation.errors import InputError
 
 # Documents gathered before they are written: a few MB at a time.
@@ -33,9 +33,14 @@ def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None) -> Non
             )
     first = np.concatenate([[0], np.cumsum([len(reader) for reader in readers])])
     tokens = [reader.tokens for reader in readers]
+    has_sentences = any(reader.num_sequences > reader.num_documents for reader in readers)
     with indexed_writer(prefix, readers[0].dtype) as writer:
         for numbers in _batches(int(first[-1]), key):
             owners = np.searchsorted(first, numbers, side="right") - 1
+            if has_sentences:
+                pairs = zip(owners.tolist(), (numbers - first[owners]).tolist(), strict=True)
+                _copy([(readers[owner], number) for owner, number in pairs], writer)
+                continue
             starts, ends = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
             for owner in np.unique(owners).tolist():
                 mine = owners == owner
@@ -56,7 +61,18 @@ def cut_out(source: Path, prefix: Path, first: int, last: int) -> None:
         raise InputError(f"{bin_path(source)}: documents {first} to {last} asked for, it has {len(reader)}")
     with indexed_writer(prefix, reader.dtype) as writer:
         for number in range(first, last):
-            writer.add(reader.document(number))
+            _copy([(reader, number)], writer)
+
+
+def _copy(documents: Sequence[tuple[IndexedReader, int]], writer: IndexedWriter) -> None:
+    """Appends documents with their sentences. Raises InputError if one is empty."""
+    lengths = [reader.sentence_lengths(number) for reader, number in documents]
+    lengths = [each if len(each) else np.zeros(1, np.int32) for each in lengths]  # which the writer refuses by name
+    writer.add_many(
+        np.concatenate([reader.document(number) for reader, number in documents]),
+        np.concatenate(lengths),
+        np.array([len(each) for each in lengths]),
+    )
 
 
 def _batches(size: int, key: int | None) -> Iterator[np.ndarray]:

@@ -65,6 +65,10 @@ class IndexedReader:
         ends[filled] = self.pointers[last[filled] - 1] // self.dtype.itemsize + self.lengths[last[filled] - 1]
         return starts, ends
 
+    def sentence_lengths(self, document_id: int) -> np.ndarray:
+        """int32: tokens of each sequence of a document; one number where it is not split into sentences."""
+        return self.lengths[int(self.bounds[document_id]) : int(self.bounds[document_id + 1])]
+
     def documents(self) -> Iterator[np.ndarray]:
         return (self.document(document_id) for document_id in range(self.num_documents))
 

@@ -64,7 +64,7 @@ class Samples:
         self._seed = seed
         self._schedule = Schedule(
             self.sources,
-            _phases(dataset, self.sources, sequence_length, config),
+            phase_weights(dataset, self.sources, sequence_length, config),
             config.block_samples,
             key_of(seed, "blend"),
         )
@@ -201,7 +201,7 @@ def _too_short(folder: Path, split: str, source: IndexedSource, sequence_length:
     )
 
 
-def _phases(
+def phase_weights(
     dataset: Dataset, sources: tuple[str, ...], sequence_length: int, config: IndexConfig
 ) -> list[tuple[int, Mapping[str, float]]]:
     """(first sample, weights) of each phase; token counts are rounded up to whole samples."""

@@ -15,13 +15,14 @@ from gristmill.foundation.files import atomic_path
 class IndexedWriter:
     """Takes documents as arrays of token ids; made by `indexed_writer`, which also puts the files in place.
 
-    Lengths are kept in memory (4 bytes a document), tokens are not. Several documents may be added in one call."""
+    Lengths are kept in memory (4 bytes a sequence), tokens are not. Several documents may be added in one call; a
+    document is one sequence, or several where it is split into sentences."""
 
     def __init__(self, file: BinaryIO, prefix: Path, dtype: np.dtype, vocab_size: int | None):
         self.prefix, self.dtype, self.vocab_size = prefix, dtype, vocab_size
         self._file = file
         self._lengths: list[np.ndarray] = []
-        self._sequences_of: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
         self.num_documents = 0
         self.num_tokens = 0
 
@@ -30,12 +31,17 @@ class IndexedWriter:
         array = np.asarray(tokens)
         self.add_many(array, np.array([len(array)], dtype=np.int64))
 
-    def add_many(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Adds len(lengths) documents that lie one after another in `tokens`."""
+    def add_many(self, tokens: np.ndarray, lengths: np.ndarray, sequences: np.ndarray | None = None) -> None:
+        """Adds sequences of these lengths, which lie one after another in `tokens`. sequences: how many each document
+        has; None: one each."""
         self._check(tokens, lengths)
+        sequences = np.ones(len(lengths), dtype=np.int64) if sequences is None else sequences
+        if int(sequences.sum()) != len(lengths) or (len(sequences) and int(sequences.min()) < 1):
+            raise ValueError(f"{bin_path(self.prefix)}: {len(lengths)} sequences for documents of {sequences.tolist()}")
         self._file.write(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")).data)
         self._lengths.append(lengths.astype(np.int32))
-        self.num_documents += len(lengths)
+        self._counts.append(sequences.astype(np.int32))
+        self.num_documents += len(sequences)
         self.num_tokens += len(tokens)
 
     def _check(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -66,11 +72,12 @@ class IndexedWriter:
     def header_and_tables(self) -> Iterator[bytes]:
         """The bytes of PREFIX.idx."""
         lengths = np.concatenate(self._lengths) if self._lengths else np.zeros(0, np.int32)
-        yield Header(self.dtype, len(lengths), len(lengths) + 1).pack()
+        counts = np.concatenate(self._counts) if self._counts else np.zeros(0, np.int32)
+        yield Header(self.dtype, len(lengths), len(counts) + 1).pack()
         yield lengths.astype("<i4").tobytes()
         ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
         yield (ends - lengths.astype(np.int64) * self.dtype.itemsize).astype("<i8").tobytes()
-        yield np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+        yield np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype("<i8").tobytes()
 
 
 @contextmanager

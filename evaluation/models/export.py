@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from gristmill.evaluation.models.huggingface import copy_tokenizer, read_huggingface, write_huggingface
+from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file
+from gristmill.evaluation.models.huggingface import (
+    copy_tokenizer,
+    is_huggingface,
+    read_huggingface,
+    read_nvidia_bert,
+    write_huggingface,
+)
 from gristmill.evaluation.models.load import check_tokenizer
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
@@ -48,9 +55,11 @@ def export_checkpoint(
 
 
 def import_checkpoint(folder: Path, output: Path) -> Path:
-    """Converts a Hugging Face folder to a gristmill checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train;
-    its tokenizer goes to OUTPUT/tokenizer. Nothing is downloaded, and no code of the folder is run."""
-    model, saved_config = read_huggingface(folder)
+    """Converts a Hugging Face folder, or one with NVIDIA's megatron-bert-345m file and a tokenizer.json, to a gristmill
+    checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing
+    is downloaded, and no code of the folder is run."""
+    is_nvidias = not is_huggingface(folder) and megatron_bert_file(folder) is not None
+    model, saved_config = read_nvidia_bert(folder) if is_nvidias else read_huggingface(folder)
     codec = load_tokenizer(folder)
     check_tokenizer(folder, codec, saved_config["vocab_size"], codec.end_of_document, padded=True)
     saved_config["end_of_document"] = codec.end_of_document

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.families import family_for, family_named
+from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file, read_megatron_bert
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.training.checkpoint import SavedModelConfig
@@ -96,6 +97,16 @@ def read_huggingface(
     fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors).to(device, dtype))
     saved_config = SavedModelConfig.of(config, vocab_size, end_of_document)
     return model.eval().requires_grad_(False), saved_config
+
+
+def read_nvidia_bert(folder: Path) -> tuple[Transformer, SavedModelConfig]:
+    """The model of a folder with NVIDIA's megatron-bert-345m file. Raises InputError as `read_huggingface` does."""
+    path = megatron_bert_file(folder)
+    assert path is not None
+    config, vocab_size, tensors = read_megatron_bert(path)
+    model = Transformer(config, vocab_size)
+    fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors))
+    return model.eval().requires_grad_(False), SavedModelConfig.of(config, vocab_size, end_of_document=0)
 
 
 def _checked(folder: Path, name: str, parameter: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:

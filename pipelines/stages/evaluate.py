@@ -6,6 +6,10 @@ from typing import Any
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
+from gristmill.pipelines.training_data import objective_on_test_split
+
+SCORED_BY_TASKS = ("causal", "distillation", "span_corruption")  # objectives of models that give the next token
+MAX_SAMPLES = 10_000  # of another objective that are evaluated, unless evaluate.limit is lower
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -21,6 +25,9 @@ def run(context: StageContext) -> dict[str, Any]:
     from gristmill.training.processes import RankInfo, local_device
 
     checkpoint = find_checkpoint(context.inputs["train"])
+    objective = context.recipe.training().train.objective
+    if objective not in SCORED_BY_TASKS:
+        return _evaluate_objective(context, checkpoint)
     # No request cache: results of another batch may differ in the last digit, and the output must be deterministic.
     data = context.recipe.evaluate.data
     corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], context.recipe.seed)
@@ -33,11 +40,27 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     return {
         "checkpoint": checkpoint.name,
-        "scores": [
-            {"task": row.task, "metric": row.metric, "score": row.score, "error": row.error, "chance": row.chance}
-            for row in rows
-        ],
+        "scores": [score_facts(row) for row in rows],
     }
+
+
+def _evaluate_objective(context: StageContext, checkpoint: Path) -> dict[str, Any]:
+    """Scores the model on the test samples of its own objective: tasks ask a model for the next token."""
+    from gristmill.evaluation.objective_scores import evaluate_objective, write_objective_scores  # as above
+    from gristmill.training.checkpoint import load_model
+    from gristmill.training.processes import RankInfo, local_device
+
+    objective, limit = objective_on_test_split(context), context.recipe.evaluate.limit
+    count = min(limit or MAX_SAMPLES, objective.num_samples or MAX_SAMPLES)
+    model, _ = load_model(checkpoint, local_device(RankInfo.from_environment()))
+    context.reporter.say(f"evaluate: {count} samples of the objective; the recipe's tasks are for causal models")
+    rows = evaluate_objective(model, objective, count)
+    write_objective_scores(context.folder, rows, count)
+    return {"checkpoint": checkpoint.name, "scores": [score_facts(row) for row in rows]}
+
+
+def score_facts(row: Any) -> dict[str, Any]:
+    return {"task": row.task, "metric": row.metric, "score": row.score, "error": row.error, "chance": row.chance}
 
 
 STAGE: Stage = Stage(

@@ -14,8 +14,10 @@ indexing = DeferredModule("gristmill.tokenizers.index_corpus")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    """Without the recipe's section `index`: it decides how samples are drawn, not what the indexed files hold."""
-    return {"seed": recipe.seed, "sources": [[source.name, source.weight] for source in recipe.sources]}
+    """Of the recipe's section `index` only `sentences`: the rest decides how samples are drawn, not what the indexed
+    files hold."""
+    decides = {"seed": recipe.seed, "sources": [[source.name, source.weight] for source in recipe.sources]}
+    return decides | ({"sentences": True} if recipe.index.sentences else {})
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def run(context: StageContext) -> dict[str, Any]:
         weights={source.name: source.weight for source in recipe.sources},
         seed=recipe.seed,
         folder=context.folder,
+        sentences=recipe.index.sentences,
     )
     dataset, tokenizer = indexing.index_corpus(request, context.workers, context.reporter)
     for line in recipe_repeat_warnings(recipe, dataset):

@@ -14,11 +14,11 @@ from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
+from gristmill.pipelines.training_data import open_held_out, open_split, words
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.objectives.names import objective_identity
 
-# The command imports every stage; these parts are imported by a run of this one.
-indexed = DeferredModule("gristmill.data_pipeline.indexed.samples")
+# The command imports every stage; this part is imported by a run of this one.
 planner = DeferredModule("gristmill.training.planner.command")
 
 EVALUATION_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that evaluation during training uses too
@@ -113,30 +113,29 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 
 def open_data(context: StageContext) -> Any:
     """The training samples, and the validation samples if there are tokens for at least one."""
-    from gristmill.training.run import Data  # as above
+    from gristmill.training.objectives.load import load_objective  # as above
+    from gristmill.training.run import Data
 
-    recipe, folder = context.recipe, context.inputs["index"]
+    recipe, known = context.recipe, words(context)
     model, train = recipe.training()
-    dataset = read_dataset(folder)
+    dataset = read_dataset(context.inputs["index"])
     say = context.reporter.say
-    samples = indexed.open_samples(folder, "train", model.sequence_length, recipe.seed, recipe.index, say)
-    num_samples = -(-train.tokens // model.sequence_length)
-    samples.check_budget(num_samples)
-    context.reporter.say(f"train: will draw {samples.budget(num_samples)}")
-    for line in samples.repeat_warnings(num_samples):
-        say(f"train: {line}")
-    try:
-        held_out = indexed.open_samples(folder, "validation", model.sequence_length, recipe.seed, recipe.index, say)
-    except indexed.TooFewTokens as error:
-        context.reporter.say(f"train: no validation loss: {error}")
-        held_out = None
+    samples = open_split(context, "train")
+    if load_objective(train.objective).data == "windows":
+        num_samples = -(-train.tokens // model.sequence_length)
+        samples.check_budget(num_samples)
+        say(f"train: will draw {samples.budget(num_samples)}")
+        for line in samples.repeat_warnings(num_samples):
+            say(f"train: {line}")
     return Data(
         samples,
-        held_out,
+        open_held_out(context, "validation"),
         dataset.end_of_document,
         recipe.index.mask_documents,
         bytes_per_token(dataset, "validation"),
         bytes_per_token(dataset, "train"),
+        pieces=known.pieces,
+        encode=known.encode,
     )
 
 

@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.batches import Batches
+from gristmill.training.batches import Batches, SampleSource
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.forward_backward import side_losses_scaled_by
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.objective import LossFunction
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.optim.norm import global_norm
+from gristmill.training.parallel.collectives import gather_tokens
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import Sharding
 from gristmill.training.run import RunConfig, build_forward_backward
 from gristmill.training.testing.causal_loss import causal_loss, causal_samples
 from gristmill.training.trainer import Trainer
+from tests.support.synthetic_pairs import masked_loss
 
 SAMPLES, CONTEXT, STEPS = 16, 16, 3
 
@@ -43,6 +46,23 @@ EXPERTS: dict[str, Any] = {
         "bias_update_rate": 0.05,
     },
 }
+BERT: dict[str, Any] = {
+    "attention": "bidirectional",
+    "positions": "learned",
+    "segments": 2,
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "gelu": "exact",
+    "layers": 2,
+    "width": 16,
+    "hidden": 24,
+    "kv_heads": 4,
+    "biases": True,
+    "tied_embeddings": True,
+    "head_transform": True,
+    "head_bias": True,
+    "outputs": [{"name": "sentence_order", "size": 2}],
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "tied": {"tied_embeddings": True},
@@ -51,6 +71,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "windows": {"window": (4, None), "norm_order": "post", "initialisation": "mup", "mup_base_width": 16},
     "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "mlp": "gelu", "biases": True},
     "deep": {"layers": 8},
+    "bert": BERT,
+    "bert_deep": BERT | {"layers": 4},
+    "bert_original": BERT | {"norm_order": "post", "embedding_norm": "sum", "final_norm": False},
     "experts": EXPERTS,
     "experts_deep": EXPERTS | {"layers": 4, "moe": {"experts": (8, 0), "top_k": 2, "hidden": 8, "balance_loss": 0.1}},
     "experts_by_groups": EXPERTS
@@ -96,6 +119,15 @@ class Case:
     documents: bool = False
     optimizer: str = "adamw"
     compiled: bool = False
+    masked: bool = False
+
+    @property
+    def loss(self) -> LossFunction:
+        return masked_loss(self.configs[0]) if self.masked else causal_loss(z_loss=True)
+
+    @property
+    def samples(self) -> SampleSource:
+        return self.loss.objective if self.masked else causal_samples(Uneven(self.vocab), self.documents)
 
     @property
     def configs(self) -> tuple[ModelConfig, TrainConfig]:
@@ -164,11 +196,11 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     """The gradients of the first batch, then a few steps. Of the parameters, those this process's stages hold."""
     model, train = case.configs
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
-    passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, causal_loss(z_loss=True))
-    batches = Batches(causal_samples(Uneven(case.vocab), case.documents), mesh.data, mesh.device)
+    passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
+    batches = Batches(case.samples, mesh.data, mesh.device)
     optimizer = build_optimizer(parts.parameters, train.optimizer, model)
     trainer = Trainer(train, parts, passes, optimizer, batches, mesh)
-    passes.train(batches.take(0, SAMPLES), [1 / 64] * 2)
+    passes.train(batches.take(0, SAMPLES), [1 / 64] * len(case.loss.terms))
     parts.sum_tied_gradients()
     gradients = {name: whole(parameter.grad) for name, parameter in parts.parameters.items()}
     norms = [global_norm(parts.norm_parameters, mesh).item()]
@@ -191,8 +223,8 @@ def on_this_rank(case: Case, mutation: str | None) -> Outcome:
 
 
 @cache
-def alone(model: str, precision: str, vocab: int, documents: bool, optimizer: str) -> Outcome:
-    return outcome(Case({}, model, precision, vocab, documents, optimizer), single_process())
+def alone(model: str, precision: str, vocab: int, documents: bool, optimizer: str, masked: bool) -> Outcome:
+    return outcome(Case({}, model, precision, vocab, documents, optimizer, masked=masked), single_process())
 
 
 def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str, float]:
@@ -200,7 +232,7 @@ def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str,
     model, train = case.configs
     world_size = train.layout.world_size
     check_layout(model, train, case.vocab, world_size)
-    expected = alone(case.model, case.precision, case.vocab, case.documents, case.optimizer)
+    expected = alone(case.model, case.precision, case.vocab, case.documents, case.optimizer, case.masked)
     ranks = pool.run(world_size, on_this_rank, case, mutation, timeout_seconds=600 if case.compiled else 180)
     assert set().union(*(rank.gradients for rank in ranks)) == set(expected.gradients)
     return {
@@ -271,5 +303,8 @@ MUTATIONS: dict[str | None, Any] = {
         ("engine.forward_backward.side_losses_scaled_by", lambda factor, stages: side_losses_scaled_by(1.0, stages))
     ),
     "the outputs' bias added by every share": patched(("parallel.expert_parallel.ExpertAxis.first_share", True)),
+    "gradients of all tokens summed over the ranks": patched(
+        ("parallel.tensor.all_tokens", lambda x, rank, group: gather_tokens(x, group))
+    ),
     "logits normalised by this rank's sum": patched(("loss.over_ranks", lambda x, tensor, operation: x)),
 }

@@ -38,6 +38,10 @@ class LocalModel:
         return next(iter(self.stages.values())).config.sequence_length
 
     @property
+    def config(self) -> ModelConfig:
+        return next(iter(self.stages.values())).config
+
+    @property
     def norm_parameters(self) -> list[nn.Parameter]:
         """Parameters whose gradients this process adds to the global norm, so that a tied table is counted once."""
         return [parameter for name, parameter in self.parameters.items() if name not in self.excluded_from_norm]

@@ -93,7 +93,7 @@ class ModelOutput:
 
     @property
     def has_teacher(self) -> bool:
-        """False in validation and after the share `train.teacher.until` of the run."""
+        """False after the share `train.teacher.until` of the run."""
         return "teacher" in self._batch and self._stage.teacher is not None
 
     @property

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from gristmill.training.model.output import ModelOutput
-from gristmill.training.objectives.objective import Batch, Objective, Term
+from gristmill.training.objectives.objective import Batch, Objective, Term, token_terms
 
 
 class Causal(Objective):
@@ -23,12 +23,10 @@ class Causal(Objective):
         return fields
 
     def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
-        nll, z_loss = model.token_losses(batch["targets"], batch["weights"])
-        terms = [Term("nll", nll, "weights")]
-        return [*terms, Term("z_loss", z_loss, "weights")] if model.has_z_loss else terms
+        return token_terms("nll", model, batch)
 
     def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
-        return {"next_tokens": model.best_tokens()}
+        return {"targets": model.best_tokens()}
 
 
 def document_numbers(bounds: np.ndarray) -> np.ndarray:

@@ -11,13 +11,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.objectives.causal import Causal
+from gristmill.training.objectives.classification import Classification
 from gristmill.training.objectives.distillation import Distillation
+from gristmill.training.objectives.masked import Masked
+from gristmill.training.objectives.multiple_choice import MultipleChoice
 from gristmill.training.objectives.names import parse_user_objective, read_source
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
+from gristmill.training.objectives.span_corruption import SpanCorruption
+from gristmill.training.objectives.span_extraction import SpanExtraction
 
-OBJECTIVES: Mapping[str, type[Objective]] = {"causal": Causal, "distillation": Distillation}
+OBJECTIVES: Mapping[str, type[Objective]] = {
+    "causal": Causal,
+    "distillation": Distillation,
+    "masked": Masked,
+    "span_corruption": SpanCorruption,
+    "classification": Classification,
+    "multiple_choice": MultipleChoice,
+    "span_extraction": SpanExtraction,
+}
 
 
 def load_objective(name: str) -> type[Objective]:
@@ -71,7 +84,7 @@ def errors_named(what: str) -> Iterator[None]:
     """Turns an exception of an objective into a RecipeError with the file and line it came from."""
     try:
         yield
-    except RecipeError:
+    except (RecipeError, InputError):
         raise
     except SyntaxError as error:
         raise RecipeError(

@@ -7,7 +7,8 @@ from typing import Any
 
 from gristmill.foundation.errors import RecipeError
 
-BUILT_IN = ("causal", "distillation")
+FINE_TUNING = ("classification", "multiple_choice", "span_extraction")
+BUILT_IN = ("causal", "distillation", "masked", "span_corruption", *FINE_TUNING)
 
 
 def objective_identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """The interface of a training objective: three functions. docs/objectives.md teaches them with worked examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gristmill.foundation.config import Config
-from gristmill.training.batches import Samples
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.loss import upcast_dtype
 from gristmill.training.model.output import ModelOutput
 from gristmill.training.model_config import ModelConfig
@@ -49,16 +49,28 @@ class TermSpec:
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """What an objective is made from. samples: the indexed corpus of one split (None without one); mask_documents: as
-    the recipe's section `index` has it. seed: of the recipe. held_out: it makes validation samples."""
+    """What an objective is made from. samples: the indexed corpus of one split, in the form that the objective's `data`
+    names (None without a corpus); mask_documents: as the recipe's section `index` has it. seed: of the recipe.
+    split: of the samples. pieces: the tokenizer's pieces by id. encode: a text's token ids."""
 
-    samples: Samples | None
+    samples: Any
     model: ModelConfig
     vocab_size: int
     end_of_document: int
     seed: int
     mask_documents: bool = False
-    held_out: bool = False
+    split: Literal["train", "validation", "test"] = "train"
+    pieces: Sequence[str] = ()
+    encode: Callable[[str], list[int]] | None = None
+
+    def id_of(self, piece: str) -> int:
+        """Raises RecipeError if the tokenizer has no such piece."""
+        if piece not in self.pieces:
+            raise RecipeError(
+                f"train.objective: the tokenizer has no piece {piece!r}; add it to tokenizer.user_symbols, or name "
+                "another symbol in train.objective_options"
+            )
+        return list(self.pieces).index(piece)
 
 
 class NoOptions(Config):
@@ -74,6 +86,9 @@ class Objective:
     Options: type[Config] = NoOptions
     # True where the first term is the negative log-likelihood of all text, so that the logs have bits per byte.
     bits_per_byte = False
+    # The form of `inputs.samples`: windows of tokens (indexed/samples.py) or pairs of text segments, from data that is
+    # split into sentences (indexed/sentence_pairs.py).
+    data: Literal["windows", "sentence_pairs"] = "windows"
 
     def __init__(self, inputs: ObjectiveInputs, options: Any):
         self.inputs, self.options = inputs, options
@@ -92,6 +107,19 @@ class Objective:
     def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
         """Predictions by name, each [B, ...]."""
         raise NotImplementedError
+
+    def scores(self, k: int, prediction: Mapping[str, Tensor]) -> Mapping[str, float]:
+        """Metrics of the prediction for sample k, whose means the stage evaluate reports; none by default."""
+        return {}
+
+    def chances(self, k: int) -> Mapping[str, float]:
+        """The same metrics of an answer without looking at the sample."""
+        return {}
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the split, where they are few enough to evaluate all of them; None otherwise."""
+        return None
 
     @property
     def fingerprint(self) -> str:
@@ -119,6 +147,14 @@ class LossFunction:
     def weighs_tokens(self) -> bool:
         """Whether the loss is a mean over tokens by the field `weights`, which experts' side losses follow."""
         return self.terms[0].count == "weights"
+
+
+def token_terms(name: str, model: ModelOutput, batch: Batch) -> list[Term]:
+    """The mean negative log-likelihood of `targets` over the tokens by `weights`, and the z-loss where train.z_loss is
+    set."""
+    nll, z_loss = model.token_losses(batch["targets"], batch["weights"])
+    terms = [Term(name, nll, "weights")]
+    return [*terms, Term("z_loss", z_loss, "weights")] if model.has_z_loss else terms
 
 
 def no_sum(batch: Batch) -> Tensor:

@@ -1,0 +1,138 @@
+"""The two orders of layer norm in BERT at growing depth: figure 7 of Megatron-LM (arXiv 1909.08053) on narrow models.
+
+The original order, norms behind the residual additions, is BERT's; the rearranged one, norms before the blocks, made
+the model of 3.9 billion parameters trainable. Every pair of models has the same seed, samples, steps and learning rate.
+--data is the work folder of the recipe `bert_tiny`, whose stages up to `index` must be complete:
+
+    gristmill run bert_tiny --to index --workdir DIR
+    python benchmarks/bert_norm_order.py --data DIR --figure bert_norm_order.svg"""
+
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Figure, arguments, print_figures
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.data_pipeline.indexed.sentence_pairs import open_pairs
+from gristmill.evaluation.models.conversion.bert import ORIGINAL, REARRANGED
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.config import TrainConfig
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.masked import SPECIAL_TOKENS
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.run import Data, Run, RunConfig
+
+ORDERS: dict[str, dict[str, Any]] = {"original": ORIGINAL, "rearranged": REARRANGED}
+DEPTHS = (4, 12, 24, 48)
+SEEDS = (1, 2, 3)
+LENGTH, SAMPLES, STEPS = 64, 8, 200
+LEARNING_RATE = 2e-3
+
+
+def model_of(order: str, depth: int) -> ModelConfig:
+    return ModelConfig(layers=depth, width=64, heads=4, sequence_length=LENGTH, segments=2, **ORDERS[order])
+
+
+def losses(work: Path, order: str, depth: int, seed: int, data: Data, steps: int) -> list[float]:
+    """The masked-token loss of every step."""
+    folder = work / f"{order}-{depth}-{seed}"
+    folder.mkdir(parents=True)
+    train = TrainConfig(
+        tokens=steps * SAMPLES * LENGTH,
+        batch_tokens=SAMPLES * LENGTH,
+        objective="masked",
+        precision="fp32",
+        optimizer={"learning_rate": LEARNING_RATE},
+        schedule={"shape": "linear", "warmup_share": 0.1},
+        validation={"every": 0},
+        checkpoint={"every": 0},
+    )
+    run = Run(RunConfig(model_of(order, depth), train, seed), data, single_process(), folder, Reporter.silent())
+    run.train()
+    return [line["loss"] if line["loss"] is not None else math.nan for line in read_metrics(folder / METRICS_NAME)]
+
+
+def final(curve: list[float]) -> float:
+    """Mean of the last tenth of the steps."""
+    return statistics.mean(curve[-max(1, len(curve) // 10) :])
+
+
+def compare(
+    work: Path, root: Path, depths: tuple[int, ...], seeds: tuple[int, ...], steps: int
+) -> dict[Any, list[Any]]:
+    """{(order, depth): the curve of each seed}."""
+    recipe, codec = load_recipe("bert_tiny"), load_tokenizer(root / "tokenizer")
+    pairs = open_pairs(root / "index", "train", LENGTH - SPECIAL_TOKENS, recipe.seed, recipe.index)
+    data = Data(pairs, None, codec.end_of_document, mask_documents=False, bytes_per_token={}, pieces=codec.pieces)
+    curves = {
+        (order, depth): [losses(work, order, depth, seed, data, steps) for seed in seeds]
+        for depth in depths
+        for order in ORDERS
+    }
+    table = Table("layers", *(f"{order}: loss (lowest, highest seed)" for order in ORDERS))
+    for depth in depths:
+        cells = []
+        for order in ORDERS:
+            ends = [final(curve) for curve in curves[order, depth]]
+            cells.append(f"{statistics.mean(ends):.3f} ({min(ends):.3f}, {max(ends):.3f})")
+        table.add_row(str(depth), *cells)
+    Console(width=120).print(table)
+    return curves
+
+
+def draw(path: Path, curves: dict[Any, list[Any]]) -> None:
+    """Loss over steps, a panel for each depth, a line for each seed."""
+    import matplotlib  # slow to load, and only for the figure
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "gristmill"
+    depths = sorted({depth for _, depth in curves})
+    figure, panels = plt.subplots(1, len(depths), figsize=(3 * len(depths), 3), sharey=True, squeeze=False)
+    for panel, depth in zip(panels[0], depths, strict=True):
+        for order, colour in zip(ORDERS, ("tab:red", "tab:blue"), strict=True):
+            for number, curve in enumerate(curves[order, depth]):
+                panel.plot(smoothed(curve), color=colour, linewidth=1, label=None if number else order)
+        panel.set_title(f"{depth} layers")
+        panel.set_xlabel("step")
+    panels[0][0].set_ylabel("loss of masked tokens")
+    panels[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def smoothed(curve: list[float], over: int = 10) -> list[float]:
+    """Mean of the last `over` steps at every step."""
+    return [statistics.mean(curve[max(0, step - over + 1) : step + 1]) for step in range(len(curve))]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--figure", type=Path, help="an .svg file for the curves")
+    options = parser.parse_args()
+    if options.data is None:
+        parser.error("--data: name the work folder of the recipe bert_tiny")
+    torch.set_num_threads(1)
+    depths, seeds, steps = (DEPTHS[:2], SEEDS[:1], 20) if options.quick else (DEPTHS, SEEDS, STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        curves = compare(Path(folder), options.data, depths, seeds, steps)
+    if options.figure is not None:
+        draw(options.figure, curves)
+    deepest = max(depths)
+    gaps = [
+        final(a) - final(b) for a, b in zip(curves["original", deepest], curves["rearranged", deepest], strict=True)
+    ]
+    print_figures([Figure("bert_norm_order", statistics.mean(gaps), f"nats below the original at {deepest} layers")])
+
+
+if __name__ == "__main__":
+    main()

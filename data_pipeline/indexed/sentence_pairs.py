@@ -1,0 +1,132 @@
+"""Pair k of consecutive text segments: a pure function of (dataset, split, settings, seed, k), for BERT.
+
+k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation -> a run of sentences, split
+into two segments that are swapped in half of the pairs. Learning which of the two orders it is, is the sentence order
+prediction of ALBERT (arXiv 1909.11942, section 3.1); Megatron-LM names it next sentence prediction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.data_pipeline.indexed.blend import Schedule
+from gristmill.data_pipeline.indexed.config import IndexConfig
+from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, phase_weights
+from gristmill.data_pipeline.indexed.sentence_runs import require_sentences, sentence_runs
+from gristmill.data_pipeline.indexed.verify import manifest_digests, open_checked
+from gristmill.foundation.canonical_json import fingerprint
+
+SHORT_SHARE = 0.1  # of the pairs are cut to a random length (BERT, arXiv 1810.04805, appendix A.2)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """first, second: int64 token ids as they stand in the sample. swapped: second precedes first in the document."""
+
+    first: np.ndarray
+    second: np.ndarray
+    swapped: bool
+
+
+class SentencePairs:
+    """Made by `open_pairs`. max_tokens: of both segments together."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        readers: Mapping[str, IndexedReader],
+        max_tokens: int,
+        seed: int,
+        config: IndexConfig,
+        identity: str,
+    ):
+        self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
+        self.sources, self.max_tokens, self.fingerprint = tuple(readers), max_tokens, identity
+        self._readers, self._seed = tuple(readers.values()), seed
+        self._runs = [sentence_runs(reader.lengths, reader.bounds, max_tokens) for reader in self._readers]
+        phases = phase_weights(dataset, self.sources, max_tokens, config)
+        self._schedule = Schedule(self.sources, phases, config.block_samples, key_of(seed, "blend"))
+        self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
+
+    def pair(self, k: int) -> Pair:
+        source, ordinal = self._schedule.locate(k)
+        epoch, index = divmod(ordinal, len(self._runs[source]))
+        first, last = self._runs[source][self._order(source, epoch)(index)].tolist()
+        generator = np.random.default_rng([self._seed, key_of("pair"), k])
+        split = int(generator.integers(first + 1, last))
+        before, after = self._tokens(source, first, split), self._tokens(source, split, last)
+        limit = self.max_tokens
+        if generator.random() < SHORT_SHARE:
+            limit = int(generator.integers(2, self.max_tokens + 1))
+        sizes = trimmed_lengths(len(before), len(after), limit)
+        before, after = (_trimmed(part, size, generator) for part, size in zip((before, after), sizes, strict=True))
+        swapped = bool(generator.random() < 0.5)
+        return Pair(after, before, True) if swapped else Pair(before, after, False)
+
+    def source_of(self, k: int) -> str:
+        return self.sources[self._schedule.locate(k)[0]]
+
+    def pairs_of(self, source: str) -> int:
+        """How many pairs one epoch of the source has."""
+        return len(self._runs[self.sources.index(source)])
+
+    def _tokens(self, source: int, first: int, last: int) -> np.ndarray:
+        """Tokens of consecutive sentences of a document, without the end-of-document token."""
+        reader = self._readers[source]
+        start = int(reader.pointers[first]) // reader.dtype.itemsize
+        end = int(reader.pointers[last - 1]) // reader.dtype.itemsize + int(reader.lengths[last - 1])
+        tokens = reader.tokens[start:end].astype(np.int64)
+        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.end_of_document else tokens
+
+    def _epoch_order(self, source: int, epoch: int) -> Permutation:
+        return Permutation(len(self._runs[source]), key_of(self._seed, "pairs", self.sources[source], epoch))
+
+
+def trimmed_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Lengths after the longer one is shortened until both fit: (7, 2, 6) -> (4, 2); (7, 5, 6) -> (3, 3)."""
+    if first + second <= limit:
+        return first, second
+    half = limit // 2
+    if second <= half:
+        return limit - second, second
+    return (first, limit - first) if first <= limit - half else (limit - half, half)
+
+
+def _trimmed(tokens: np.ndarray, length: int, generator: np.random.Generator) -> np.ndarray:
+    """Each token that is too many is taken from the front or from the back with equal chance."""
+    surplus = len(tokens) - length
+    front = int(generator.binomial(surplus, 0.5)) if surplus else 0
+    return tokens[front : front + length]
+
+
+def open_pairs(
+    folder: Path, split: str, max_tokens: int, seed: int, config: IndexConfig, say: Say = lambda message: None
+) -> SentencePairs:
+    """The pairs of one split of an `index` folder, whose files are checked first (verify.py).
+
+    Raises InputError on damaged files and on data without sentences, TooFewTokens where a split has no two consecutive
+    sentences; a source of a held-out split without them is left out."""
+    dataset, digests = read_dataset(folder), manifest_digests(folder)
+    readers: dict[str, IndexedReader] = {}
+    for source in dataset.sources:
+        counts = source.splits.get(split)
+        if counts is None or not counts.documents:
+            continue
+        reader = open_checked(folder, split, source, dataset, digests, say).reader
+        if split == "train":
+            require_sentences(reader)
+        if len(sentence_runs(reader.lengths, reader.bounds, max_tokens)):
+            readers[source.name] = reader
+        elif split == "train":
+            raise TooFewTokens(f"{reader.prefix}: no document has two sentences; give the source longer documents")
+    if not readers:
+        raise TooFewTokens(f"{folder / split}: no document has two sentences")
+    identity = fingerprint(
+        [dataset.model_dump(mode="json"), split, "pairs", max_tokens, seed, config.model_dump(mode="json")]
+    )
+    return SentencePairs(dataset, readers, max_tokens, seed, config, identity)

@@ -1,0 +1,115 @@
+"""NVIDIA's megatron-bert-345m layout: a random model, written in all three orders of queries, keys and values."""
+
+import argparse
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gristmill.evaluation.models.conversion.bert import MEGATRON_BERT
+from gristmill.evaluation.models.conversion.megatron_bert_345m import (
+    LAYER_NAMES,
+    ZIPPED_NAME,
+    megatron_bert_file,
+    read_megatron_bert,
+)
+from gristmill.foundation.errors import InputError
+from gristmill.training.model.transformer import Transformer
+from tests.training.model.test_bert import REARRANGED, VOCAB, batch, drawn_model, theirs_of
+
+HEADS, WIDTH = 4, 8
+
+
+def packed(parts: list[Tensor], version: float) -> Tensor:
+    """Each [heads x width, ...]; the inverse of what the reader does, written out by hand."""
+    heads = [part.unflatten(0, (HEADS, WIDTH)) for part in parts]
+    if version < 1.0:
+        return torch.cat(parts)
+    return torch.stack(heads, dim=2 if version < 2.0 else 1).flatten(0, 2)
+
+
+def as_nvidias(model: Transformer, version: float) -> dict[str, Any]:
+    ours = {name: value.detach().float() for name, value in model.named_parameters()}
+    layers = {f"final_layernorm.{leaf}": ours[f"final_norm.{leaf}"] for leaf in ("weight", "bias")}
+    for number in range(model.config.layers):
+        for leaf in ("weight", "bias"):
+            for theirs, name in LAYER_NAMES.items():
+                layers[f"layers.{number}.{theirs}.{leaf}"] = ours[f"layers.{number}.{name}.{leaf}"]
+            parts = [ours[f"layers.{number}.mixer.{name}.{leaf}"] for name in ("query", "key", "value")]
+            layers[f"layers.{number}.attention.query_key_value.{leaf}"] = packed(parts, version)
+    tables = {"word_embeddings": "embedding", "position_embeddings": "positions", "tokentype_embeddings": "segments"}
+    language = {
+        "embedding": {theirs: {"weight": ours[f"{name}.weight"]} for theirs, name in tables.items()},
+        "transformer": layers,
+        "pooler": {f"dense.{leaf}": ours[f"outputs.pooler.{leaf}"] for leaf in ("weight", "bias")},
+    }
+    head = {"bias": ours["head.bias"]}
+    for leaf in ("weight", "bias"):
+        head[f"dense.{leaf}"] = ours[f"head.transform.{leaf}"]
+        head[f"layernorm.{leaf}"] = ours[f"head.transform.norm.{leaf}"]
+    order = {leaf: ours[f"outputs.linear.sentence_order.{leaf}"] for leaf in ("weight", "bias")}
+    arguments = argparse.Namespace(num_attention_heads=HEADS, layernorm_epsilon=1e-12, bias_gelu_fusion=False)
+    content = {"model": {"language_model": language, "lm_head": head, "binary_head": order}, "args": arguments}
+    return content | ({"checkpoint_version": version} if version else {})
+
+
+@pytest.mark.parametrize("version", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_model_comes_back_from_every_layout(version: float, zipped: bool, tmp_path: Path) -> None:
+    model = drawn_model(REARRANGED, "exact")
+    torch.save(as_nvidias(model, version), tmp_path / "model_optim_rng.pt")
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "megatron_bert_345m_v0.1_cased.zip", "w") as archive:
+            archive.write(tmp_path / "model_optim_rng.pt", ZIPPED_NAME)
+        (tmp_path / "model_optim_rng.pt").unlink()
+    config, vocab_size, tensors = read_megatron_bert(megatron_bert_file(tmp_path))
+    assert vocab_size == VOCAB
+    assert config == type(config).model_validate(model.config.model_dump() | {"hidden": 128})
+    for name, value in model.named_parameters():
+        assert torch.equal(tensors[name], value.detach().float()), name
+
+
+def test_what_is_read_computes_what_transformers_does(tmp_path: Path) -> None:
+    model = drawn_model(REARRANGED, "exact")
+    torch.save(as_nvidias(model, 2.0), tmp_path / "model_optim_rng.pt")
+    _, _, tensors = read_megatron_bert(tmp_path / "model_optim_rng.pt")
+    other, fields = theirs_of("rearranged", model), batch()
+    other.load_state_dict(
+        {n: v.double() for n, v in MEGATRON_BERT.to_theirs(model.config, tensors).items()}, strict=False
+    )
+    mask = (fields["documents"] == 0).long()
+    found = other(input_ids=fields["tokens"], attention_mask=mask, token_type_ids=fields["segments"])
+    ours = model(fields["tokens"], **fields)
+    torch.testing.assert_close(ours[mask == 1], found.prediction_logits[mask == 1], rtol=0, atol=1e-5)
+
+
+class Runs:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("this must not run",))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"model": {}}, "not a megatron-bert checkpoint"),
+        ([1, 2], "holds list, not a checkpoint"),
+        ({"model": Runs()}, "cannot be read as model_optim_rng.pt"),
+    ],
+)
+def test_other_files_are_refused(content: Any, says: str, tmp_path: Path, capfd: Any) -> None:
+    torch.save(content, tmp_path / "model_optim_rng.pt")
+    with pytest.raises(InputError, match=says):
+        read_megatron_bert(tmp_path / "model_optim_rng.pt")
+    assert "this must not run" not in capfd.readouterr().out
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"PK no archive")
+    (tmp_path / "b.pt").write_bytes(pickle.dumps({"model": 1})[:-3])
+    for name in ("a.zip", "b.pt"):
+        with pytest.raises(InputError, match="cannot be read as model_optim_rng"):
+            read_megatron_bert(tmp_path / name)

@@ -1,0 +1,97 @@
+"""Masked language modelling with sentence order prediction: BERT (arXiv 1810.04805) as Megatron-LM trains it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from gristmill.foundation.config import Config
+from gristmill.training.model.output import ModelOutput
+from gristmill.training.objectives.objective import Batch, Objective, ObjectiveInputs, Term, token_terms
+from gristmill.training.objectives.word_masks import choose_masked, word_starts, words_of
+
+SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
+PURPOSE = 0x6D61736B  # "mask": keeps these draws apart from others with the same seed and k
+
+
+class MaskedOptions(Config):
+    """mask_rate of the tokens are predicted; of those 80 % become [MASK], random_share another token, and keep_share
+    stay as they are."""
+
+    mask_rate: float = Field(0.15, gt=0, lt=1)
+    random_share: float = Field(0.1, ge=0, le=1)
+    keep_share: float = Field(0.1, ge=0, le=1)
+    whole_words: bool = Field(True, description="a word is masked with all its pieces")
+    max_ngram: int = Field(3, ge=1, le=32, description="words that are masked together, at most")
+    sentence_order: bool = Field(True, description="predict whether the two segments were swapped (arXiv 1909.11942)")
+    start: str = "[CLS]"
+    separator: str = "[SEP]"
+    mask: str = "[MASK]"
+    padding: str = "[PAD]"
+
+
+class Masked(Objective):
+    """tokens: [CLS] first [SEP] second [SEP] and padding, which is a document of its own, so nothing attends to it.
+    targets and weights: the original tokens, weight 1 at masked places. swapped: 1 where the segments are."""
+
+    Options = MaskedOptions
+    data = "sentence_pairs"
+
+    def __init__(self, inputs: ObjectiveInputs, options: Any):
+        super().__init__(inputs, options)
+        names = (options.start, options.separator, options.mask, options.padding)
+        self.start, self.separator, self.mask, self.padding = (inputs.id_of(name) for name in names)
+        self.length = inputs.model.sequence_length
+        whole = options.whole_words
+        self.begins = word_starts(inputs.pieces) if whole else np.ones(inputs.vocab_size, dtype=bool)
+
+    def sample(self, k: int) -> Mapping[str, np.ndarray]:
+        pair = self.inputs.samples.pair(k)
+        generator = np.random.default_rng([self.inputs.seed, PURPOSE, k])
+        first, second = pair.first, pair.second
+        original = np.full(self.length, self.padding, dtype=np.int64)
+        real = len(first) + len(second) + SPECIAL_TOKENS
+        original[:real] = np.concatenate([[self.start], first, [self.separator], second, [self.separator]])
+        positions = np.arange(self.length)
+        special = (positions == 0) | (positions == len(first) + 1) | (positions >= real - 1)
+        tokens, weights = self._masked(original, special, generator)
+        return {
+            "tokens": tokens,
+            "targets": original,
+            "weights": weights,
+            "segments": ((positions > len(first) + 1) & (positions < real)).astype(np.int64),
+            "documents": (positions >= real).astype(np.int64),
+            "swapped": np.array(pair.swapped, dtype=np.int64),
+        }
+
+    def _masked(
+        self, original: np.ndarray, special: np.ndarray, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(the tokens with masks, float32 weights)."""
+        budget = max(1, round(self.options.mask_rate * int((~special).sum())))
+        words = words_of(self.begins[original], special)
+        places = choose_masked(words, budget, self.options.max_ngram, generator)
+        tokens, weights = original.copy(), np.zeros(len(original), dtype=np.float32)
+        weights[places] = 1.0
+        kind = generator.random(len(places))
+        others = generator.integers(0, self.inputs.vocab_size, len(places))
+        kept = self.options.keep_share
+        drawn = np.where(kind < kept + self.options.random_share, others, self.mask)
+        tokens[places] = np.where(kind < kept, original[places], drawn)
+        return tokens, weights
+
+    def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
+        terms = token_terms("masked_tokens", model, batch)
+        if self.options.sentence_order:
+            order = F.cross_entropy(model.output("sentence_order").double(), batch["swapped"], reduction="none")
+            terms.append(Term("sentence_order", order))
+        return terms
+
+    def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
+        found = {"targets": model.best_tokens()}
+        if self.options.sentence_order:
+            found["swapped"] = model.output("sentence_order").argmax(dim=-1)
+        return found
