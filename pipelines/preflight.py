@@ -191,8 +191,13 @@ def _validation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _live_evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    evaluation = recipe.training().train.evaluation
-    if evaluation.every:
+    model, train = recipe.training()
+    evaluation = train.evaluation
+    if evaluation.every and model.attention != "causal":
+        yield Finding(
+            f"train.evaluation.every: tasks need a causal model and model.attention is {model.attention}; set it to 0"
+        )
+    elif evaluation.every:
         yield from _tasks("train.evaluation.tasks", evaluation.tasks, recipe)
 
 

@@ -14,17 +14,6 @@ from torch import Tensor
 from gristmill.training.parallel.mesh import Axis
 
 
-class Samples(Protocol):
-    """Interface of training data; `data_pipeline.indexed.samples.Samples` is one."""
-
-    vocab_size: int
-    fingerprint: str
-
-    def sample(self, k: int) -> Mapping[str, np.ndarray]: ...
-
-    def source_of(self, k: int) -> str: ...
-
-
 class SampleSource(Protocol):
     """The samples that batches are made of, by field; an objective is one."""
 

@@ -43,8 +43,11 @@ def load_for_evaluation(
     codec = load_tokenizer(folder)
     dtype = DTYPES[config.precision]
     foreign = is_huggingface(checkpoint)
+    if not foreign:
+        check_causal(checkpoint, read_model_config(checkpoint)["model"].get("attention", "causal"))
     if foreign:
         model, saved_config = read_huggingface(checkpoint, device, dtype)
+        check_causal(checkpoint, model.config.attention)
     else:
         model, _ = load_model(checkpoint, device, dtype)
         saved_config = read_model_config(checkpoint)
@@ -67,12 +70,22 @@ def load_for_evaluation_sharded(
     """This rank's shard of a gristmill checkpoint. Raises InputError as `load_for_evaluation` does."""
     checkpoint, folder = paths.resolve()
     codec, saved_config = load_tokenizer(folder), read_model_config(checkpoint)
+    check_causal(checkpoint, saved_config["model"].get("attention", "causal"))
     check_tokenizer(
         folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded="padded_rows" in saved_config
     )
     causal_lm = load_sharded(checkpoint, layout, mesh, DTYPES[config.precision])
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
     return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
+
+
+def check_causal(checkpoint: Path, attention: str) -> None:
+    """Raises InputError for a model that sees what stands behind a token, which no task can ask for the next one."""
+    if attention != "causal":
+        raise InputError(
+            f"{checkpoint}: attention is {attention}, and tasks and generation need a causal model; its own objective "
+            "is scored by the stage evaluate of its recipe"
+        )
 
 
 def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:

@@ -42,7 +42,13 @@ def checked_loss(objective: Objective, z_loss: float = 0.0, has_teacher: bool = 
         sum(weighed).backward()
     with torch.no_grad():
         _check_predictions(_call(model, batch, objective.predict, "predict"))
-    return LossFunction(objective, specs)
+    loss = LossFunction(objective, specs)
+    if inputs.model.has_experts and not loss.weighs_tokens:
+        raise _wrong(
+            "the model has experts, whose side losses are means over the tokens by the field `weights`; count the "
+            "first term by it, or leave model.moe out"
+        )
+    return loss
 
 
 def _checked_batch(objective: Objective) -> dict[str, Tensor]:

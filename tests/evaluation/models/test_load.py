@@ -1,12 +1,13 @@
 """Loading checkpoints and tokenizers for evaluation, and the errors of mismatches and damage."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.huggingface import write_huggingface
-from gristmill.evaluation.models.load import load_for_evaluation
+from gristmill.evaluation.models.load import check_causal, load_for_evaluation
 from gristmill.evaluation.workdir import CheckpointPaths, find_checkpoint
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint import load_model
@@ -33,6 +34,14 @@ def test_another_tokenizer_is_refused(tmp_path, random_checkpoint, tokenizer_fol
     write_huggingface(tmp_path / "other_end", load_model(checkpoint)[0], 255, tokenizer_folder)
     with pytest.raises(InputError, match="end with token 256, those the checkpoint was trained on with 255"):
         load_for_evaluation(CheckpointPaths(tmp_path / "other_end"), EvaluateConfig())
+
+
+def test_a_bidirectional_model_is_refused():
+    check_causal(Path("run"), "causal")
+    with pytest.raises(
+        InputError, match="run: attention is bidirectional, and tasks and generation need a causal model"
+    ):
+        check_causal(Path("run"), "bidirectional")
 
 
 def test_what_is_not_there_is_said(tmp_path, random_checkpoint, tokenizer_folder):

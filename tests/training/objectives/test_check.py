@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.names import objective_identity
@@ -82,6 +83,19 @@ def test_what_cannot_train_is_refused(there: str, instead: str, says: str, tmp_p
     assert there in GOOD
     with pytest.raises(RecipeError, match=says):
         checked(tmp_path, GOOD.replace(there, instead))
+
+
+def test_experts_need_the_weights_of_tokens(tmp_path: Path) -> None:
+    model = ModelConfig.model_validate(MODEL.model_dump() | {"moe": {"experts": 4}})
+    path = tmp_path / "mine.py"
+    for count, refused in (('"weights")]', False), ("None)]", True)):
+        path.write_text(GOOD.replace('"weights")]', count))
+        objective = make_objective(f"{path}:Mine", {}, ObjectiveInputs(Counting(), model, 50, 0, 0))
+        if refused:
+            with pytest.raises(RecipeError, match="count the first term by it"):
+                checked_loss(objective)
+        else:
+            checked_loss(objective)
 
 
 def test_unknown_options_and_names_are_refused(tmp_path: Path) -> None:
