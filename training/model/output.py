@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gristmill.training.distillation import Distillation, distillation_losses
-from gristmill.training.loss import losses, token_log_probs
+from gristmill.training.loss import losses, token_log_probs, upcast_dtype
 from gristmill.training.model.head import FrozenHead, Head
 from gristmill.training.model.named_outputs import NamedOutputs
 from gristmill.training.parallel.tensor import TensorAxis
@@ -86,6 +87,11 @@ class ModelOutput:
             there = sorted(outputs.linear) if outputs is not None else []
             raise KeyError(f"the model has no output {name!r}, only {there}; add it to model.outputs in the recipe")
         return outputs(name, self.hidden_states)
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """float64 in a float64 run, float32 otherwise."""
+        return upcast_dtype(self._hidden_NTtD)
 
     @property
     def has_z_loss(self) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.loss import upcast_dtype
 from gristmill.training.model.output import ModelOutput
 from gristmill.training.model_config import ModelConfig
 
@@ -139,9 +138,7 @@ class LossFunction:
     terms: tuple[TermSpec, ...]
 
     def __call__(self, model: ModelOutput, batch: Batch) -> Tensor:
-        sums = [term.sum for term in self.objective.loss(model, batch)]
-        dtype = torch.promote_types(sums[0].dtype, upcast_dtype(sums[0]))
-        return torch.stack([each.to(dtype) for each in sums], dim=1)
+        return torch.stack([term.sum.to(model.loss_dtype) for term in self.objective.loss(model, batch)], dim=1)
 
     @property
     def weighs_tokens(self) -> bool:
