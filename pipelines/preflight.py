@@ -21,6 +21,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
 from gristmill.training.memory_check import LARGEST_DEVICE_BYTES, check_memory, host_bytes
+from gristmill.training.objectives.names import SCORED_BY_TASKS
 from gristmill.training.parallel.layout import objections
 
 # For recipes that get as far as these stages.
@@ -202,6 +203,8 @@ def _live_evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    if recipe.training().train.objective not in SCORED_BY_TASKS:  # the stage scores the objective itself
+        return
     yield from _tasks("evaluate.tasks", recipe.evaluate.tasks, recipe)
     if recipe.evaluate.samples and not recipe.curate.splits.test:
         yield Finding(

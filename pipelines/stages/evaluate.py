@@ -7,8 +7,8 @@ from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
 from gristmill.pipelines.training_data import objective_on_test_split
+from gristmill.training.objectives.names import SCORED_BY_TASKS
 
-SCORED_BY_TASKS = ("causal", "distillation", "span_corruption")  # objectives of models that give the next token
 MAX_SAMPLES = 10_000  # of another objective that are evaluated, unless evaluate.limit is lower
 
 
