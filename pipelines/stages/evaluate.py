@@ -9,7 +9,7 @@ from gristmill.pipelines.task_identity import task_identity
 from gristmill.pipelines.training_data import objective_on_test_split
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 
-MAX_SAMPLES = 10_000  # of another objective that are evaluated, unless evaluate.limit is lower
+MAX_SAMPLES = 1000  # of an objective on the corpus; evaluate.limit may lower it
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -51,7 +51,8 @@ def _evaluate_objective(context: StageContext, checkpoint: Path) -> dict[str, An
     from gristmill.training.processes import RankInfo, local_device
 
     objective, limit = objective_on_test_split(context), context.recipe.evaluate.limit
-    count = min(limit or MAX_SAMPLES, objective.num_samples or MAX_SAMPLES)
+    available = objective.num_samples or MAX_SAMPLES
+    count = min(limit or available, available)
     model, _ = load_model(checkpoint, local_device(RankInfo.from_environment()))
     context.reporter.say(f"evaluate: {count} samples of the objective; the recipe's tasks are for causal models")
     rows = evaluate_objective(model, objective, count)
