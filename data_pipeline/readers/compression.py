@@ -59,7 +59,7 @@ def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Merge pieces to at least BLOCK_BYTES / 2, so that many small streams do not become as many small blocks. Bytes
+    """Merge pieces to at least BLOCK_BYTES, so that many small streams do not become as many small blocks. Bytes
     that were read before the damage are yielded before Damaged is raised."""
     held: list[bytes] = []
     size = 0
@@ -67,7 +67,7 @@ def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             held.append(piece)
             size += len(piece)
-            if size >= BLOCK_BYTES // 2:
+            if size >= BLOCK_BYTES:
                 yield held[0] if len(held) == 1 else b"".join(held)
                 held, size = [], 0
     except Damaged:

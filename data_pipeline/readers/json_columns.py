@@ -17,6 +17,7 @@ from gristmill.data_pipeline.readers.json_kernel import (
     NO_METADATA,
     NUM_PUT,
     NUM_STATE,
+    NUM_UNCERTAIN,
     NUMBER,
     ROWS,
     SOME_METADATA,
@@ -83,7 +84,7 @@ class JsonColumns:
         first, left = builder.rows, len(piece) - at
         for column in builder.columns:
             column.reserve(first, left + BATCH_RECORDS * len(self._rules.default_language))
-        state[AT], state[ROWS], state[NUMBER] = at, first, self._number
+        state[AT], state[ROWS], state[NUMBER], state[NUM_UNCERTAIN] = at, first, self._number, 0
         state[NUM_PUT:] = [column.offsets[first] for column in builder.columns]
         columns = LineColumns(
             tuple(column.data for column in builder.columns),
@@ -94,6 +95,8 @@ class JsonColumns:
         )
         outcome = parse_lines(padded, len(piece), self._rules, columns, self._members, state)
         builder.rows, at, self._number = int(state[ROWS]), int(state[AT]), int(state[NUMBER])
+        if not state[NUM_UNCERTAIN]:
+            return outcome, at
         for row in (first + np.flatnonzero(self._is_uncertain[first : builder.rows])).tolist():
             if not self._set_metadata(row):
                 builder.rows, self._number = row, int(builder.numbers[row])

@@ -13,9 +13,10 @@ from gristmill.foundation.cached_njit import cached_njit
 
 TEXT, URL, LANGUAGE, OTHER = range(4)  # of fields; the first three are columns
 ALL_METADATA, NO_METADATA, SOME_METADATA = range(3)
-# Places in the state. AT: in the piece; NUMBER: of the line; the last four: how many bytes of a column are used.
-AT, ROWS, NUMBER, NUM_PUT = 0, 1, 2, 3
-NUM_STATE = 7
+# Places in the state. AT: in the piece; NUMBER: of the line; NUM_UNCERTAIN: records whose metadata orjson must parse;
+# the last four: how many bytes of a column are used.
+AT, ROWS, NUMBER, NUM_UNCERTAIN, NUM_PUT = 0, 1, 2, 3, 4
+NUM_STATE = 8
 METADATA = 3  # the column behind TEXT, URL and LANGUAGE
 ALL_READ, BATCH_FULL, LINE_LEFT = range(3)  # what parse_lines returns
 MAX_MEMBERS = 64  # a line with more fields is left
@@ -355,6 +356,7 @@ def _write_metadata(piece, rules, columns, found, state):
     for k in range(count):
         is_uncertain = is_uncertain or members.kinds[k] == UNCERTAIN
     columns.is_uncertain[state[ROWS]] = is_uncertain
+    state[NUM_UNCERTAIN] += is_uncertain
     if not is_uncertain and not _sort_members(piece, members, count):
         return np.int64(-1)
     out[put] = 0x7B
