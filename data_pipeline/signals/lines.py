@@ -35,7 +35,8 @@ NUM_LINE_COUNTS = 13
 
 
 class LineTable(NamedTuple):
-    """Work space, pointers. keys: uint64[lines + 1]; entries, bits, stamp: see tables.first_place."""
+    """A hash table of lines or paragraphs, as pointers. keys: uint64[lines + 1], their hashes; entries, bits, stamp:
+    see tables.first_place."""
 
     keys: Any
     entries: Any
@@ -45,9 +46,9 @@ class LineTable(NamedTuple):
 
 @cached_njit(nogil=True)
 def scan_lines(span, ascii_only, odd_ends, num_newlines, work, counts):
-    """Fills counts (see LINES ...). odd_ends: the text has line ends other than newlines.
+    """Counts the lines and paragraphs of the span (counts: LINES ...). odd_ends: it has line ends other than newlines.
 
-    work: (keys, entries, stamp) of the tables; stamp + 1 and stamp + 2 are used."""
+    work: (keys, entries, stamp) of two tables, which use stamp + 1 and stamp + 2."""
     text, start, end, flags = span
     keys, entries, stamp = work
     for i in range(NUM_LINE_COUNTS):

@@ -1,4 +1,4 @@
-"""Gopher's n-gram repetition for 2 to 10 words, computed in a cascade.
+"""Gopher's n-gram repetition for 2 to 10 words.
 
 An n-gram can occur twice only if the (n-1)-grams at its first and second word both do, so each n reads only the
 places that are left of n-1. The first place of an n-gram is its name, and the pair of names of its two (n-1)-grams is

@@ -41,15 +41,16 @@ CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
 WORDS, PLAIN, PLAIN_CHARS, ALPHA_WORDS, STOPS, SENTENCES = range(7, 13)
 NUM_COUNTS = 13
 
-# Masks of the characters beyond ASCII in a block (see _beyond_ascii).
+# Masks of a block's characters beyond ASCII. FOUND_: their bytes in this block (see _beyond_ascii); SPILLED_: the bytes
+# of its last character that lie in the next block.
 FOUND_SPACE, FOUND_WORD, FOUND_RUN, FOUND_ALPHA, FOUND_PLAIN, FOUND_WORDED, FOUND_END = range(7)
 SPILLED_SPACE, SPILLED_WORD = 7, 8
 NUM_FOUND = 9
 
 
 class Block(NamedTuple):
-    """Masks of the ASCII characters of a block, `inside` the text. space has the bytes behind the text's end too; lead
-    are bytes that begin a character, of any script."""
+    """Masks of a block of 64 bytes: bit k is byte k. inside: bytes of the text; lead: the first byte of each character;
+    the others are of ASCII characters inside the text, and space has the bytes behind the text's end too."""
 
     inside: Any
     letter: Any
@@ -61,7 +62,8 @@ class Block(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """Bit 0 of each: of the byte before the block. token: not white space; run: in a word or joined to one."""
+    """The byte before a block, as 0 or 1. token: it is not white space; run: it is in a word or joins two parts of one;
+    word: it is a word character; hyphen: it is a hyphen."""
 
     token: Any
     run: Any
@@ -70,7 +72,8 @@ class Carry(NamedTuple):
 
 
 class OpenWord(NamedTuple):
-    """A word up to the current byte: its characters, and whether it has a letter, and more than punctuation."""
+    """A word whose end is not yet found. chars: how many it has so far; alpha: one is a letter; plain: one is not
+    punctuation."""
 
     chars: Any
     alpha: Any
@@ -79,9 +82,11 @@ class OpenWord(NamedTuple):
 
 @cached_njit(nogil=True)
 def scan_words(span, unicode_words, words, found, counts):
-    """Fills counts (see CHARS ...), and words: (hashes, lengths) of every word, with room for as many as bytes.
+    """Counts the characters, words and sentences of the span (counts: CHARS ...) and writes the hash and the length of
+    each word to words: (hashes, lengths), which have an entry for each byte of the text.
 
-    found: uint64[NUM_FOUND], work space."""
+    unicode_words: the word rule `unicode`; else words are what white space separates. found: uint64[NUM_FOUND], work
+    space."""
     text, start, end = span.text, span.start, span.end
     for i in range(NUM_COUNTS):
         counts[i] = 0
