@@ -84,6 +84,8 @@ def print_errors(found: Sequence[Found], teachers: Sequence[Found]) -> None:
             missed, also_missed = missed + lost, also_missed + (lost and also)
     print(f"blocks keeps {wrong} unwanted chunks ({also_wrong} of them trafilatura too)")
     print(f"and misses {missed} wanted ones ({missed - also_missed} of them trafilatura finds)")
+    empty = [sum(not one.text.strip() for one in texts) for texts in (found, teachers)]
+    print(f"blocks finds no text in {empty[0]} of {len(found)} pages, trafilatura in {empty[1]}")
 
 
 def has_chunk(text: str, chunk: str) -> bool:
