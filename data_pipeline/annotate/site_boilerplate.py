@@ -33,7 +33,7 @@ BLOCK, HOST, PAGE = range(3)
 
 @dataclass(frozen=True)
 class PagesTask:
-    """path: of the last rows, written last; earlier ones are in numbered files beside it."""
+    """path: int64[1], the number of files of rows beside it; written last."""
 
     path: Path
     source: SourceConfig
@@ -43,12 +43,16 @@ class PagesTask:
     def label(self) -> str:
         return f"source {self.source.name}, {self.ranges[0].file.name}"
 
-    @property
-    def row_files(self) -> list[Path]:
-        return [*sorted(self.path.parent.glob(f"{self.path.stem}-*.npy")), self.path]
-
     def row_file(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.stem}-{number:06d}.npy")
+
+    @property
+    def row_files(self) -> list[Path]:
+        return [self.row_file(number) for number in range(int(_mapped(self.path)[0]))]
+
+    @property
+    def is_complete(self) -> bool:
+        return is_sealed(self.path) and all(map(is_sealed, self.row_files))
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,12 @@ def find_site_boilerplate(
     made_from = [[task.path.name for task in tasks], config.model_dump(mode="json")]
     table = folder / f"boilerplate-{fingerprint(made_from)}.npy"
     if not is_sealed(table):
-        missing = [task for task in tasks if not is_sealed(task.path)]
+        missing = [task for task in tasks if not task.is_complete]
         sizes = [float(sum(one.file.bytes for one in task.ranges)) for task in missing]
         engine.map(write_rows, missing, "read blocks", sizes, "B")
         save_array(table, boilerplate([path for task in tasks for path in task.row_files], config, engine))
-    current = {table, *(path for task in tasks for path in task.row_files)}
+    complete = [task for task in tasks if task.is_complete]
+    current = {table, *(path for task in complete for path in (task.path, *task.row_files))}
     current |= {seal_of(path) for path in current}
     for path in folder.iterdir():
         if path not in current:
@@ -112,7 +117,8 @@ def write_rows(task: PagesTask) -> None:
         if num_rows >= MAX_ROWS:
             save_array(task.row_file(num_files), unique_rows(held))
             held, num_rows, num_files = [], 0, num_files + 1
-    save_array(task.path, unique_rows(held))
+    save_array(task.row_file(num_files), unique_rows(held))
+    save_array(task.path, np.array([num_files + 1]))
 
 
 def _rows(task: PagesTask) -> Iterator[np.ndarray]:

@@ -127,6 +127,19 @@ def test_an_interrupted_pass_goes_on_and_two_workers_write_the_same(tmp_path):
     assert {path.name for path in whole.parent.iterdir()} == names
 
 
+def test_a_file_of_rows_that_is_missing_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(site_boilerplate, "MAX_ROWS", 20)
+    source, groups = source_of(), ranges(tmp_path, crawl(), 2)
+    whole = table_of(tmp_path / "cache", groups, source)
+    content = whole.read_bytes()
+    whole.unlink()
+    rows = next(whole.parent.glob("*-000001.npy"))
+    rows.unlink()
+    assert table_of(tmp_path / "cache", groups, source).read_bytes() == content
+    (rows.parent / f"{rows.stem[:-7]}.npy").unlink()  # the number of its files
+    assert table_of(tmp_path / "cache", groups, source) == whole
+
+
 def test_a_damaged_table_says_so(tmp_path):
     (tmp_path / "t.npy").write_bytes(b"no table")
     with pytest.raises(InputError, match=r"t.npy: no table of repeated blocks"):
