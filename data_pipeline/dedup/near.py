@@ -256,9 +256,11 @@ def _read_sets(files: Sequence[Path], part: np.ndarray, row: np.ndarray) -> tupl
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     sets = np.empty(bounds[-1], np.uint64)
     for number in numbers:
-        values = load_array(files[number], mapped=True)
-        for index in np.flatnonzero(part == number).tolist():
-            sets[bounds[index] : bounds[index + 1]] = values[starts[index] : starts[index] + sizes[index]]
+        mine = np.flatnonzero(part == number)
+        values = np.asarray(load_array(files[number], mapped=True))  # a memmap takes a microsecond longer to slice
+        ranges = zip(bounds[mine].tolist(), starts[mine].tolist(), sizes[mine].tolist(), strict=True)
+        for place, start, size in ranges:
+            sets[place : place + size] = values[start : start + size]
     return sets, bounds
 
 

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -45,6 +45,7 @@ class PiiConfig(Config):
 _EMAIL = re.compile(
     r"(?<![\w.+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_])?@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b"
 )
+_MAX_LOCAL_PART = 64  # characters that _EMAIL matches before the @
 _IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)", re.ASCII)
 _PHONE = re.compile(
     r"(?<![\w+.-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{2,4}\)[ .-]?)?\d{2,4}(?:[ .-]\d{2,4}){1,4}(?![\w.-]\d|\w)", re.ASCII
@@ -63,23 +64,30 @@ def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
 
     "mail a@b.org or 8.8.8.8" -> ("mail email@example.com or 192.0.2.1", 2)."""
     replaced = 0
-
-    def replacer(kind: PiiKind):
-        placeholder: str = getattr(config, f"{kind}_placeholder")
-
-        def substitute(found: re.Match[str]) -> str:
-            nonlocal replaced
-            if not _is_personal(kind, found[0]):
-                return found[0]
-            replaced += 1
-            return placeholder
-
-        return substitute
-
     for kind in config.replaced:
-        if _MARKS[kind] in text:
-            text = _PATTERNS[kind].sub(replacer(kind), text)
+        parts, end = [], 0
+        for found in _matches(text, kind):
+            if _is_personal(kind, found[0]):
+                parts += [text[end : found.start()], getattr(config, f"{kind}_placeholder")]
+                end = found.end()
+                replaced += 1
+        text = "".join([*parts, text[end:]])
     return text, replaced
+
+
+def _matches(text: str, kind: PiiKind) -> Iterator[re.Match[str]]:
+    """All matches from left to right, as finditer. Of an address only what stands before its @ is searched."""
+    if kind != "email":
+        if _MARKS[kind] in text:
+            yield from _PATTERNS[kind].finditer(text)
+        return
+    end = 0
+    while (sign := text.find(_MARKS[kind], end)) >= 0:
+        found = _EMAIL.search(text, max(end, sign - _MAX_LOCAL_PART))
+        if found is None:
+            return
+        yield found
+        end = found.end()
 
 
 def may_hold_pii(data: np.ndarray, offsets: np.ndarray, kinds: Sequence[PiiKind]) -> np.ndarray:
@@ -111,11 +119,8 @@ def _between(text: np.ndarray, places: np.ndarray, neighbours: bytes) -> np.ndar
 
 def count_pii(text: str, kind: PiiKind) -> int:
     """Number of matches that `replace` would replace, without those that are placeholders."""
-    if _MARKS[kind] not in text:
-        return 0
-    defaults = PiiConfig()
-    placeholder = getattr(defaults, f"{kind}_placeholder")
-    found = (match[0] for match in _PATTERNS[kind].finditer(text))
+    placeholder = getattr(PiiConfig(), f"{kind}_placeholder")
+    found = (match[0] for match in _matches(text, kind))
     return sum(written != placeholder and _is_personal(kind, written) for written in found)
 
 

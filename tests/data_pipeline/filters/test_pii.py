@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.pii import (
+    _EMAIL,
     PII_KINDS,
     PiiConfig,
     count_pii,
@@ -108,3 +109,12 @@ def test_in_a_corpus_the_texts_are_those_of_one_by_one(tmp_path):
         for row, count in zip(pq.read_table(path).to_pylist(), counts.to_pylist(), strict=True):
             written[row["text"]] = count
     assert written == dict(replace_pii(text, PiiConfig()) for text in texts)
+
+
+def test_addresses_are_those_that_the_pattern_finds_from_left_to_right():
+    rng = random.Random(4)
+    parts = ("a", "a1", "_", ".", "@", "b.org", "x.y.net", " ", "-", "+", "é", "%", "a" * 70)
+    texts = ["".join(rng.choices(parts, k=rng.randint(1, 14))) for _ in range(20_000)]
+    config = PiiConfig(ip="keep")
+    counts = [replace_pii(text, config) == _EMAIL.subn("email@example.com", text) for text in texts]
+    assert all(counts) and sum(_EMAIL.search(text) is not None for text in texts) > 200
