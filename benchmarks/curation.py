@@ -2,12 +2,12 @@
 
 Inputs: `curate_short` (JSONL.zst, documents of 0.7 kB), `curate_long` (JSONL.zst, 4 kB), `curate_parquet` (2 kB),
 `curate_warc` (HTML pages; we extract by `blocks`, datatrove by trafilatura), `curate_warc_trafilatura` (the same pages,
-trafilatura in both), `curate_languages` (command pages in 14 languages). Rules of both: language, Gopher repetition and
+trafilatura in both), `curate_languages` (2 kB, in 14 languages). Rules of both: language, Gopher repetition and
 quality, C4, FineWeb quality, MinHash, personal data. `benchmarks/extract.py` measures the extractors' F1.
 
 Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us on the whole input and
 datatrove on a quarter of it in turn, one core each (datatrove needs a minute for 20 MB); `_rate`, ours alone against
-its goal; `_start_up`, the share of a run over 30 kB, whose seconds are `_start_up_seconds`; `_seconds_STEP`, ours by
+its goal; `_start_up`, the share of a run over 100 kB, whose seconds are `_start_up_seconds`; `_seconds_STEP`, ours by
 step; `_workers`, two workers on two cores over one; `_peak`, peak memory and that at a quarter of the input;
 `_peak_slope`, bytes a record in between; `_kept_by_...`, records of the quarter kept by both or by one, with a table of
 the reasons.
@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 from support.curation_inputs import (
     html_pages,
+    language_texts,
     made_texts,
     paragraphs,
-    tldr_texts,
     write_jsonl,
     write_parquet,
     write_warc,
@@ -48,7 +48,7 @@ FOURTEEN = ("ar", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "nl", "p
 MEGABYTES, QUICK_MEGABYTES = 48.0, 0.6
 QUICK_PAGES = 20
 START_PAGES = 8
-START_MEGABYTES = 0.03  # a few records, of which some are kept: curation without a kept record is an error
+START_MEGABYTES = 0.1  # a few records, of which some are kept: curation without a kept record is an error
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
             folder, found[: max(START_PAGES, int(len(found) * megabytes / full))] if megabytes < full else found
         )
 
-    def tldr(folder: Path, megabytes: float) -> int:
-        return write_jsonl(folder, list(tldr_texts(SHARED / "corpora", int(megabytes * 1e6))))
+    def languages(folder: Path, megabytes: float) -> int:
+        return write_jsonl(folder, list(language_texts(SHARED / "corpora", FOURTEEN, int(megabytes * 1e6), 2000)))
 
     full = QUICK_MEGABYTES if quick else MEGABYTES
     found = {
@@ -124,7 +124,7 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
     if SHARED.is_dir():
         found["warc"] = Case("warc", pages, 10, extractor="blocks")
         found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision")
-        found["languages"] = Case("jsonl", tldr, 50, languages=FOURTEEN, stop_words=False)
+        found["languages"] = Case("jsonl", languages, 50, languages=FOURTEEN, stop_words=False)
     return found
 
 

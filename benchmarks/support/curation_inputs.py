@@ -3,6 +3,7 @@
 The id of a record is FILE/NUMBER, both from 0, so that the results of two programs can be joined record by record."""
 
 import gzip
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,11 @@ COPIES, EDITED_COPIES = (
     0.04,
 )  # shares of the records that repeat an earlier one, as it is or with one paragraph less
 MIN_PARAGRAPH, MAX_PARAGRAPH = 120, 1200  # bytes; shorter ones are headings and menus
+# The declaration's code in the shared file udhr.jsonl.zst, by language.
+DECLARATIONS = {
+    "ar": "arb", "de": "deu_1996", "en": "eng", "es": "spa", "fr": "fra", "hi": "hin", "id": "ind", "it": "ita",
+    "ja": "jpn", "ko": "kor", "nl": "nld", "pt": "por_BR", "ru": "rus", "zh": "cmn_hans",
+}  # fmt: skip
 MIN_LETTERS = 0.75  # of the characters; code and tables have fewer
 
 
@@ -61,11 +67,18 @@ def made_texts(pool: Sequence[str], num_bytes: int, mean_bytes: int, seed: int =
         yield text
 
 
-def tldr_texts(corpora: Path, num_bytes: int) -> Iterator[str]:
-    """Command pages in 14 languages, every k-th so that the languages keep their shares."""
-    texts = [r["text"] for r in records(corpora / "tldr.jsonl.zst") if r["language"] != "md"]
-    every = max(1, sum(len(text.encode()) for text in texts) // num_bytes)
-    yield from texts[::every]
+def language_texts(corpora: Path, languages: Sequence[str], num_bytes: int, mean_bytes: int) -> Iterator[str]:
+    """Documents in these languages in turn, made as made_texts does of the paragraphs of the Universal Declaration of
+    Human Rights."""
+    declarations = {record["code"]: record["text"] for record in records(corpora / "udhr.jsonl.zst")}
+    pools = [
+        [line for line in declarations[DECLARATIONS[name]].split("\n") if len(line.encode()) >= MIN_PARAGRAPH]
+        for name in languages
+    ]
+    share = num_bytes // len(pools)
+    made = [made_texts(pool, share, mean_bytes, seed) for seed, pool in enumerate(pools)]
+    for texts in itertools.zip_longest(*made):
+        yield from (text for text in texts if text is not None)
 
 
 def html_pages(shared: Path, num_pages: int | None) -> list[bytes]:

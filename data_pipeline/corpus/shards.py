@@ -14,7 +14,7 @@ from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
 from gristmill.data_pipeline.ledger.document_file import utf8_of
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
+from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, row_groups, row_range_groups
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
@@ -98,6 +98,12 @@ class ShardTask:
         return self.folder / "signals" / self.split / self.name
 
     @property
+    def columns(self) -> list[str]:
+        """Of the files that it reads."""
+        scores = [QUALITY_FIELD.name] if self.format.is_scored and self.scores is None else []
+        return [*self.format.annotated_columns, *scores]
+
+    @property
     def held_out_paths(self) -> Mapping[int, Path]:
         return {} if self.held_out is None else self.held_out.paths
 
@@ -106,10 +112,18 @@ class ShardTask:
         return all(is_sealed(path) for path in (self.documents, self.signals, *self.held_out_paths.values()))
 
 
-def write_shard(task: ShardTask) -> None:
-    """Both files of the shard are there, and those of its held-out rows; a shard that is complete already is kept."""
-    if task.is_complete:
-        return
+def write_shard_run(tasks: Sequence[ShardTask]) -> None:
+    """Both files of every shard are there, and those of its held-out rows; a shard that is complete already is kept.
+
+    The tasks are of one source and follow each other: a row group in which two of them meet is read once."""
+    todo = [task for task in tasks if not task.is_complete]
+    if todo:
+        reader = RowGroups(todo[0].columns)
+        for task in todo:
+            _write_shard(task, reader)
+
+
+def _write_shard(task: ShardTask, reader: RowGroups) -> None:
     schema = task.format.signals_schema
     with (
         sealed_path(task.documents) as documents,
@@ -118,7 +132,7 @@ def write_shard(task: ShardTask) -> None:
         _writer(signals, schema) as signals_file,
         ExitStack() as stack,
     ):
-        tables = row_groups(_tables(task, stack), ROW_GROUP_ROWS, ROW_GROUP_BYTES)
+        tables = row_groups(_tables(task, reader, stack), ROW_GROUP_ROWS, ROW_GROUP_BYTES)
         written = (_write_documents(table, task.format, documents_file) for table in tables)
         for table in row_groups((table.select(schema.names) for table in written), ROW_GROUP_ROWS):
             signals_file.write_table(table, row_group_size=ROW_GROUP_ROWS)
@@ -126,10 +140,12 @@ def write_shard(task: ShardTask) -> None:
 
 def _replaced_texts(texts: pa.Array, config: PiiConfig) -> tuple[pa.Array, pa.Array]:
     """replace_pii of all texts: (strings, int64 numbers of replacements)."""
-    places = np.flatnonzero(may_hold_pii(*utf8_of(texts), config.replaced))
+    holds_KN = may_hold_pii(*utf8_of(texts), config.replaced)
+    places = np.flatnonzero(holds_KN.any(axis=0))
     counts, cleaned = np.zeros(len(texts), np.int64), []
     for place, text in zip(places.tolist(), texts.take(pa.array(places)).to_pylist(), strict=True):
-        clean, counts[place] = replace_pii(text, config)
+        kinds = [kind for kind, holds in zip(config.replaced, holds_KN[:, place], strict=True) if holds]
+        clean, counts[place] = replace_pii(text, config, kinds)
         if counts[place]:
             cleaned.append(clean)
     return pc.replace_with_mask(texts, pa.array(counts > 0), pa.array(cleaned, texts.type)), pa.array(counts)
@@ -146,17 +162,14 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def _tables(task: ShardTask, stack: ExitStack) -> Iterator[pa.Table]:
+def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa.Table]:
     """The shard's rows of the annotated files, with their quality scores. Writes the held-out rows to their files,
     which are closed with the stack."""
-    columns = task.format.annotated_columns
-    if task.format.is_scored and task.scores is None:
-        columns.append(QUALITY_FIELD.name)
     writers: dict[int, pq.ParquetWriter] = {}
     for index, row_range in enumerate(task.row_ranges):
         scores = None if task.scores is None else np.load(task.scores[index])[row_range.rows]
         start = 0
-        for table in row_range_groups(row_range, columns):
+        for table in row_range_groups(row_range, reader):
             stop = start + len(table)
             if scores is not None:
                 table = table.append_column(QUALITY_FIELD, pa.array(scores[start:stop]))

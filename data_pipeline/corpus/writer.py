@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.corpus.borderline_examples import borderline_examples
-from gristmill.data_pipeline.corpus.shards import HeldOutRows, ShardFormat, ShardTask, write_shard
+from gristmill.data_pipeline.corpus.shards import HeldOutRows, ShardFormat, ShardTask, write_shard_run
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.questions import found_questions
 from gristmill.data_pipeline.decontamination.report import report_markdown
@@ -31,6 +31,7 @@ from gristmill.foundation.files import write_atomic
 
 # A source of 16 MB and more has several shards, so that several workers can write them.
 TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
+MAX_RUN = 4  # consecutive shards that one task writes
 HELD_OUT_FOLDER = "held_out"  # of intermediate files
 QUARANTINE_NAME = "quarantine.jsonl"
 EXAMPLES_NAME = "examples.jsonl"
@@ -63,8 +64,20 @@ def write_shards(
         training += tasks
         for split in range(1, len(SPLITS)):
             held_out += _held_out_shards(tasks, source, split, shard_bytes)
-    engine.map(write_shard, training, "write corpus", unit="shards")
-    engine.map(write_shard, held_out, "write held-out documents", unit="shards")
+    for tasks, name in ((training, "write corpus"), (held_out, "write held-out documents")):
+        runs = _runs(tasks, engine.workers)
+        engine.map(write_shard_run, runs, name, [len(run) for run in runs], "shards")
+
+
+def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...]]:
+    """Runs of up to MAX_RUN consecutive shards of one source and split, fewer where the workers would be unevenly
+    loaded. Each run is written by one worker."""
+    size = min(max(len(tasks) // (2 * workers), 1), MAX_RUN)
+    found: list[tuple[ShardTask, ...]] = []
+    for _, group in groupby(tasks, lambda task: (task.format.source, task.split)):
+        shards = tuple(group)
+        found += [shards[start : start + size] for start in range(0, len(shards), size)]
+    return found
 
 
 def _shard_bytes(sizes: np.ndarray, shard_bytes: int) -> int:

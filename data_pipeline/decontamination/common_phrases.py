@@ -11,7 +11,7 @@ from gristmill.data_pipeline.decontamination.index import NgramIndex
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in one part, ordered by row. ngrams int64[3, matches]: row, n-gram, word at which it begins.
+    """What was found in one document file, ordered by row. ngrams int64[3, matches]: row, n-gram, its first word.
     copies int64[6, copies], edited or short: row, text, first word, last + 1, words found, hash of which."""
 
     ngrams: np.ndarray
@@ -42,12 +42,12 @@ def without_common(
 
 
 def _common_copies(copies: Sequence[np.ndarray], config: DecontaminateConfig) -> list[np.ndarray]:
-    """bool[copies] of each part: those whose text and words (rows 1 and 5) stand in many documents."""
+    """bool[copies] of each document file: those whose text and words (rows 1 and 5) stand in many documents."""
     whose = np.concatenate([np.empty((2, 0), np.int64), *(one[[1, 5]] for one in copies)], axis=1)
     _, phrase = np.unique(whose, axis=1, return_inverse=True)
     phrase = phrase.reshape(-1)
-    part = np.repeat(np.arange(len(copies)), [one.shape[1] for one in copies])
-    counted = np.stack([part, np.concatenate([np.empty(0, np.int64), *(one[0] for one in copies)]), phrase])
+    file_of = np.repeat(np.arange(len(copies)), [one.shape[1] for one in copies])
+    counted = np.stack([file_of, np.concatenate([np.empty(0, np.int64), *(one[0] for one in copies)]), phrase])
     if config.common_in == "documents":
         counted = np.unique(counted, axis=1)
     often = (np.bincount(counted[2]) >= config.common)[phrase]

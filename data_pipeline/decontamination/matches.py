@@ -13,14 +13,14 @@ from gristmill.data_pipeline.decontamination.indexes import Indexes
 from gristmill.data_pipeline.decontamination.words import words_of
 
 # Ways a benchmark text stands in a document, strongest first. verbatim: all its n-grams; short: a question too short
-# for an n-gram, whole, and an answer behind it; edited: most of its words in their order; part: an n-gram and less.
-KINDS = ("verbatim", "short", "edited", "part")
+# for an n-gram, whole, and an answer behind it; edited: most of its words in their order; partial: an n-gram and less.
+KINDS = ("verbatim", "short", "edited", "partial")
 
 # Characters of the document shown before a match; three times as many follow its beginning.
 EXCERPT_MARGIN = 80
 
-# One row a document and benchmark text. matched, of: n-grams of the text (verbatim, part) or its words (short, edited).
-# `excerpt` is the document's text around the first match.
+# One row a document and benchmark text. matched, of: n-grams of the text (verbatim, partial) or its words (short,
+# edited). `excerpt` is the document's text around the first match.
 MATCHES = pa.schema(
     [
         ("doc_id", pa.string()),
@@ -85,7 +85,7 @@ def _match(text, ngrams, distinct, copies, indexes: Indexes, counting: int) -> T
         kind = "short" if indexes.edits.short[text] else "edited"
         size = int(indexes.edits.texts.ends[text + 1] - indexes.edits.texts.ends[text])
         return TextMatch(text, kind, max(copy[2] for copy in copies), size, words)
-    return TextMatch(text, "verbatim" if distinct == counting else "part", distinct, counting, words)
+    return TextMatch(text, "verbatim" if distinct == counting else "partial", distinct, counting, words)
 
 
 def match_row(doc_id: str, text: str, match: TextMatch, spans: np.ndarray, examples: Sequence[Example]) -> tuple:

@@ -89,7 +89,7 @@ def decontaminate(
     open_workspace(folder, _identity(document_files, config, examples))
     indexes = build_indexes(examples, config)
     save_indexes(indexes, folder)
-    found = _search_parts(document_files, config.answer_window, engine, folder)
+    found = _search_files(document_files, config.answer_window, engine, folder)
     common = common_ngrams(found, len(indexes.ngrams.keys), config)
     found = without_common(found, common, indexes.ngrams, config)
     counting = counting_ngrams(indexes.ngrams, common)
@@ -132,7 +132,7 @@ def _identity(
     }
 
 
-def _search_parts(
+def _search_files(
     document_files: Sequence[DocumentFile], window: int, engine: LocalEngine, folder: Path
 ) -> list[Found]:
     files = [folder / f"found-{number:05d}.npy" for number in range(len(document_files))]
@@ -141,7 +141,7 @@ def _search_parts(
         for document_file, file in zip(document_files, files, strict=True)
         if not file.exists()
     ]
-    engine.map(_search_part, tasks, "benchmark texts", [task[0].bytes for task in tasks], "B")
+    engine.map(_search_file, tasks, "benchmark texts", [task[0].bytes for task in tasks], "B")
     return [Found(load_array(file), load_array(_copies_file(file))) for file in files]
 
 
@@ -149,7 +149,7 @@ def _copies_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}-copies.npy")
 
 
-def _search_part(task: tuple[DocumentFile, int, Path, Path]) -> None:
+def _search_file(task: tuple[DocumentFile, int, Path, Path]) -> None:
     document_file, window, folder, path = task
     indexes = load_indexes(folder)
     ngrams, copies = [np.empty((3, 0), np.int64)], [np.empty((6, 0), np.int64)]
@@ -185,7 +185,7 @@ def _edit_files(
     prefixes: list[Path | None] = []
     tasks = []
     for number, (document_file, mine) in enumerate(zip(document_files, found, strict=True)):
-        prefix = folder / f"part-{number:05d}" if len(mine.rows) else None
+        prefix = folder / f"file-{number:05d}" if len(mine.rows) else None
         prefixes.append(prefix)
         if prefix is not None and not result_file(prefix, "hits").exists():
             tasks.append((document_file, mine, texts, folder, prefix))

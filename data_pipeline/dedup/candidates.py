@@ -28,9 +28,10 @@ class Documents:
     """All documents as they stand in the stores, one store after the other; a document's index here is its position.
     About 40 bytes a document.
 
-    ids: uint64[documents, 2]. rows: which row of its part's file; lengths: bytes; shingles: with repetition.
-    starts: int64[parts + 1], the positions of part p are starts[p]..starts[p + 1]. priorities int64[parts].
-    protected bool[parts]: their documents are kept, whatever they resemble."""
+    ids: uint64[documents, 2]. rows: row in its document file; lengths: bytes; shingles: with repetition.
+    starts: int64[files + 1], the positions of document file f are starts[f]..starts[f + 1]. priorities
+    int64[files].
+    protected bool[files]: their documents are kept, whatever they resemble."""
 
     ids: np.ndarray
     rows: np.ndarray
@@ -40,8 +41,8 @@ class Documents:
     priorities: np.ndarray
     protected: np.ndarray
 
-    def parts_of(self, positions: np.ndarray) -> np.ndarray:
-        """int64[N]: the part of each position."""
+    def files_of(self, positions: np.ndarray) -> np.ndarray:
+        """int64[N]: the number of the document file of each position."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
 
@@ -52,7 +53,7 @@ def read_documents(stores: Sequence[tuple[SignatureStore, bool]]) -> Documents:
     tables: list[pa.Table] = []
     ids, priorities, protected = [np.empty((0, 2), np.uint64)], [], []
     for store, is_protected in stores:
-        for number, stored in enumerate(store.parts):
+        for number, stored in enumerate(store.files):
             table = store.documents(number)
             ids.append(packed_ids(table.column("doc_id"), store.folder))
             priorities.append(stored.priority)
@@ -92,14 +93,14 @@ def _refuse_twins(ids: np.ndarray) -> None:
 def write_band_keys(
     stores: Sequence[SignatureStore], bands: int, rows: int, by_source: bool, engine: LocalEngine, folder: Path
 ) -> list[Path]:
-    """One file a part: uint64[bands, documents]. by_source: documents of two sources never share a key."""
+    """One file for each document file: uint64[bands, documents]. by_source: documents of two sources share no key."""
     tasks: list[tuple[SignatureStore, int, int, int, int, Path]] = []
     for store in stores:
-        for number, part in enumerate(store.parts):
-            salt = xxhash.xxh3_64_intdigest(part.source.encode()) if by_source else 0
+        for number, stored in enumerate(store.files):
+            salt = xxhash.xxh3_64_intdigest(stored.source.encode()) if by_source else 0
             tasks.append((store, number, bands, rows, salt, folder / f"keys-{len(tasks):05d}.npy"))
     missing = [task for task in tasks if not task[-1].exists()]
-    sizes = [store.parts[number].documents for store, number, *_ in missing]
+    sizes = [store.files[number].documents for store, number, *_ in missing]
     _sized(engine, sum(sizes)).map(_write_keys, missing, "band keys", sizes, "documents")
     return [task[-1] for task in tasks]
 
@@ -172,7 +173,7 @@ def read_candidates(documents: Documents, files: Sequence[Path], bands: int) -> 
     sizes = np.bincount(group_of, minlength=len(parents))
     positions = np.flatnonzero(sizes[group_of] > 1)
     undecided = np.zeros(len(parents), bool)
-    undecided[group_of[positions[~documents.protected[documents.parts_of(positions)]]]] = True
+    undecided[group_of[positions[~documents.protected[documents.files_of(positions)]]]] = True
     positions = positions[undecided[group_of[positions]]]
     positions = positions[_keep_order(documents, positions)]
     positions = positions[np.argsort(group_of[positions], kind="stable")]
@@ -188,7 +189,7 @@ def read_candidates(documents: Documents, files: Sequence[Path], bands: int) -> 
 
 def _keep_order(documents: Documents, positions: np.ndarray) -> np.ndarray:
     """Indices into positions, first to be kept first; protected documents come before all others."""
-    parts = documents.parts_of(positions)
+    files = documents.files_of(positions)
     first = np.iinfo(np.int64).min
-    priorities = np.where(documents.protected[parts], first, documents.priorities[parts])
+    priorities = np.where(documents.protected[files], first, documents.priorities[files])
     return keep_order(priorities, documents.lengths[positions], documents.ids[positions])

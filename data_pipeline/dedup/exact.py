@@ -61,7 +61,7 @@ def find_exact_duplicates(
         for document_file, file in zip(document_files, files, strict=True)
         if not file.exists()
     ]
-    engine.map(_hash_part, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")
+    engine.map(_hash_file, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")
     hashed = [load_array(file, mapped=True) for file in files]
     chosen = repeated_keys(np.concatenate([np.empty(0, np.uint64), *(one[KEY_HIGH] for one in hashed)]))
     starts = np.cumsum([0, *(one.shape[1] for one in hashed)])
@@ -95,7 +95,7 @@ def _file_rows(
     return owners.astype(np.int32), rows
 
 
-def _hash_part(task: tuple[DocumentFile, ExactDedupConfig, Path]) -> None:
+def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Path]) -> None:
     document_file, config, path = task
     seed = xxh3_64_intdigest(document_file.source.encode()) if config.scope == "source" else 0
     found = [np.empty((5, 0), np.uint64)]

@@ -92,25 +92,25 @@ class NearDedupConfig(Config):
 
 @dataclass(frozen=True)
 class Protected:
-    """An existing corpus that removes documents and loses none: its signature store and the parts it was made from."""
+    """An existing corpus that removes documents and loses none: its signature store and the files it was made from."""
 
     store: Path
-    parts: Sequence[DocumentFile]
+    document_files: Sequence[DocumentFile]
 
 
 def near_duplicates(
-    parts: Sequence[DocumentFile],
+    document_files: Sequence[DocumentFile],
     config: NearDedupConfig,
     engine: LocalEngine,
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> pa.Table:
     """The table of `find_near_duplicates`: doc_id, duplicate_of, similarity; sorted by doc_id."""
-    return find_near_duplicates(parts, config, engine, folder, protected).table()
+    return find_near_duplicates(document_files, config, engine, folder, protected).table()
 
 
 def find_near_duplicates(
-    parts: Sequence[DocumentFile],
+    document_files: Sequence[DocumentFile],
     config: NearDedupConfig,
     engine: LocalEngine,
     folder: Path,
@@ -122,17 +122,17 @@ def find_near_duplicates(
     document removes no other (star-only), so `duplicate_of` is never itself removed. It names the most similar of the
     kept documents before it. The result depends neither on workers nor on the division into files nor on their order.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
-    `folder / "signatures"` is the signature store of the parts: keep it to protect this corpus from later ones.
+    `folder / "signatures"` is the signature store of the files: keep it to protect this corpus from later ones.
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
     stores = _protected_stores(protected, config.scheme)
-    sides = [part for side in protected for part in side.parts]
-    open_workspace(folder, _identity(parts, sides, config))
-    own = sign_corpus(parts, config.scheme, engine, folder / "signatures")
+    sides = [document_file for side in protected for document_file in side.document_files]
+    open_workspace(folder, _identity(document_files, sides, config))
+    own = sign_corpus(document_files, config.scheme, engine, folder / "signatures")
     documents = read_documents([*((store, True) for store in stores), (own, False)])
     keys = write_band_keys([*stores, own], config.bands, config.rows, config.scope == "source", engine, folder)
     files = write_buckets(documents, keys, config.bands, engine, folder)
     candidates = read_candidates(documents, files, config.bands)
-    sets = _write_sets([*sides, *parts], documents, candidates, config, engine, folder)
+    sets = _write_sets([*sides, *document_files], documents, candidates, config, engine, folder)
     verified = _verify(documents, candidates, sets, config, engine, folder)
     return _duplicates(documents, verified, len(sides))
 
@@ -142,40 +142,40 @@ def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -
     for side in protected:
         store = open_store(side.store)
         same_scheme(scheme, store.scheme, store.folder)
-        if len(store.parts) != len(side.parts):
+        if len(store.files) != len(side.document_files):
             raise InputError(
-                f"{side.store}: signatures of {len(store.parts)} parts, but {len(side.parts)} are given; "
-                "hand over the parts the store was made from, in that order"
+                f"{side.store}: signatures of {len(store.files)} files, but {len(side.document_files)} are given; "
+                "hand over the files the store was made from, in that order"
             )
         stores.append(store)
     return stores
 
 
-def _identity(parts: Sequence[DocumentFile], sides: Sequence[DocumentFile], config: NearDedupConfig) -> dict:
+def _identity(document_files: Sequence[DocumentFile], sides: Sequence[DocumentFile], config: NearDedupConfig) -> dict:
     return {
         "config": config.identity,
-        "parts": [document_file_identity(part) for part in parts],
-        "protected": [document_file_identity(part) for part in sides],
+        "document_files": [document_file_identity(each) for each in document_files],
+        "protected": [document_file_identity(each) for each in sides],
     }
 
 
 def _write_sets(
-    parts: Sequence[DocumentFile],
+    document_files: Sequence[DocumentFile],
     documents: Documents,
     candidates: Candidates,
     config: NearDedupConfig,
     engine: LocalEngine,
     folder: Path,
 ) -> list[Path]:
-    """The shingle sets of all candidates, part by part: .npy of hashes, and of (row, end) of each document's set."""
-    owners, rows = documents.parts_of(candidates.positions), documents.rows[candidates.positions]
-    files = [folder / f"sets-{number:05d}.npy" for number in range(len(parts))]
+    """The shingle sets of all candidates, file by file: .npy of hashes, and of (row, end) of each document's set."""
+    owners, rows = documents.files_of(candidates.positions), documents.rows[candidates.positions]
+    files = [folder / f"sets-{number:05d}.npy" for number in range(len(document_files))]
     tasks = []
-    for number, (part, file) in enumerate(zip(parts, files, strict=True)):
+    for number, (document_file, file) in enumerate(zip(document_files, files, strict=True)):
         wanted = np.sort(rows[owners == number])
         if len(wanted) and not _index_of(file).exists():
-            tasks.append((part, wanted, config, file))
-    engine.map(_write_part_sets, tasks, "candidates' shingles", [task[0].bytes for task in tasks], "B")
+            tasks.append((document_file, wanted, config, file))
+    engine.map(_write_sets_of_file, tasks, "candidates' shingles", [task[0].bytes for task in tasks], "B")
     return files
 
 
@@ -183,12 +183,12 @@ def _index_of(sets: Path) -> Path:
     return sets.with_suffix(".index.npy")
 
 
-def _write_part_sets(task: tuple[DocumentFile, np.ndarray, NearDedupConfig, Path]) -> None:
-    part, wanted_rows, config, path = task
-    wanted = np.zeros(len(part.kept_mask()), bool)
+def _write_sets_of_file(task: tuple[DocumentFile, np.ndarray, NearDedupConfig, Path]) -> None:
+    document_file, wanted_rows, config, path = task
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
     wanted[wanted_rows] = True
     found_rows, sizes, sets = [], [], []
-    for rows, _, texts in part.batches(wanted):
+    for rows, _, texts in document_file.batches(wanted):
         values, bounds = joined_shingle_sets(*utf8_of(texts), config.ngram, config.unit)
         found_rows.append(rows)
         sizes.append(np.diff(bounds))
@@ -210,8 +210,8 @@ def _verify(
     tasks, files = [], []
     for number, (start, stop) in enumerate(batches):
         positions = candidates.positions[start:stop]
-        part = documents.parts_of(positions)
-        place = (part, documents.rows[positions], documents.protected[part])
+        file_of = documents.files_of(positions)
+        place = (file_of, documents.rows[positions], documents.protected[file_of])
         files.append(folder / f"verified-{number:05d}.npy")
         if not files[-1].exists():
             tasks.append(
@@ -232,8 +232,8 @@ def _batches(group: np.ndarray, weights: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _verify_batch(task) -> None:
-    positions, part, row, protected, bucket_of, files, threshold, path = task
-    sets, bounds = _read_sets(files, part, row)
+    positions, file_of, row, protected, bucket_of, files, threshold, path = task
+    sets, bounds = _read_sets(files, file_of, row)
     buckets, numbered = _renumbered(bucket_of)
     keepers, boths = np.empty(len(positions), np.int64), np.zeros(len(positions), np.int64)
     keep_first(numbered, buckets, protected, sets, bounds, threshold, keepers, boths)
@@ -243,12 +243,12 @@ def _verify_batch(task) -> None:
     save_array(path, np.stack([positions[removed], positions[kept], both, sizes[removed] + sizes[kept] - both]))
 
 
-def _read_sets(files: Sequence[Path], part: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _read_sets(files: Sequence[Path], file_of: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The documents' sets, one after the other, and int64[documents + 1] bounds."""
-    starts, sizes = np.empty(len(part), np.int64), np.empty(len(part), np.int64)
-    numbers = np.unique(part).tolist()
+    starts, sizes = np.empty(len(file_of), np.int64), np.empty(len(file_of), np.int64)
+    numbers = np.unique(file_of).tolist()
     for number in numbers:
-        mine = part == number
+        mine = file_of == number
         rows, ends = load_array(_index_of(files[number]))
         place = np.searchsorted(rows, row[mine])
         starts[mine] = np.concatenate([[0], ends])[place]
@@ -256,7 +256,7 @@ def _read_sets(files: Sequence[Path], part: np.ndarray, row: np.ndarray) -> tupl
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     sets = np.empty(bounds[-1], np.uint64)
     for number in numbers:
-        mine = np.flatnonzero(part == number)
+        mine = np.flatnonzero(file_of == number)
         values = np.asarray(load_array(files[number], mapped=True))  # a memmap takes a microsecond longer to slice
         ranges = zip(bounds[mine].tolist(), starts[mine].tolist(), sizes[mine].tolist(), strict=True)
         for place, start, size in ranges:
@@ -273,11 +273,11 @@ def _renumbered(bucket_of: np.ndarray) -> tuple[int, np.ndarray]:
 
 
 def _duplicates(documents: Documents, files: Sequence[Path], num_protected: int) -> Duplicates:
-    """num_protected: how many parts stand before the first of those that lose documents."""
+    """num_protected: how many document files stand before the first of those that lose documents."""
     found = np.concatenate([np.empty((4, 0), np.int64), *(load_array(file) for file in files)], axis=1)
     removed, kept = found[POSITION], found[KEEPER]
     return Duplicates(
-        (documents.parts_of(removed) - num_protected).astype(np.int32),
+        (documents.files_of(removed) - num_protected).astype(np.int32),
         documents.rows[removed],
         documents.ids[removed],
         documents.ids[kept],

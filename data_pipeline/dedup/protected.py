@@ -17,8 +17,8 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 
 
-def corpus_parts(corpus: Path) -> list[DocumentFile]:
-    """The files of a curated corpus, documents/SPLIT/SOURCE-NUMBER.parquet, as parts.
+def corpus_document_files(corpus: Path) -> list[DocumentFile]:
+    """The files of a curated corpus, documents/SPLIT/SOURCE-NUMBER.parquet.
 
     Raises InputError if there are none."""
     paths = sorted((corpus / "documents").glob("*/*.parquet"))
@@ -29,7 +29,7 @@ def corpus_parts(corpus: Path) -> list[DocumentFile]:
 
 def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: LocalEngine) -> SignatureStore:
     """The folder `signatures` of a curated corpus: a store of all documents that stand in it."""
-    return sign_corpus(corpus_parts(corpus), scheme, engine, corpus / STORE_FOLDER, is_kept=True)
+    return sign_corpus(corpus_document_files(corpus), scheme, engine, corpus / STORE_FOLDER, is_kept=True)
 
 
 def protected_corpora(config: NearDedupConfig | None) -> list[Protected]:
@@ -39,5 +39,5 @@ def protected_corpora(config: NearDedupConfig | None) -> list[Protected]:
         store = open_store(find_store(folder))
         assert config is not None
         same_scheme(config.scheme, store.scheme, store.folder)
-        found.append(Protected(store.folder, store.files()))
+        found.append(Protected(store.folder, store.document_files()))
     return found

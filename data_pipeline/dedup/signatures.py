@@ -1,7 +1,7 @@
 """The signature store: the MinHash signatures of a corpus, on disk, for later corpora to be compared with.
 
-A folder: `store.json` (scheme and parts), and for each part N
-  documents-N.parquet   doc_id, row (in the part's file), length (bytes of UTF-8), shingles (with repetition)
+A folder: `store.json` (scheme and document files), and for each document file N
+  documents-N.parquet   doc_id, row (in the document file), length (bytes of UTF-8), shingles (with repetition)
   signatures-N.npy      uint32[documents, hashes], row for row
 With `scheme` affine32, seed and `ShingleHash`, the values are datasketch's (see `minhash.py`)."""
 
@@ -49,8 +49,8 @@ class SignatureScheme(Config):
     seed: int = Field(default=1, ge=0)
 
 
-class StoredPart(Config):
-    """One part of a store: where its documents came from, and how many there are.
+class StoredFile(Config):
+    """One document file of a store: where its documents came from, and how many there are.
 
     file: the Parquet file its rows are of, seen from the store's folder; "" if no one needs to find it again."""
 
@@ -66,51 +66,51 @@ class SignatureStore:
 
     folder: Path
     scheme: SignatureScheme
-    parts: tuple[StoredPart, ...]
+    files: tuple[StoredFile, ...]
 
-    def documents(self, part: int) -> pa.Table:
-        """doc_id, row, length and shingles of one part's documents."""
-        path = documents_file(self.folder, part)
+    def documents(self, number: int) -> pa.Table:
+        """doc_id, row, length and shingles of the documents of file `number`."""
+        path = documents_file(self.folder, number)
         try:
             found = pq.read_table(path, columns=["doc_id", "row", "length", "shingles"])
         except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: no readable part of a signature store ({error}); {SIGN_AGAIN}") from error
-        self._check_rows(path, part, len(found))
+            raise InputError(f"{path}: no readable table of a signature store ({error}); {SIGN_AGAIN}") from error
+        self._check_rows(path, number, len(found))
         return found
 
-    def signatures(self, part: int) -> np.ndarray:
+    def signatures(self, number: int) -> np.ndarray:
         """uint32[documents, hashes], mapped from disk."""
-        path = signatures_file(self.folder, part)
+        path = signatures_file(self.folder, number)
         found = load_array(path, mapped=True)
         if found.dtype != np.uint32 or found.shape[1:] != (self.scheme.hashes,):
             raise InputError(f"{path}: no uint32[documents, {self.scheme.hashes}]; {SIGN_AGAIN}")
-        self._check_rows(path, part, len(found))
+        self._check_rows(path, number, len(found))
         return found
 
-    def _check_rows(self, path: Path, part: int, rows: int) -> None:
-        if rows != self.parts[part].documents:
-            said = f"{rows} documents, {STORE_FILE} says {self.parts[part].documents}"
+    def _check_rows(self, path: Path, number: int, rows: int) -> None:
+        if rows != self.files[number].documents:
+            said = f"{rows} documents, {STORE_FILE} says {self.files[number].documents}"
             raise InputError(f"{path}: {said}; {SIGN_AGAIN}")
 
-    def files(self) -> list[DocumentFile]:
+    def document_files(self) -> list[DocumentFile]:
         """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""
         found = []
-        for part in self.parts:
-            path = (self.folder / part.file).resolve()
-            if not part.file or not path.is_file():
+        for stored in self.files:
+            path = (self.folder / stored.file).resolve()
+            if not stored.file or not path.is_file():
                 raise InputError(
                     f"{self.folder}: the documents it was made from ({path.name}) are not where they were; keep them "
                     "together, or curate that corpus again with near_dedup.keep_signatures"
                 )
-            found.append(DocumentFile(path, part.source, part.priority))
+            found.append(DocumentFile(path, stored.source, stored.priority))
         return found
 
     def minhashes(self) -> "Iterator[tuple[str, MinHash]]":
         """Every document as (doc_id, datasketch.MinHash): to fill datasketch's LSH, Forest or Redis storage."""
         permutations = minhash_of(np.zeros(self.scheme.hashes, np.uint32), self.scheme).permutations
-        for part in range(len(self.parts)):
-            ids = self.documents(part).column("doc_id").to_pylist()
-            for doc_id, values in zip(ids, self.signatures(part), strict=True):
+        for number in range(len(self.files)):
+            ids = self.documents(number).column("doc_id").to_pylist()
+            for doc_id, values in zip(ids, self.signatures(number), strict=True):
                 yield doc_id, minhash_of(values, self.scheme, permutations)
 
 
@@ -129,28 +129,34 @@ def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = 
     )
 
 
-def documents_file(folder: Path, part: int) -> Path:
-    return folder / f"documents-{part:05d}.parquet"
+def documents_file(folder: Path, number: int) -> Path:
+    return folder / f"documents-{number:05d}.parquet"
 
 
-def signatures_file(folder: Path, part: int) -> Path:
-    return folder / f"signatures-{part:05d}.npy"
+def signatures_file(folder: Path, number: int) -> Path:
+    return folder / f"signatures-{number:05d}.npy"
 
 
 def sign_corpus(
-    parts: Sequence[DocumentFile], scheme: SignatureScheme, engine: LocalEngine, folder: Path, is_kept: bool = False
+    document_files: Sequence[DocumentFile],
+    scheme: SignatureScheme,
+    engine: LocalEngine,
+    folder: Path,
+    is_kept: bool = False,
 ) -> SignatureStore:
-    """Writes (or, after a kill, completes) the store of the parts' kept documents at `folder`.
+    """Writes (or, after a kill, completes) the store of the files' kept documents at `folder`.
 
-    is_kept: the store is to outlive this work, so it says where its parts stand, seen from its folder."""
-    tasks = [(part, scheme, folder, number) for number, part in enumerate(parts)]
+    is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder."""
+    tasks = [(each, scheme, folder, number) for number, each in enumerate(document_files)]
     missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
-    engine.map(_sign_part, missing, "signatures", [task[0].bytes for task in missing], "B")
+    engine.map(_sign_file, missing, "signatures", [task[0].bytes for task in missing], "B")
     stored = []
-    for number, part in enumerate(parts):
+    for number, document_file in enumerate(document_files):
         rows = pq.read_metadata(documents_file(folder, number)).num_rows
-        file = _seen_from(folder, part.path) if is_kept else ""
-        stored.append(StoredPart(source=part.source, priority=part.priority, documents=rows, file=file))
+        file = _seen_from(folder, document_file.path) if is_kept else ""
+        stored.append(
+            StoredFile(source=document_file.source, priority=document_file.priority, documents=rows, file=file)
+        )
     return _write_store(folder, scheme, tuple(stored))
 
 
@@ -178,8 +184,8 @@ def _stores_in(folder: Path) -> list[Path]:
 def store_digest(folder: Path) -> str:
     """Of the store's scheme and its documents' ids, lengths and places: what of it decides who is a duplicate."""
     store = open_store(folder)
-    files = [file_digest(documents_file(folder, part)) for part in range(len(store.parts))]
-    return fingerprint([store.scheme.model_dump(), [[part.source, part.priority] for part in store.parts], files])
+    files = [file_digest(documents_file(folder, number)) for number in range(len(store.files))]
+    return fingerprint([store.scheme.model_dump(), [[stored.source, stored.priority] for stored in store.files], files])
 
 
 def open_store(folder: Path) -> SignatureStore:
@@ -188,12 +194,12 @@ def open_store(folder: Path) -> SignatureStore:
     try:
         content = orjson.loads(path.read_bytes())
         scheme = SignatureScheme.model_validate(content["scheme"])
-        parts = tuple(StoredPart.model_validate(part) for part in content["parts"])
+        stored = tuple(StoredFile.model_validate(each) for each in content["files"])
     except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: no signature store ({error}); make one by deduplicating the corpus") from error
     except ValidationError as error:
         raise InputError(f"{path}: a store of another scheme; sign the corpus again ({error.errors()[0]})") from error
-    return SignatureStore(folder, scheme, parts)
+    return SignatureStore(folder, scheme, stored)
 
 
 def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
@@ -206,19 +212,19 @@ def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
     for store in opened[1:]:
         same_scheme(opened[0].scheme, store.scheme, store.folder)
     seen: set[str] = set()
-    parts: list[StoredPart] = []
+    merged: list[StoredFile] = []
     for store in opened:
-        for number, part in enumerate(store.parts):
+        for number, stored in enumerate(store.files):
             ids = store.documents(number).column("doc_id").to_pylist()
             if not seen.isdisjoint(ids):
                 raise InputError(f"{store.folder}: document {min(seen & set(ids))} is in another store already")
             seen.update(ids)
             for name in (signatures_file, documents_file):
-                with atomic_path(name(folder, len(parts))) as temporary:
+                with atomic_path(name(folder, len(merged))) as temporary:
                     shutil.copyfile(name(store.folder, number), temporary)
-            file = _seen_from(folder, store.folder / part.file) if part.file else ""
-            parts.append(StoredPart(**{**part.model_dump(), "file": file}))
-    return _write_store(folder, opened[0].scheme, tuple(parts))
+            file = _seen_from(folder, store.folder / stored.file) if stored.file else ""
+            merged.append(StoredFile(**{**stored.model_dump(), "file": file}))
+    return _write_store(folder, opened[0].scheme, tuple(merged))
 
 
 def same_scheme(wanted: SignatureScheme, found: SignatureScheme, folder: Path) -> None:
@@ -230,21 +236,21 @@ def same_scheme(wanted: SignatureScheme, found: SignatureScheme, folder: Path) -
             raise InputError(f"{folder}: signatures with {field}={has!r}, but {want!r} is wanted; {mend}")
 
 
-def _write_store(folder: Path, scheme: SignatureScheme, parts: tuple[StoredPart, ...]) -> SignatureStore:
-    content = {"scheme": scheme.model_dump(), "parts": [part.model_dump() for part in parts]}
+def _write_store(folder: Path, scheme: SignatureScheme, files: tuple[StoredFile, ...]) -> SignatureStore:
+    content = {"scheme": scheme.model_dump(), "files": [stored.model_dump() for stored in files]}
     write_atomic(folder / STORE_FILE, canonical_json(content))
-    return SignatureStore(folder, scheme, parts)
+    return SignatureStore(folder, scheme, files)
 
 
-def _sign_part(task: tuple[DocumentFile, SignatureScheme, Path, int]) -> None:
-    part, scheme, folder, number = task
-    documents = int(part.kept_mask().sum())
+def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int]) -> None:
+    document_file, scheme, folder, number = task
+    documents = int(document_file.kept_mask().sum())
     columns: list[tuple[pa.Array, ...]] = []
     with sealed_path(signatures_file(folder, number)) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (documents, scheme.hashes)}
         np.lib.format.write_array_header_1_0(file, header)
-        for rows, doc_ids, texts in part.batches():
-            packed_ids(doc_ids, part.path)
+        for rows, doc_ids, texts in document_file.batches():
+            packed_ids(doc_ids, document_file.path)
             data, offsets = utf8_of(texts)
             signatures, shingles = signatures_of(data, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
             file.write(signatures.tobytes())

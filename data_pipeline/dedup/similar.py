@@ -33,16 +33,16 @@ class Neighbour:
 
 
 def similar(
-    text: str, store: SignatureStore, parts: Sequence[DocumentFile], limit: int = 10, exhaustive: bool = False
+    text: str, store: SignatureStore, document_files: Sequence[DocumentFile], limit: int = 10, exhaustive: bool = False
 ) -> list[Neighbour]:
     """The `limit` most similar documents, the nearest first; those that share no shingle are left out.
 
-    parts: those the store was made from, in its order. The store is loaded into datasketch's MinHashLSH, which
+    document_files: those the store was made from, in its order. The store is loaded into datasketch's MinHashLSH, which
     proposes; exact similarity is measured of what it proposes. exhaustive: every signature of the store is compared
     instead (0.5 s a million), so nothing is missed but what the estimate ranks far too low.
-    Raises InputError if the text has no word, or the parts are not the store's."""
-    if len(parts) != len(store.parts):
-        raise InputError(f"{store.folder}: signatures of {len(store.parts)} parts, but {len(parts)} are given")
+    Raises InputError if the text has no word, or the files are not the store's."""
+    if len(document_files) != len(store.files):
+        raise InputError(f"{store.folder}: signatures of {len(store.files)} files, but {len(document_files)} are given")
     raw = np.frombuffer(text.encode(), np.uint8)
     offsets = np.array([0, len(raw)], np.int64)
     scheme = store.scheme
@@ -52,13 +52,13 @@ def similar(
     mine = shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
     proposed = _estimated(signature[0], store) if exhaustive else _proposed(signature[0], store)
     best = sorted(proposed, key=lambda f: (-f[0], f[1], f[2]))[: limit * MEASURED]
-    found = [_measured(mine, estimate, parts[part], row, store) for estimate, part, row in best]
+    found = [_measured(mine, estimate, document_files[number], row, store) for estimate, number, row in best]
     found = [neighbour for neighbour in found if neighbour.similarity > 0]
     return sorted(found, key=lambda n: (-n.similarity, n.doc_id))[:limit]
 
 
 def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:
-    """(estimate, part, row) of the documents that share a bucket with the signature in datasketch's index."""
+    """(estimate, file number, row) of the documents that share a bucket with the signature in datasketch's index."""
     from datasketch import MinHashLSH  # 0.6 s to load, which nothing else need wait for
 
     rows = min(LOOKUP_ROWS, store.scheme.hashes)
@@ -66,32 +66,34 @@ def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[fl
     places: dict[str, tuple[int, int, int]] = {}
     minhashes = store.minhashes()
     with index.insertion_session() as session:
-        for part in range(len(store.parts)):
-            for place, row in enumerate(store.documents(part).column("row").to_pylist()):
+        for number in range(len(store.files)):
+            for place, row in enumerate(store.documents(number).column("row").to_pylist()):
                 doc_id, minhash = next(minhashes)
                 session.insert(doc_id, minhash)
-                places[doc_id] = (part, place, row)
+                places[doc_id] = (number, place, row)
     for doc_id in index.query(minhash_of(signature, store.scheme)):
-        part, place, row = places[doc_id]
-        yield float((store.signatures(part)[place] == signature).mean()), part, row
+        number, place, row = places[doc_id]
+        yield float((store.signatures(number)[place] == signature).mean()), number, row
 
 
 def _estimated(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:
-    """(estimate, part, row) of all documents."""
-    for part in range(len(store.parts)):
-        rows = store.documents(part).column("row").to_numpy()
-        signatures = store.signatures(part)
+    """(estimate, file number, row) of all documents."""
+    for number in range(len(store.files)):
+        rows = store.documents(number).column("row").to_numpy()
+        signatures = store.signatures(number)
         for start in range(0, len(signatures), BLOCK_DOCUMENTS):
             agreeing = (signatures[start : start + BLOCK_DOCUMENTS] == signature).mean(axis=1)
             for place in np.flatnonzero(agreeing):
-                yield float(agreeing[place]), part, int(rows[start + place])
+                yield float(agreeing[place]), number, int(rows[start + place])
 
 
-def _measured(mine: np.ndarray, estimate: float, part: DocumentFile, row: int, store: SignatureStore) -> Neighbour:
-    wanted = np.zeros(len(part.kept_mask()), bool)
+def _measured(
+    mine: np.ndarray, estimate: float, document_file: DocumentFile, row: int, store: SignatureStore
+) -> Neighbour:
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
     wanted[row] = True
-    for _, doc_ids, texts in part.batches(wanted):
+    for _, doc_ids, texts in document_file.batches(wanted):
         theirs = shingle_sets(*utf8_of(texts), store.scheme.ngram, store.scheme.unit)[0]
         text = " ".join(texts[0].as_py()[: 2 * EXCERPT].split())[:EXCERPT]
-        return Neighbour(doc_ids[0].as_py(), part.source, jaccard(mine, theirs), estimate, text)
-    raise InputError(f"{part.path}: row {row} of the signature store is not there; sign the corpus again")
+        return Neighbour(doc_ids[0].as_py(), document_file.source, jaccard(mine, theirs), estimate, text)
+    raise InputError(f"{document_file.path}: row {row} of the signature store is not there; sign the corpus again")

@@ -56,7 +56,7 @@ def duplicate_spans(
     """Every paragraph (line) that occurs in at least min_count places, but for the first in keep-order.
 
     Columns doc_id, start, stop (characters), count, kept_in; ordered by doc_id, start. Keep-order is (source
-    priority, longer document first, doc_id), then place in the document. `rewrite_parts` takes them out. Memory: 100
+    priority, longer document first, doc_id), then place in the document. `edit_documents` takes them out. Memory: 100
     bytes a piece. `folder` takes intermediate files; called again after a kill, it goes on from them."""
     open_workspace(
         folder,
@@ -69,7 +69,7 @@ def duplicate_spans(
         (document_file, config, folder / f"pieces-{number:05d}") for number, document_file in enumerate(document_files)
     ]
     missing = [task for task in tasks if not _ids_file(task[2]).exists()]
-    engine.map(_cut_part, missing, f"{config.unit}s", [task[0].bytes for task in missing], "B")
+    engine.map(_cut_file, missing, f"{config.unit}s", [task[0].bytes for task in missing], "B")
     ids, lengths, priorities, pieces = _read(tasks)
     rank = np.empty(len(ids), np.int64)
     rank[keep_order(priorities, lengths, ids)] = np.arange(len(ids))
@@ -95,7 +95,7 @@ def _ids_file(prefix: Path) -> Path:
     return prefix.with_suffix(".parquet")
 
 
-def _cut_part(task: tuple[DocumentFile, SpanDedupConfig, Path]) -> None:
+def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Path]) -> None:
     document_file, config, prefix = task
     salt = document_file.source if config.scope == "source" else ""
     ids: list[str] = []

@@ -42,9 +42,8 @@ class PiiConfig(Config):
 
 
 # The local part, an @, labels with a last one of letters. Not all of RFC 5322: quoted local parts are not matched.
-_EMAIL = re.compile(
-    r"(?<![\w.+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_])?@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b"
-)
+_DOMAIN = re.compile(r"@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b")
+_EMAIL = re.compile(r"(?<![\w.+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_])?" + _DOMAIN.pattern)
 _MAX_LOCAL_PART = 64  # characters that _EMAIL matches before the @
 _IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)", re.ASCII)
 _PHONE = re.compile(
@@ -59,12 +58,14 @@ _MAX_DOT_DISTANCE = 8
 _MARKS: dict[PiiKind, str] = {"email": "@", "ip": ".", "phone": ""}  # a text without it has no match
 
 
-def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
-    """Return (the text with placeholders, the number of replacements).
+def replace_pii(text: str, config: PiiConfig, kinds: Sequence[PiiKind] = PII_KINDS) -> tuple[str, int]:
+    """Return (the text with placeholders, the number of replacements). kinds: those that the text may hold.
 
     "mail a@b.org or 8.8.8.8" -> ("mail email@example.com or 192.0.2.1", 2)."""
     replaced = 0
     for kind in config.replaced:
+        if kind not in kinds and not replaced:  # a placeholder may hold what another kind replaces
+            continue
         parts, end = [], 0
         for found in _matches(text, kind):
             if _is_personal(kind, found[0]):
@@ -76,37 +77,38 @@ def replace_pii(text: str, config: PiiConfig) -> tuple[str, int]:
 
 
 def _matches(text: str, kind: PiiKind) -> Iterator[re.Match[str]]:
-    """All matches from left to right, as finditer. Of an address only what stands before its @ is searched."""
+    """All matches from left to right, as finditer. Addresses are searched around every @ only."""
     if kind != "email":
         if _MARKS[kind] in text:
             yield from _PATTERNS[kind].finditer(text)
         return
-    end = 0
-    while (sign := text.find(_MARKS[kind], end)) >= 0:
-        found = _EMAIL.search(text, max(end, sign - _MAX_LOCAL_PART))
-        if found is None:
-            return
-        yield found
-        end = found.end()
+    sign, end = text.find("@"), 0
+    while sign >= 0:
+        domain = _DOMAIN.match(text, sign)
+        found = domain and _EMAIL.search(text, max(end, sign - _MAX_LOCAL_PART), domain.end())
+        if found:
+            yield found
+            end = found.end()
+        sign = text.find("@", sign + 1)
 
 
 def may_hold_pii(data: np.ndarray, offsets: np.ndarray, kinds: Sequence[PiiKind]) -> np.ndarray:
-    """bool[texts]: False for texts without a match of any of the kinds, True for all with one and some others.
+    """bool[kinds, texts]: False for texts without a match of the kind, True for all with one and some others.
 
     Text i is the UTF-8 data[offsets[i] : offsets[i + 1]]. What every match has: an @ behind and before a character of
     an address; three dots, each between digits, within nine bytes; a separator between digits."""
     start = int(offsets[0])
     text = data[start : int(offsets[-1])]
-    found = [np.empty(0, np.int64)]
-    if "email" in kinds:
-        found.append(_between(text, np.flatnonzero(text == ord("@")), _ADDRESS_BYTES))
-    if "ip" in kinds:
-        dots = _between(text, np.flatnonzero(text == ord(".")), _DIGITS)
-        found.append(dots[:-2][dots[2:] - dots[:-2] <= _MAX_DOT_DISTANCE])
-    if "phone" in kinds:
-        found.append(_between(text, np.flatnonzero(np.isin(text, np.frombuffer(b" .-", np.uint8))), _DIGITS))
-    holds = np.zeros(len(offsets) - 1, bool)
-    holds[np.searchsorted(offsets, np.concatenate(found) + start, side="right") - 1] = True
+    holds = np.zeros((len(kinds), len(offsets) - 1), bool)
+    for kind, of_kind in zip(kinds, holds, strict=True):
+        if kind == "email":
+            found = _between(text, np.flatnonzero(text == ord("@")), _ADDRESS_BYTES)
+        elif kind == "ip":
+            dots = _between(text, np.flatnonzero(text == ord(".")), _DIGITS)
+            found = dots[:-2][dots[2:] - dots[:-2] <= _MAX_DOT_DISTANCE]
+        else:
+            found = _between(text, np.flatnonzero(np.isin(text, np.frombuffer(b" .-", np.uint8))), _DIGITS)
+        of_kind[np.searchsorted(offsets, found + start, side="right") - 1] = True
     return holds
 
 

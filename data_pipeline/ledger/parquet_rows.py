@@ -55,8 +55,25 @@ def read_rows(row_range: RowRange, columns: Sequence[str]) -> pa.Table:
     return pq.read_schema(row_range.path).empty_table().select(list(columns))
 
 
-def row_range_groups(row_range: RowRange, columns: Sequence[str]) -> Iterator[pa.Table]:
+class RowGroups:
+    """Reads columns of row groups and holds the last one, in which the next range to be read often begins."""
+
+    def __init__(self, columns: Sequence[str]):
+        self._columns = list(columns)
+        self._last: tuple[Path, int] | None = None
+        self._table: pa.Table | None = None
+
+    def read(self, file: pq.ParquetFile, path: Path, group: int) -> pa.Table:
+        if self._table is None or self._last != (path, group):
+            self._table = None  # so that two are never in memory at once
+            self._table = file.read_row_group(group, columns=self._columns, use_threads=False)
+            self._last = path, group
+        return self._table
+
+
+def row_range_groups(row_range: RowRange, columns: Sequence[str] | RowGroups) -> Iterator[pa.Table]:
     """The rows of the range, one row group of the file at a time."""
+    reader = columns if isinstance(columns, RowGroups) else RowGroups(columns)
     with pq.ParquetFile(row_range.path) as file:
         start = -row_range.start  # of the row group, counted from the start of the range
         for group in range(file.num_row_groups):
@@ -64,8 +81,7 @@ def row_range_groups(row_range: RowRange, columns: Sequence[str]) -> Iterator[pa
             first, last = max(start, 0), max(end, 0)
             mask = row_range.mask[first:last]
             if mask.any():
-                table = file.read_row_group(group, columns=list(columns), use_threads=False)
-                table = table.slice(first - start, len(mask))
+                table = reader.read(file, row_range.path, group).slice(first - start, len(mask))
                 yield table if mask.all() else table.filter(pa.array(mask))
             start = end
 

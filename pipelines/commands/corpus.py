@@ -11,7 +11,7 @@ from rich.table import Table
 from gristmill.data_pipeline.corpus.document_history import corpus_folder
 from gristmill.data_pipeline.corpus.document_history import why as document_history
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
-from gristmill.data_pipeline.dedup.protected import corpus_parts
+from gristmill.data_pipeline.dedup.protected import corpus_document_files
 from gristmill.data_pipeline.dedup.signatures import find_store, has_store, merge_stores, open_store, sign_corpus
 from gristmill.data_pipeline.dedup.similar import Neighbour, similar
 from gristmill.foundation.engine.local import LocalEngine
@@ -59,13 +59,13 @@ def nearest(text: str, corpus: Path, limit: int, exhaustive: bool, workers: int)
     """Searches the corpus' signature store; without one, signatures are computed for this query."""
     if has_store(corpus):
         store = open_store(find_store(corpus))
-        return similar(text, store, store.files(), limit, exhaustive)
+        return similar(text, store, store.document_files(), limit, exhaustive)
     reporter = Reporter.to_terminal()
     reporter.say("the corpus has no signature store (near_dedup: {keep_signatures: true}); computing signatures")
-    parts = corpus_parts(corpus_folder(corpus))
+    files = corpus_document_files(corpus_folder(corpus))
     with tempfile.TemporaryDirectory() as folder:
-        store = sign_corpus(parts, NearDedupConfig().scheme, LocalEngine(workers, reporter), Path(folder) / "store")
-        return similar(text, store, parts, limit, exhaustive)
+        store = sign_corpus(files, NearDedupConfig().scheme, LocalEngine(workers, reporter), Path(folder) / "store")
+        return similar(text, store, files, limit, exhaustive)
 
 
 def read_text(path: Path) -> str:
@@ -86,4 +86,4 @@ def merge_command(
 ) -> None:
     """Merge signature stores, for `near_dedup.protected` and `gristmill similar`."""
     store = merge_stores([find_store(corpus) for corpus in corpora], output)
-    print(f"{output}: {sum(part.documents for part in store.parts)} documents in {len(store.parts)} files")
+    print(f"{output}: {sum(stored.documents for stored in store.files)} documents in {len(store.files)} files")

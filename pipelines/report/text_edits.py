@@ -15,7 +15,7 @@ COLUMNS = {  # counts of a benchmark -> column heading
     "verbatim": "verbatim",
     "short": "short, with an answer",
     "edited": "edited",
-    "part": "in part",
+    "partial": "in part",
     "documents": "documents hit",
     "dropped": "dropped",
     "characters": "characters removed",

@@ -116,7 +116,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=15,
+    code_version=16,
     inputs=(),
     config=config,
     run=run,

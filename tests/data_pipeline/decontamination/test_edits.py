@@ -96,7 +96,7 @@ def test_a_long_text_with_edits_is_told_from_a_part(tmp_path: Path):
     documents = {"1": " ".join(ten), "2": " ".join(words[:20]), "3": " ".join(words)}
     rivers = benchmark(tmp_path / "b.jsonl", [{"q": " ".join(words)}], fields=("q",))
     rows = found(tmp_path, rivers, documents).matches.to_pylist()
-    assert [row["kind"] for row in rows] == ["edited", "part", "verbatim"]
+    assert [row["kind"] for row in rows] == ["edited", "partial", "verbatim"]
 
 
 SHORT = {"q": "What do tame otters eat?", "choices": ["crayfish and small eels", "old bread"], "gold": 0}

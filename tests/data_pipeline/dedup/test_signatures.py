@@ -65,11 +65,11 @@ def test_a_curated_corpus_keeps_its_signatures(tmp_path: Path):
     keep_signatures(corpus, SCHEME, engine())
     for folder in (corpus, tmp_path / "work", corpus / "signatures"):
         store = open_store(find_store(folder))
-        nearest = similar(TEXTS["2"], store, store.files())
+        nearest = similar(TEXTS["2"], store, store.document_files())
         assert [(n.doc_id, n.source, n.similarity) for n in nearest] == [(padded("1"), "old-tales", 10 / 14)]
     (corpus / "documents/test/bakery-00000.parquet").unlink()
     with pytest.raises(InputError, match=r"\(bakery-00000.parquet\) are not where they were"):
-        store.files()
+        store.document_files()
     with pytest.raises(InputError, match="no documents"):
         keep_signatures(tmp_path, SCHEME, engine())
     with pytest.raises(InputError, match="no signature store; curate that corpus with near_dedup"):
@@ -81,7 +81,7 @@ def test_a_merged_store_finds_the_documents_of_both(tmp_path: Path):
         write_part(tmp_path / name / "documents/train/tales-00000.parquet", {number: TEXTS[number]})
         keep_signatures(tmp_path / name, SCHEME, engine())
     merged = merge_stores([tmp_path / "a/signatures", tmp_path / "b/signatures"], tmp_path / "deep/er/merged")
-    assert [part.path for part in merged.files()] == [
+    assert [part.path for part in merged.document_files()] == [
         (tmp_path / name / "documents/train/tales-00000.parquet").resolve() for name in "ab"
     ]
     with pytest.raises(InputError, match="is not empty; name a new folder"):

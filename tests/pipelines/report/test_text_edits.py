@@ -20,7 +20,7 @@ def test_matches_stand_side_by_side(tmp_path):
     shown = {
         "example": "7",
         "field": "q",
-        "kind": "part",
+        "kind": "partial",
         "matched": 3,
         "of": 4,
         "benchmark_text": "a\nb",
@@ -32,6 +32,6 @@ def test_matches_stand_side_by_side(tmp_path):
     path.write_text(json.dumps({"rivers": {**numbers, "shown": [shown]}}))
     tables = [block for block in contamination_blocks(tmp_path) if isinstance(block, Table)]
     assert tables[0].rows == (("rivers", *["1,234"] * 10),)
-    assert tables[1].rows == (("7 (q)", "part, 3 of 4", "a b", "x a b"),)
+    assert tables[1].rows == (("7 (q)", "partial, 3 of 4", "a b", "x a b"),)
     path.write_text(json.dumps({"rivers": {**numbers, "shown": []}}))
     assert isinstance(contamination_blocks(tmp_path)[-1], Paragraph)
