@@ -6,10 +6,10 @@ trafilatura in both), `curate_languages` (2 kB, in 14 languages). Rules of both:
 quality, C4, FineWeb quality, MinHash, personal data. `benchmarks/extract.py` measures the extractors' F1.
 
 Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us on the whole input and
-datatrove on a quarter of it in turn, one core each (datatrove needs a minute for 20 MB); `_rate`, ours alone against
+datatrove on a few MB like it in turn, one core each (datatrove needs 15 s a MB); `_rate`, ours alone against
 its goal; `_start_up`, the share of a run over 100 kB, whose seconds are `_start_up_seconds`; `_seconds_STEP`, ours by
 step; `_workers`, two workers on two cores over one; `_peak`, peak memory and that at a quarter of the input;
-`_peak_slope`, bytes a record in between; `_kept_by_...`, records of the quarter kept by both or by one, with a table of
+`_peak_slope`, bytes a record in between; `_kept_by_...`, records of datatrove's input kept by both or by one, with a table of
 the reasons.
 
 datatrove 0.10.1 stands in .venv-peers, as shipped: words and sentences by spaCy, its default for English, which it
@@ -54,7 +54,7 @@ START_MEGABYTES = 0.1  # a few records, of which some are kept: curation without
 @dataclass(frozen=True)
 class Case:
     """write: (folder, megabytes) -> bytes of raw text. rate: goal in MB/s/core; ratio: goal over datatrove.
-    stop_words: whether Gopher's rule on English stop words is on, in both."""
+    peer_megabytes: of datatrove's input, a quarter of ours at most. stop_words: whether Gopher's rule on English stop words is on, in both."""
 
     format: str
     write: Callable[[Path, float], int]
@@ -63,6 +63,7 @@ class Case:
     languages: Sequence[str] = ENGLISH
     stop_words: bool = True
     extractor: str | None = None
+    peer_megabytes: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,16 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
         "parquet": Case("parquet", partial(texts, 2000, write_parquet), 50),
     }
     if SHARED.is_dir():
-        found["warc"] = Case("warc", pages, 10, extractor="blocks")
-        found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision")
+        found["warc"] = Case("warc", pages, 10, extractor="blocks", peer_megabytes=12.0)
+        found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision", peer_megabytes=12.0)
         found["languages"] = Case("jsonl", languages, 50, languages=FOURTEEN, stop_words=False)
     return found
 
 
 def measure(name: str, case: Case, folder: Path, megabytes: float, rounds: int, python: Path | None) -> list[Figure]:
-    whole, quarter, few = (
-        make_input(name, case, folder / f"raw-{part}", size)
-        for part, size in (("whole", megabytes), ("quarter", megabytes / 4), ("start", START_MEGABYTES))
-    )
+    sizes = {"whole": megabytes, "quarter": megabytes / 4, "start": START_MEGABYTES}
+    sizes["peer"] = min(case.peer_megabytes, sizes["quarter"])
+    whole, quarter, few, shared = (make_input(name, case, folder / f"raw-{part}", size) for part, size in sizes.items())
     print(f"{name}: {whole.megabytes:.1f} MB", file=sys.stderr)
     start = run_gristmill(few.settings, folder / "ours", 1)  # compiles and warms the disk's cache
     start = run_gristmill(few.settings, folder / "ours", 1)
@@ -140,14 +140,12 @@ def measure(name: str, case: Case, folder: Path, megabytes: float, rounds: int, 
     for _ in range(rounds):
         ours.append(run_gristmill(whole.settings, folder / "ours", 1))
         if python is not None:
-            theirs.append(
-                run_datatrove(python, quarter.source, quarter.settings, folder / "theirs", 1, case.stop_words)
-            )
+            theirs.append(run_datatrove(python, shared.source, shared.settings, folder / "theirs", 1, case.stop_words))
     small = run_gristmill(quarter.settings, folder / "ours", 1)
-    figures = [*speed(whole, ours, quarter, theirs), *steps(name, ours[-1], start), *memory(name, ours[-1], small)]
+    figures = [*speed(whole, ours, shared, theirs), *steps(name, ours[-1], start), *memory(name, ours[-1], small)]
     if theirs:
-        figures += agreement(name, small, theirs[-1])
-    return [*figures, *two_workers(whole, folder, ours, quarter, python)]
+        figures += agreement(name, run_gristmill(shared.settings, folder / "ours", 1), theirs[-1])
+    return [*figures, *two_workers(whole, folder, ours, shared, python)]
 
 
 def make_input(name: str, case: Case, folder: Path, megabytes: float) -> Input:
@@ -155,21 +153,21 @@ def make_input(name: str, case: Case, folder: Path, megabytes: float) -> Input:
     return Input(name, case, folder, case.write(folder, megabytes) / 1e6)
 
 
-def speed(whole: Input, ours: Sequence[Run], quarter: Input, theirs: Sequence[Run]) -> list[Figure]:
-    """Ours with its start-up, datatrove without its imports. Rates, because datatrove reads the quarter only."""
+def speed(whole: Input, ours: Sequence[Run], shared: Input, theirs: Sequence[Run]) -> list[Figure]:
+    """Ours with its start-up, datatrove without its imports. Rates, because datatrove reads the smaller input only."""
     own = statistics.median(run.cpu_seconds for run in ours)
     rate = whole.megabytes / own
     figures = [Figure(f"{whole.name}_rate", rate, "MB/s/core", goal=whole.case.rate)]
     if theirs:
-        other = quarter.megabytes / statistics.median(run.cpu_seconds for run in theirs)
+        other = shared.megabytes / statistics.median(run.cpu_seconds for run in theirs)
         figures.insert(
-            0, Figure(whole.name, rate, "MB/s/core", other, peer_name(quarter), rate / other, whole.case.ratio)
+            0, Figure(whole.name, rate, "MB/s/core", other, peer_name(shared), rate / other, whole.case.ratio)
         )
     return figures
 
 
-def peer_name(quarter: Input) -> str:
-    return f"{PEER}, {quarter.megabytes:.1f} MB"
+def peer_name(shared: Input) -> str:
+    return f"{PEER}, {shared.megabytes:.1f} MB"
 
 
 def steps(name: str, run: Run, start: Run) -> list[Figure]:
@@ -210,7 +208,7 @@ def agreement(name: str, ours: Run, theirs: Run) -> list[Figure]:
     return [Figure(f"{name}_kept_by_{who}", count, f"of {len(ids)} records") for who, count in counts.items()]
 
 
-def two_workers(whole: Input, folder: Path, ours: Sequence[Run], quarter: Input, python: Path | None) -> list[Figure]:
+def two_workers(whole: Input, folder: Path, ours: Sequence[Run], shared: Input, python: Path | None) -> list[Figure]:
     """Seconds of one worker on one core over those of two on two; with datatrove, its rate with two tasks."""
     if len(os.sched_getaffinity(0)) < 2:
         print(f"{whole.name}_workers: this process may use one core only, so it is left out", file=sys.stderr)
@@ -225,9 +223,9 @@ def two_workers(whole: Input, folder: Path, ours: Sequence[Run], quarter: Input,
         )
     ]
     if python is not None:
-        pair = run_datatrove(python, quarter.source, quarter.settings, folder / "theirs", 2, whole.case.stop_words)
-        rate, other = whole.megabytes / two, quarter.megabytes / pair.seconds
-        peer = f"{peer_name(quarter)}, two tasks"
+        pair = run_datatrove(python, shared.source, shared.settings, folder / "theirs", 2, whole.case.stop_words)
+        rate, other = whole.megabytes / two, shared.megabytes / pair.seconds
+        peer = f"{peer_name(shared)}, two tasks"
         figures.append(Figure(f"{whole.name}_two_workers", rate, "MB/s", other, peer, rate / other))
     return figures
 
