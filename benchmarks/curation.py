@@ -6,11 +6,11 @@ trafilatura in both), `curate_languages` (2 kB, in 14 languages). Rules of both:
 quality, C4, FineWeb quality, MinHash, personal data. `benchmarks/extract.py` measures the extractors' F1.
 
 Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us on the whole input and
-datatrove on a few MB like it in turn, one core each (datatrove needs 15 s a MB); `_rate`, ours alone against
-its goal; `_start_up`, the share of a run over 100 kB, whose seconds are `_start_up_seconds`; `_seconds_STEP`, ours by
-step; `_workers`, two workers on two cores over one; `_peak`, peak memory and that at a quarter of the input;
-`_peak_slope`, bytes a record in between; `_kept_by_...`, records of datatrove's input kept by both or by one, with a table of
-the reasons.
+datatrove on a few MB like it in turn, one core each (datatrove needs 15 s a MB); `_rate`, ours alone against its goal;
+`_start_up`, the share of a run over 100 kB, whose seconds are `_start_up_seconds`; `_seconds_STEP`, ours by step;
+`_workers`, two workers on two cores over one; `_peak`, peak memory and that at a quarter of the input; `_peak_slope`,
+bytes a record in between; `_kept_by_...`, records of datatrove's input kept by both or by one, with a table of the
+reasons.
 
 datatrove 0.10.1 stands in .venv-peers, as shipped: words and sentences by spaCy, its default for English, which it
 also uses for the 14 languages. Its lid.176.bin is a download, so its language filter loads lid.176.ftz, our model. Left
