@@ -54,7 +54,8 @@ START_MEGABYTES = 0.1  # a few records, of which some are kept: curation without
 @dataclass(frozen=True)
 class Case:
     """write: (folder, megabytes) -> bytes of raw text. rate: goal in MB/s/core; ratio: goal over datatrove.
-    peer_megabytes: of datatrove's input, a quarter of ours at most. stop_words: whether Gopher's rule on English stop words is on, in both."""
+    peer_megabytes: of datatrove's input, a quarter of ours at most. stop_words: whether Gopher's rule on English stop
+    words is on, in both."""
 
     format: str
     write: Callable[[Path, float], int]
