@@ -165,24 +165,60 @@ def apply_filters_to_files(tasks: Sequence[FilterTask], engine: LocalEngine) -> 
 
 
 def apply_filters(task: FilterTask) -> FilterResults:
+    """Reads one row group at a time, so that memory does not grow with the file."""
     language = PROFILE if task.rules.by_profile else "detected_language"
-    columns = ["unreadable", "num_bytes", "text_hash", language, *task.rules.columns]
+    columns = list(dict.fromkeys(["unreadable", "num_bytes", "text_hash", language, *task.rules.columns]))
+    codes: dict[str, int] = {}  # of the languages, in the order in which they occur
+    found: list[FilterResults] = []
     with pq.ParquetFile(task.path) as file:  # half the time of pq.read_table, which opens a dataset and threads
-        table = file.read(list(dict.fromkeys(columns)), use_threads=False)
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=columns, use_threads=False)
+            found.append(_apply_to_table(table, task, language, codes))
+        found = found or [_apply_to_table(file.schema_arrow.empty_table().select(columns), task, language, codes)]
+    return FilterResults(
+        failed_rule=np.concatenate([one.failed_rule for one in found]),
+        bytes=np.concatenate([one.bytes for one in found]),
+        splits=np.concatenate([one.splits for one in found]),
+        languages=np.concatenate([one.languages for one in found]),
+        language_names=tuple(codes),
+        nearest=_nearest_of_all(found),
+    )
+
+
+def _apply_to_table(table: pa.Table, task: FilterTask, language: str, codes: dict[str, int]) -> FilterResults:
+    """codes: of the languages so far; new ones are added."""
     values_RN, thresholds_RN, failed_RN = apply_rules(table, task.rules)
     first = np.where(failed_RN.any(axis=0), failed_RN.argmax(axis=0), KEPT)
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     failed_rule = np.where(readable, first, QUARANTINED).astype(np.int16)
     languages = pc.fill_null(table.column(language).combine_chunks(), "").dictionary_encode()
-    hashes = table.column("text_hash").to_numpy()
+    numbers = [codes.setdefault(name, len(codes)) for name in languages.dictionary.to_pylist()]
     return FilterResults(
         failed_rule=failed_rule,
         bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
-        splits=np.zeros(len(table), np.int8) if task.split_of is None else task.split_of(hashes),
-        languages=languages.indices.to_numpy().astype(np.int16),
-        language_names=tuple(languages.dictionary.to_pylist()),
+        splits=np.zeros(len(table), np.int8)
+        if task.split_of is None
+        else task.split_of(table.column("text_hash").to_numpy()),
+        languages=np.array(numbers, np.int16)[languages.indices.to_numpy()],
+        language_names=(),
         nearest=_nearest_documents(values_RN, thresholds_RN, failed_rule),
     )
+
+
+def _nearest_of_all(found: Sequence[FilterResults]) -> NearestDocuments:
+    """The nearest documents of consecutive row groups, with rows counted from the first one."""
+    starts = np.cumsum([0, *(len(one.failed_rule) for one in found[:-1])])
+    nearest = [one.nearest for one in found if one.nearest is not None]
+    rows_RSN = np.concatenate(
+        [np.where(one.rows >= 0, one.rows + start, -1) for one, start in zip(nearest, starts, strict=True)], axis=-1
+    )
+    values_RSN, thresholds_RSN = (
+        np.concatenate([getattr(one, name) for one in nearest], axis=-1) for name in ("values", "thresholds")
+    )
+    distances_RSN = np.where(rows_RSN >= 0, np.abs(values_RSN - thresholds_RSN), np.inf)
+    chosen = np.argsort(distances_RSN, axis=-1, kind="stable")[..., :EXAMPLES_PER_SIDE]
+    taken = (np.take_along_axis(array, chosen, axis=-1) for array in (rows_RSN, values_RSN, thresholds_RSN))
+    return NearestDocuments(*taken)
 
 
 def apply_rules(table: pa.Table, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -154,3 +154,33 @@ def test_rules_on_unmeasured_signals_are_left_out():
     signal = next(rule.signal for rule in every if rule.label == "gopher_quality.min_words")
     measured = rules_of(filters, (), None, unmeasured={signal}).rules
     assert [rule for rule in every if rule.signal != signal] == list(measured) and len(measured) < len(every)
+
+
+def test_row_groups_decide_nothing(tmp_path):
+    """One row group at a time gives the results of the whole file, with equal distances and languages in any order."""
+    rng = np.random.default_rng(0)
+    size = 500
+    table = pa.table(
+        {
+            "unreadable": pa.array([None if k % 50 else "encoding" for k in range(size)], pa.string()),
+            "num_bytes": rng.integers(0, 900, size),
+            "text_hash": rng.integers(0, 3, size).astype(np.uint64),
+            "detected_language": rng.choice(["de_Latn", "en_Latn", "fr_Latn"], size),
+            "num_words": rng.integers(30, 70, size),  # many documents lie as near to the threshold as others
+            "share": rng.random(size),
+        }
+    )
+    found = []
+    for rows in (size, 97, 1):
+        pq.write_table(table, tmp_path / f"{rows}.parquet", row_group_size=rows)
+        task = FilterTask(
+            tmp_path / f"{rows}.parquet", Rules((WORDS, SHARE), ()), lambda hashes: hashes.astype(np.int8)
+        )
+        found.append(apply_filters(task))
+    for other in found[1:]:
+        for name in ("failed_rule", "bytes", "splits", "languages"):
+            assert np.array_equal(getattr(other, name), getattr(found[0], name))
+        assert other.language_names == found[0].language_names
+        for name in ("rows", "values", "thresholds"):
+            assert np.array_equal(getattr(other.nearest, name), getattr(found[0].nearest, name))
+    assert len(set(found[0].nearest.rows.ravel().tolist())) == 8
