@@ -73,10 +73,10 @@ class Pointers(NamedTuple):
 
 
 class _Caches(threading.local):
-    """The cache of the thread's last model."""
+    """The caches of the thread's last two models: those of texts and of paragraphs may differ."""
 
-    model: FastTextModel | None = None
-    cache: TokenCache
+    def __init__(self) -> None:
+        self.held: list[tuple[FastTextModel, TokenCache]] = []
 
 
 _CACHES = _Caches()
@@ -84,12 +84,14 @@ _CACHES = _Caches()
 
 def token_cache(model: FastTextModel) -> TokenCache:
     """The thread's cache for the model."""
-    if _CACHES.model is not model:
-        width = model.input_rows.shape[1]
-        entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + 4 * width)).bit_length() - 1)
-        _CACHES.cache = TokenCache(np.zeros((entries, 4), np.uint64), np.empty((entries, width), np.float32))
-        _CACHES.model = model
-    return _CACHES.cache
+    for held, cache in _CACHES.held:
+        if held is model:
+            return cache
+    width = model.input_rows.shape[1]
+    entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + 4 * width)).bit_length() - 1)
+    cache = TokenCache(np.zeros((entries, 4), np.uint64), np.empty((entries, width), np.float32))
+    _CACHES.held = [*_CACHES.held[-1:], (model, cache)]
+    return cache
 
 
 @cached_njit(nogil=True, inline="always")
