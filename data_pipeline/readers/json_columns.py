@@ -11,21 +11,18 @@ from gristmill.data_pipeline.readers.document import Unreadable, too_large
 from gristmill.data_pipeline.readers.encodings import in_utf8
 from gristmill.data_pipeline.readers.fields import FieldMap, metadata_json
 from gristmill.data_pipeline.readers.json_kernel import (
-    ALL_METADATA,
     AT,
     LINE_LEFT,
-    NO_METADATA,
     NUM_PUT,
     NUM_STATE,
     NUM_UNCERTAIN,
     NUMBER,
     ROWS,
-    SOME_METADATA,
     LineColumns,
     LineRules,
-    new_members,
     parse_lines,
 )
+from gristmill.data_pipeline.readers.json_members import ALL_METADATA, NO_METADATA, SOME_METADATA, new_members
 from gristmill.data_pipeline.readers.jsonl import byte_range, line_record, wide_records
 from gristmill.data_pipeline.readers.record_columns import BATCH_BYTES, BATCH_RECORDS, RecordBuilder, RecordColumns
 from gristmill.data_pipeline.readers.source import SourceConfig
