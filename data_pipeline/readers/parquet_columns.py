@@ -47,7 +47,7 @@ def _columns(rows: Rows, fields: FieldMap) -> list[pa.Array] | None:
             _strings(by_name.get(fields.language), len(texts)),
         ]
         found[2] = pc.if_else(pc.equal(found[2], ""), fields.default_language, found[2])
-        found.append(pa.array(_metadata(by_name, fields, len(texts)), pa.string()))
+        found.append(_metadata(by_name, fields, len(texts)))
         return [column.cast(pa.string()) for column in found]
     except Exception:  # invalid UTF-8, dates outside Python's range: row by row
         return None
@@ -64,12 +64,10 @@ def _is_string(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _metadata(by_name: dict[str, pa.Array], fields: FieldMap, count: int) -> list[str]:
+def _metadata(by_name: dict[str, pa.Array], fields: FieldMap, count: int) -> pa.Array:
     names = fields.metadata_columns(by_name)
     if not names:
-        return ["{}"] * count
+        return pa.repeat(pa.scalar("{}", pa.string()), count)
     rows = zip(*(by_name[name].to_pylist() for name in names), strict=True)
-    return [
-        metadata_json({name: value for name, value in zip(names, row, strict=True) if value is not None})
-        for row in rows
-    ]
+    given = ({name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows)
+    return pa.array([metadata_json(each) for each in given], pa.string())

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.fields import metadata_json
@@ -62,9 +61,7 @@ class StringColumn:
     def extend(self, row: int, strings: pa.Array, newlines: bool) -> None:
         """Add an array of pyarrow strings, without nulls, from this row on; newlines: put one behind each."""
         count = len(strings)
-        _, offset_buffer, data_buffer = strings.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int32)[strings.offset : strings.offset + count + 1].astype(np.int64)
-        data = np.frombuffer(data_buffer or b"", np.uint8)
+        offsets, data = string_offsets(strings), np.frombuffer(strings.buffers()[2] or b"", np.uint8)
         ends = offsets[1:] - offsets[0] + (np.arange(1, count + 1) if newlines else 0)
         self.reserve(row, int(ends[-1]))
         start = int(self.offsets[row])
@@ -80,6 +77,14 @@ class StringColumn:
         offsets = self.offsets[: rows + 1].astype(np.int32)
         data = pa.py_buffer(self.data[: int(offsets[-1])].tobytes())
         return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), data, valid)
+
+
+def string_offsets(strings: pa.Array) -> np.ndarray:
+    """int64[N + 1]: where the strings of a pyarrow array begin and end in its buffer."""
+    if not len(strings):
+        return np.zeros(1, np.int64)
+    offsets = np.frombuffer(strings.buffers()[1], np.int32)
+    return offsets[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
 
 
 class RecordBuilder:
@@ -136,7 +141,7 @@ class RecordBuilder:
         """Add records, numbered from `number`: their texts, URLs, languages and metadata, strings without nulls.
 
         Yields records whenever the builder is full."""
-        lengths = np.sum([pc.binary_length(column).to_numpy(zero_copy_only=False) for column in columns], axis=0) + 1
+        lengths = np.sum([np.diff(string_offsets(column)) for column in columns], axis=0) + 1
         done = 0
         while done < len(lengths):
             missing = np.searchsorted(np.cumsum(lengths[done:]), BATCH_BYTES - self.num_bytes) + 1
@@ -166,12 +171,16 @@ class RecordBuilder:
         if self._changed:
             self.metadata = self._with_changes()
         taken = RecordColumns(
-            [each for each in files if each[1]],
-            self.numbers[:rows],
-            TextBuffer(self.texts.data[: int(self.texts.offsets[rows]) + PADDING], self.texts.offsets[: rows + 1]),
-            *(column.strings(rows, valid) for column in self.columns[1:]),
-            self._repairs,
-            self._unreadable,
+            files=[each for each in files if each[1]],
+            numbers=self.numbers[:rows],
+            texts=TextBuffer(
+                self.texts.data[: int(self.texts.offsets[rows]) + PADDING], self.texts.offsets[: rows + 1]
+            ),
+            urls=self.urls.strings(rows, valid),
+            languages=self.languages.strings(rows, valid),
+            metadata=self.metadata.strings(rows, valid),
+            repairs=self._repairs,
+            unreadable=self._unreadable,
         )
         self._capacity = min(max(int(self.texts.offsets[rows]) + PADDING, MIN_CAPACITY), BATCH_BYTES)
         self._begin(self._files[-1:])
