@@ -24,6 +24,7 @@ from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.readers.compression import SUFFIXES
 from gristmill.data_pipeline.readers.document import doc_ids
+from gristmill.data_pipeline.readers.json_columns import compile_json_kernel
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
 from gristmill.data_pipeline.readers.record_columns import RecordColumns
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
@@ -149,6 +150,8 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
         _compile_kernels(missing[0].config)
+        if any(task.source.format == "jsonl" for task in missing):
+            compile_json_kernel()
         for blocks in {task.source.blocks for task in missing if task.source.extracted_by_blocks}:
             compile_blocks(blocks)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
@@ -157,8 +160,9 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
 def _compile_kernels(config: AnnotateConfig) -> None:
     """Compile the kernels once, so that the workers load them from the cache."""
     texts, _ = normalize_texts(TextBuffer.of(["A text with an accent: é.\r\n"]), config.normalize)
-    detect_buffer(texts, config.language_id)
-    _edited(texts, config)
+    languages = detect_buffer(texts, config.language_id)
+    final, _ = _edited(texts, config)
+    config.optional.columns(final, languages, pa.array([""]))
 
 
 def annotate(task: AnnotateTask) -> None:

@@ -132,6 +132,12 @@ def read_json_columns(
             yield builder.take()
 
 
+def compile_json_kernel() -> None:
+    """Compile the kernel, or read it from the cache, so that no worker has to compile it."""
+    source = SourceConfig(name="any", format="jsonl", paths=("any.jsonl",))
+    list(JsonColumns(RecordBuilder(), source, 0, 0).read(iter([b'{"text": ""}\n'])))
+
+
 def line_rules(source: SourceConfig) -> LineRules:
     """The rules of the kernel. Where one name stands for two fields, no line has a text for the kernel, which leaves
     them all."""
