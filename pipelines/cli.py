@@ -9,7 +9,6 @@ from gristmill.foundation.disk_errors import disk_trouble
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.command_table import CommandGroup
 from gristmill.pipelines.console import print_error
-from gristmill.pipelines.kernel_cache import damaged_kernels
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -43,10 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(message, 1)
     except MemoryError:
         _exit("out of memory; finished work is kept: run the same command with fewer --workers", 1)
-    except Exception as error:
-        if (message := damaged_kernels(error)) is None:
-            raise
-        _exit(message, 1)
     except SystemExit as error:
         if (interrupt := _keyboard_interrupt(error)) is None:
             raise

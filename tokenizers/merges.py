@@ -114,7 +114,7 @@ def _fill(pairs, bits, keys, joined):
 
 
 # Inlined: numba counts the references of its arrays at every call, which takes longer than the search.
-@cached_njit(inline="always")
+@cached_njit(forceinline=True)
 def _join(left, right, bits, keys, joined):
     """The piece that two symbols form, NO_PAIR if they form none."""
     found = np.int32(NO_PAIR)
@@ -131,7 +131,7 @@ def _join(left, right, bits, keys, joined):
     return found
 
 
-@cached_njit(inline="always")
+@cached_njit(forceinline=True)
 def _characters(raw, start, stop, symbol_of, symbols, places):
     """Writes the symbol and the first byte of every character of raw[start:stop], and `stop`; returns their number."""
     count = 0
@@ -154,7 +154,7 @@ def _characters(raw, start, stop, symbol_of, symbols, places):
     return count
 
 
-@cached_njit(inline="always")
+@cached_njit(forceinline=True)
 def _merge(symbols, count, places, pairs, costs, tables):
     """Joins the best pair of the symbols until there is none; returns the number of symbols left. places: of their
     first bytes and of the end. pairs, costs: room for what each symbol and the next one form, and minus its score."""

@@ -126,7 +126,7 @@ def _ascii_state(text, at, stop, state, tables):
     return state
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _ascii_end(text, at, end):
     """The place of the first byte beyond ASCII; end if there is none."""
     while at < end:
@@ -152,7 +152,7 @@ def _replace_line_ends(text, offsets, out, out_offsets):
         out_offsets[k + 1] = put
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _line_end_bytes(text, at, end):
     """How many bytes the line end at `at` has that is not LF; 0 if there is none."""
     byte = text[at]
@@ -188,7 +188,7 @@ def _tidy(text_array, offsets, flag_array, out_array, out_offsets):
         out_offsets[k + 1] = put
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _copy(text, at, end, out, put):
     """Copies text[at:end] to out[put:] and returns where it ends there. Writes up to seven bytes behind it."""
     done = at

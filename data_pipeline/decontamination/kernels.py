@@ -56,7 +56,7 @@ class SearchedTexts(NamedTuple):
     answer_first: np.ndarray
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def seed_hash(first, second, third):
     value = (first * MULTIPLY + second) * MULTIPLY + third
     value = (value ^ (value >> U32)) * MULTIPLY

@@ -87,7 +87,7 @@ def shingle_hashes(units, count, ngram, out):
     return count - width + 1
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def mixed(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> U32)) * MULTIPLY_SHINGLE
     return value ^ (value >> U29)
@@ -111,7 +111,7 @@ def sign_all(folded, ends, ngram, words, factors, summands, units, keys, signatu
         _minima(mixed, count, factors, summands, signatures[text])
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _fmix32(value):
     # numba widens uint32 * uint32 to uint64: cast after every step, or the values differ in silence.
     value = np.uint32(value ^ (value >> np.uint32(16)))
@@ -139,7 +139,7 @@ def _minima(mixed, count, factors, summands, signature) -> None:
             signature[k] = min(signature[k], _permuted(factors[k], mixed[i], summands[k]))
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _permuted(factor, value, summand):
     return np.uint32(np.uint32(factor * value) + summand)
 
@@ -169,7 +169,7 @@ def all_ngrams(hashes, word_ends, longest, shortest, keys, prefixes, lengths, te
     return total
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def filter_bits(key):
     """The two bits that a bit map of keys has set for this key, in the word that the key's low bits choose."""
     return (ONE << (key & U63)) | (ONE << (key >> U58))

@@ -97,7 +97,7 @@ def skip_attributes(html, at, end):
     return end
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _attribute_name(html, at, end):
     key, start = np.int64(0), at
     while at < end:
@@ -112,7 +112,7 @@ def _attribute_name(html, at, end):
     return key, at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _value_bounds(html, at, end):
     """(position behind the value, its start, its end) of `= value` at html[at]; an empty value if there is no '='."""
     while at < end and html[at] <= 32:

@@ -93,7 +93,7 @@ G_BLOCKS, G_BYTES, G_LINKED, G_STOPS, G_LIKELY = range(5)
 NUM_GROUP_SUMS = 5
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def ratio(part, whole):
     return part / whole if whole > 0 else 0.0
 

@@ -103,7 +103,7 @@ def _count_block(text, start, end, title, row):
     row[LAST_KIND] = previous
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _wide_kind(text, at, end, kind, row):
     """The kind of a character of three bytes; ideographs count as half a word."""
     if at + 2 >= end:
@@ -128,7 +128,7 @@ def _wide_kind(text, at, end, kind, row):
     return kind
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _begins_word(text, at, start):
     kind = KINDS[text[at]]
     if kind != LOWER and kind != UPPER and kind != DIGIT:
@@ -162,7 +162,7 @@ def _put(slots, value):
     return 1
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _holds(slots, value):
     at = value & (len(slots) - 1)
     while slots[at] != 0:

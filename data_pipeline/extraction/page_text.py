@@ -72,7 +72,7 @@ def copy_text(html, at, end, out, elements, state):
     return at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _special(out, at, size):
     """1: a space (U+0020, U+00A0, U+3000, U+2000 to U+200A); 2: nothing (controls, U+00AD, U+200B, U+FEFF); 0: text."""
     first = out[at]

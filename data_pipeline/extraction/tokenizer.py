@@ -81,7 +81,7 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
     end_block(blocks, state)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _tag_name(html, at, end):
     key, start = np.int64(0), at
     while at < end:
@@ -93,7 +93,7 @@ def _tag_name(html, at, end):
     return key, at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _lookup(key):
     at = (((key ^ (key >> 17)) * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - LOOKUP_BITS)
     while TAG_KEYS[at] >= 0:

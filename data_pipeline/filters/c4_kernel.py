@@ -121,7 +121,7 @@ def _edit(span, rules, out, at_out, counts):
     return at_out
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_terminated(text, first, last, citations):
     """. ? ! " ' but not ...; with citations also what may be one of these once citations are gone."""
     if first == last:
@@ -162,7 +162,7 @@ def _without_citations(text, first, last, flags, out, at_out):
     return at_out
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is(text, end, first, wanted):
     if first + len(wanted) > end:
         return False
@@ -206,7 +206,7 @@ def _phrases(text, first, last):
     return found
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _letter(text, base, small):
     return letters_within(text, base, small, 1)
 

@@ -24,7 +24,7 @@ class EditedTexts(NamedTuple):
     left: np.ndarray
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def copy_bytes(text, first, last, out, at_out):
     """Copy text[first:last] to out at at_out and return its end there. Up to seven more bytes are overwritten."""
     for at in range(0, last - first, 8):
@@ -64,7 +64,7 @@ def has_words(text, first, last, flags, wanted):
     return words >= wanted
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def holds_bytes(text, first, last, low, count):
     """Whether text[first:last] contains a byte from `low` to low + count - 1."""
     found = ZERO
@@ -73,7 +73,7 @@ def holds_bytes(text, first, last, low, count):
     return found != ZERO
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def phrase_at(text, start, end, first, wanted):
     """Whether the phrase (given in lower case) is at `first` in text[start:end], ignoring ASCII case."""
     if first < start or first + len(wanted) > end:

@@ -86,7 +86,7 @@ def _edit(span, rules, out, at_out, counts):
     return at_out
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _refused(span, rules):
     """The count of the rule that removes the line; KEPT if none does."""
     text, start, end, flags = span
@@ -107,7 +107,7 @@ def _refused(span, rules):
     return KEPT
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _share(span, low, count, flag):
     """Share of the characters with the flag; low, count: the range of ASCII bytes with it."""
     text, start, end, flags = span
@@ -123,7 +123,7 @@ def _share(span, low, count, flag):
     return np.int64(found) / count_chars(text, start, end)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _counted_word(text, start, end, flags):
     """Where the counted word (likes, shares ...) begins that the line ends in, what is no word character put aside;
     `start` if there is none, UNDECIDED if characters beyond ASCII could decide."""
@@ -177,7 +177,7 @@ def _counts_before(text, start, stop, flags):
     return True
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_word_byte(byte):
     return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
 
@@ -214,6 +214,6 @@ def _holds_boilerplate(text, start, end):
     return False
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _letter(text, base, small):
     return letters_within(text, base, small, 1)

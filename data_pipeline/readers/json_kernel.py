@@ -151,14 +151,26 @@ def _read_line(piece, line, rules, columns, members, state):
     return READ
 
 
-@cached_njit(nogil=True, inline="always")
+<<<<<<< HEAD
+@cached_njit(nogil=True, forceinline=True)
+=======
+@cached_njit(nogil=True, forceinline=True)
+def _note_member(members, count, places, kind):
+    for i in range(4):
+        members.places[count, i] = places[i]
+    members.kinds[count] = kind
+    members.order[count] = count
+
+
+@cached_njit(nogil=True, forceinline=True)
+>>>>>>> d1cb036 (Kernels are compiled once per user and machine, in two thirds of the CPU time)
 def _skip_space(piece, at):
     while piece[at] == 0x20 or piece[at] == 0x09 or piece[at] == 0x0D:
         at += 1
     return at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _field(piece, first, stop, rules):
     start = 0
     for field in range(OTHER):
@@ -173,3 +185,239 @@ def _field(piece, first, stop, rules):
                 return field
         start = end
     return OTHER
+<<<<<<< HEAD
+=======
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _is_null(piece, at):
+    return piece[at] == 0x6E and piece[at + 1] == 0x75 and piece[at + 2] == 0x6C and piece[at + 3] == 0x6C
+
+
+@cached_njit(nogil=True)
+def _string_end(piece, at):
+    """(behind the string that begins at `at`, -1 if there is none; whether it holds escapes)."""
+    if piece[at] != 0x22:
+        return np.int64(-1), False
+    at, is_escaped = np.int64(at + 1), False
+    while True:
+        marks = bytes_within(piece, at, 0x22, 1) | bytes_within(piece, at, 0x5C, 1) | bytes_within(piece, at, 0, 0x20)
+        if marks == ZERO:
+            at += BLOCK
+            continue
+        at += first_bit(marks)
+        if piece[at] == 0x22:
+            return at + 1, is_escaped
+        if piece[at] != 0x5C or piece[at + 1] < 0x20:
+            return np.int64(-1), False
+        is_escaped = True
+        at += 2
+
+
+@cached_njit(nogil=True)
+def _copy_string(piece, at, out, put):
+    """Writes the string that begins at `at` without its escapes; returns (behind it, -1 if it is invalid or has a lone
+    surrogate; where the next may be written). Writes up to a block behind that."""
+    at += 1
+    while True:
+        copy_block(out, put, piece, at)
+        marks = bytes_within(piece, at, 0x22, 1) | bytes_within(piece, at, 0x5C, 1) | bytes_within(piece, at, 0, 0x20)
+        if marks == ZERO:
+            at += BLOCK
+            put += BLOCK
+            continue
+        size = first_bit(marks)
+        at += size
+        put += size
+        if piece[at] == 0x22:
+            return at + 1, put
+        if piece[at] != 0x5C:
+            return np.int64(-1), put
+        letter = ESCAPES[piece[at + 1]]
+        if letter != 0:
+            out[put] = letter
+            put += 1
+            at += 2
+        elif piece[at + 1] == 0x75:
+            at, put = _copy_code(piece, at + 2, out, put)
+            if at < 0:
+                return np.int64(-1), put
+        else:
+            return np.int64(-1), put
+
+
+@cached_njit(nogil=True)
+def _copy_code(piece, at, out, put):
+    r"""Writes the character of an escape \uXXXX, or of two that are a pair of surrogates."""
+    code = _four_digits(piece, at)
+    at += 4
+    if 0xD800 <= code < 0xDC00 and piece[at] == 0x5C and piece[at + 1] == 0x75:
+        low = _four_digits(piece, at + 2)
+        if 0xDC00 <= low < 0xE000:
+            code = 0x10000 + ((code - 0xD800) << 10 | (low - 0xDC00))
+            at += 6
+    if code < 0 or 0xD800 <= code < 0xE000:
+        return np.int64(-1), put
+    return at, encode(code, out, put)
+
+
+@cached_njit(nogil=True)
+def _four_digits(piece, at):
+    """The value of four hex digits; -1 if they are none."""
+    code = np.int64(0)
+    for i in range(4):
+        byte = np.int64(piece[at + i])
+        small = byte | 0x20
+        if 0x30 <= byte <= 0x39:
+            code = code << 4 | byte - 0x30
+        elif 0x61 <= small <= 0x66:
+            code = code << 4 | small - 0x57
+        else:
+            return np.int64(-1)
+    return code
+
+
+@cached_njit(nogil=True)
+def _value_end(piece, at, end):
+    """(behind the value that begins at `at`, -1 for a mistake; its kind). An UNCERTAIN one may still be a mistake."""
+    byte = piece[at]
+    if byte == 0x22:
+        at, is_escaped = _string_end(piece, at)
+        return at, UNCERTAIN if is_escaped else PLAIN
+    if byte == 0x7B or byte == 0x5B:
+        return _nested_end(piece, at, end), UNCERTAIN
+    first = at
+    while at < end and piece[at] > 0x20 and piece[at] != 0x2C and piece[at] != 0x7D and piece[at] != 0x5D:
+        at += 1
+    if at - first == 4 and _is_null(piece, first):
+        return at, NULL
+    return at if at > first else np.int64(-1), PLAIN if _is_whole_number(piece, first, at) else UNCERTAIN
+
+
+@cached_njit(nogil=True)
+def _is_whole_number(piece, first, stop):
+    """Whether orjson writes the number as it stands here."""
+    if piece[first] == 0x2D:
+        first += 1
+        if piece[first] == 0x30:
+            return False
+    if stop - first < 1 or stop - first > 18 or (piece[first] == 0x30 and stop - first > 1):
+        return False
+    for at in range(first, stop):  # noqa: SIM110 - numba has no all()
+        if not 0x30 <= piece[at] <= 0x39:
+            return False
+    return True
+
+
+@cached_njit(nogil=True)
+def _nested_end(piece, at, end):
+    depth = 0
+    while at < end:
+        byte = piece[at]
+        if byte == 0x22:
+            at, _ = _string_end(piece, at)
+            if at < 0:
+                return at
+            continue
+        if byte == 0x7B or byte == 0x5B:
+            depth += 1
+        elif byte == 0x7D or byte == 0x5D:
+            depth -= 1
+        at += 1
+        if depth == 0:
+            return np.int64(at)
+    return np.int64(-1)
+
+
+@cached_njit(nogil=True)
+def _write_metadata(piece, rules, columns, found, state):
+    """Writes the other fields as canonical JSON, or as they stand where orjson must parse them; returns where the next
+    may be written, -1 for a key that stands twice."""
+    members, count = found
+    out, put = pointer(columns.data[METADATA], 0), state[NUM_PUT + METADATA]
+    is_uncertain = rules.metadata == SOME_METADATA and count > 0
+    for k in range(count):
+        is_uncertain = is_uncertain or members.kinds[k] == UNCERTAIN
+    columns.is_uncertain[state[ROWS]] = is_uncertain
+    state[NUM_UNCERTAIN] += is_uncertain
+    if not is_uncertain and not _sort_members(piece, members, count):
+        return np.int64(-1)
+    out[put] = 0x7B
+    put += 1
+    is_first = True
+    for i in range(count):
+        k = members.order[i]
+        if not is_uncertain and (members.kinds[k] == NULL or rules.metadata == NO_METADATA):
+            continue
+        if not is_first:
+            out[put] = 0x2C
+            put += 1
+        is_first = False
+        put = _copy(piece, members.places[k, 0], members.places[k, 1], out, put)
+        out[put] = 0x3A
+        put = _copy(piece, members.places[k, 2], members.places[k, 3], out, put + 1)
+    out[put] = 0x7D
+    return put + 1
+
+
+@cached_njit(nogil=True)
+def _sort_members(piece, members, count):
+    """Puts members.order in the order of the keys; False if two are equal."""
+    order = members.order
+    for i in range(1, count):
+        one, place = order[i], i
+        while place > 0:
+            compared = _compare(piece, members.places, one, order[place - 1])
+            if compared == 0:
+                return False
+            if compared > 0:
+                break
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = one
+    return True
+
+
+@cached_njit(nogil=True)
+def _compare(piece, places, one, other):
+    """Below 0, 0 or above 0, as the key of one is less than that of the other, equal, or more."""
+    first, second = places[one, 0] + 1, places[other, 0] + 1
+    size, other_size = places[one, 1] - 1 - first, places[other, 1] - 1 - second
+    for i in range(min(size, other_size)):
+        if piece[first + i] != piece[second + i]:
+            return np.int64(piece[first + i]) - np.int64(piece[second + i])
+    return np.int64(size - other_size)
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _copy(piece, first, stop, out, put):
+    for at in range(first, stop, BLOCK):
+        copy_block(out, put + at - first, piece, at)
+    return put + stop - first
+
+
+@cached_njit(nogil=True)
+def _is_utf8(text, at, end):
+    """Whether the bytes are valid UTF-8 (RFC 3629: no surrogates, none over U+10FFFF, the shortest form)."""
+    while at < end:
+        if text[at] < 0x80:
+            beyond = bytes_within(text, at, 0x80, 0x80) & below(end - at)
+            at += BLOCK if beyond == ZERO else first_bit(beyond)
+            continue
+        first, second = text[at], text[at + 1]
+        if first < 0xC2 or second & 0xC0 != 0x80:
+            return False
+        if first < 0xE0:
+            at += 2
+        elif first < 0xF0:
+            if (first == 0xE0 and second < 0xA0) or (first == 0xED and second > 0x9F) or text[at + 2] & 0xC0 != 0x80:
+                return False
+            at += 3
+        else:
+            if first > 0xF4 or (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
+                return False
+            if text[at + 2] & 0xC0 != 0x80 or text[at + 3] & 0xC0 != 0x80:
+                return False
+            at += 4
+    return True
+>>>>>>> d1cb036 (Kernels are compiled once per user and machine, in two thirds of the CPU time)

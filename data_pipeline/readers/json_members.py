@@ -28,7 +28,7 @@ def new_members() -> Members:
     )
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def note_member(members, count, places, kind):
     for i in range(4):
         members.places[count, i] = places[i]
@@ -92,7 +92,7 @@ def _compare(piece, places, one, other):
     return np.int64(size - other_size)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _copy(piece, first, stop, out, put):
     for at in range(first, stop, BLOCK):
         copy_block(out, put + at - first, piece, at)

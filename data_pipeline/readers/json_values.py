@@ -22,7 +22,7 @@ def _escapes() -> np.ndarray:
 ESCAPES = _escapes()
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def is_null(piece, at):
     return piece[at] == 0x6E and piece[at + 1] == 0x75 and piece[at + 2] == 0x6C and piece[at + 3] == 0x6C
 

@@ -79,17 +79,17 @@ def _ip_end(text, start, dot, end):
     return 0 if at < end and text[at] == 0x2E else at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_digit(byte):
     return 0x30 <= byte <= 0x39
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_alnum(byte):
     return _is_digit(byte) or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_mail(byte):
     """Letters, digits and . _ % + -"""
     return _is_alnum(byte) or byte == 0x2E or byte == 0x5F or byte == 0x25 or byte == 0x2B or byte == 0x2D

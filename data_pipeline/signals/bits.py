@@ -36,7 +36,7 @@ class Span(NamedTuple):
     flags: Any
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def below(count):
     """The mask of the first `count` bytes; none for 0 or less, all for 64 or more."""
     if count >= BLOCK:
@@ -44,24 +44,24 @@ def below(count):
     return (ONE << np.uint64(count)) - ONE if count > 0 else ZERO
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def first_bit(mask):
     """Index of the lowest set bit; 64 if there is none."""
     return np.int64(trailing_zeros(mask))
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def without_first(mask):
     return mask & (mask - ONE)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def bytes_below(count):
     """Eight bytes of which the first `count` (0 to 8) have all bits set."""
     return ALL >> np.uint64(64 - 8 * count) if count else ZERO
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def find_newline(text, start, end):
     """Index of the first newline in text[start:end]; end if there is none."""
     at = start
@@ -73,7 +73,7 @@ def find_newline(text, start, end):
     return end
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def count_chars(text, start, end):
     """Number of characters in text[start:end]: of bytes that are no continuation bytes."""
     chars = ZERO
@@ -82,7 +82,7 @@ def count_chars(text, start, end):
     return np.int64(chars)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def hash_bytes(text, start, end):
     """A 64-bit hash of text[start:end]. Reads up to sixteen bytes past `end`."""
     left = end - start
@@ -97,7 +97,7 @@ def hash_bytes(text, start, end):
     return value
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def decode(text, at):
     """(code point, bytes) of the character at `at`; the text is valid UTF-8."""
     first = np.int64(text[at])
@@ -112,7 +112,7 @@ def decode(text, at):
     return (first & 0x07) << 18 | second << 12 | third << 6 | np.int64(text[at + 3]) & 0x3F, 4
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def encode(code, out, put):
     """Write a code point as UTF-8; returns where the next may be written."""
     if code < 0x80:
@@ -129,7 +129,7 @@ def encode(code, out, put):
     return put + 4
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def character_start(text, at):
     """Start of the character that contains the byte at `at`."""
     while text[at] & 0xC0 == 0x80:
@@ -137,7 +137,7 @@ def character_start(text, at):
     return at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def skip_space(text, start, end, flags, space):
     """Start of the first character without the flag `space`; end if there is none."""
     while start < end:
@@ -151,7 +151,7 @@ def skip_space(text, start, end, flags, space):
     return end
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def strip_end(text, start, end, flags, space):
     """End of the last character without the flag `space`; start if there is none."""
     while end > start:
@@ -166,7 +166,7 @@ def strip_end(text, start, end, flags, space):
     return start
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def add_floats(total, index, values, start, count):
     """total[index : index + count] += values[start : start + count] of float32."""
     done = 0

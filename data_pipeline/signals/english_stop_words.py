@@ -26,7 +26,7 @@ def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
 STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def stop_word_bit(text, first, stop):
     """The bit of the stop word text[first:stop], which is 1 << its slot; 0 for other words. There is no branch."""
     size = stop - first

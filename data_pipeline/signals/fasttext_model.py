@@ -98,14 +98,14 @@ def _tree(counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return left, right
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def next_hash(value, byte):
     """fastText's hash, FNV-1a of 32 bits, after one more byte."""
     signed = np.uint64(byte) | (SIGN_BITS if byte & 0x80 else np.uint64(0))
     return ((value ^ signed) * FNV_FACTOR) & MASK_32
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def hash_token(text, first, stop):
     value = FNV_START
     for i in range(first, stop):

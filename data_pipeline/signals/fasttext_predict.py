@@ -80,7 +80,7 @@ def _predict(texts, model, spaces, limits, labels, scores):
             labels[k], scores[k] = _likeliest_output(at, output_rows, outputs)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _dot(at, output_rows, row):
     total, width = np.float32(0), at.settings[WIDTH]
     for i in range(width):
@@ -129,7 +129,7 @@ def _likeliest_output(at, output_rows, outputs):
     return best, score + SCORE_SHIFT
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _sigmoid(value):
     """By fastText's table of steps."""
     if value < -MAX_SIGMOID:

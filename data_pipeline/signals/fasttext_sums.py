@@ -94,7 +94,7 @@ def token_cache(model: FastTextModel) -> TokenCache:
     return cache
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def pointers(model, cache, work):
     return Pointers(
         pointer(model.entry_text, 0),
@@ -138,7 +138,7 @@ def add_tokens(at, text, work, num_tokens):
     return rows
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _add_token(at, text, start, end):
     """Adds the sum of the token text[start:end]; returns (kind, number of rows, hash)."""
     size = end - start
@@ -187,7 +187,7 @@ def _add_uncached(at, text, start, end):
     return TOKEN, rows, token_hash
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _add_row(at, total, row):
     add_floats(total, 0, at.input_rows, row * at.settings[WIDTH], at.settings[WIDTH])
     return 1
@@ -217,7 +217,7 @@ def _add_ngrams(at, stop):
     return rows
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _remainder(value, divisor, inverse):
     """value % divisor of a value below 2**32, by a product: a division takes as long as all the rest."""
     left = value - np.int64(value * inverse) * divisor
@@ -226,7 +226,7 @@ def _remainder(value, divisor, inverse):
     return left - divisor if left >= divisor else left
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _add_bucket(at, total, bucket):
     if not at.has_dropped:
         return _add_row(at, total, at.settings[NUM_WORDS] + bucket)
@@ -249,7 +249,7 @@ def _add_word_ngrams(at, hashes, num_hashes):
     return rows
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _end_of_line_hash():
     value = FNV_START
     for byte in (0x3C, 0x2F, 0x73, 0x3E):
@@ -257,12 +257,12 @@ def _end_of_line_hash():
     return value
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_end_of_line(token, size):
     return size == 4 and token[1] == 0x3C and token[2] == 0x2F and token[3] == 0x73 and token[4] == 0x3E
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_label(token, size):
     """Whether an unknown token begins like a label: fastText leaves it out."""
     if size < len(LABEL_PREFIX):
@@ -273,7 +273,7 @@ def _is_label(token, size):
     return same == len(LABEL_PREFIX)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _find(at, size, token_hash):
     """The dictionary's entry of the token, or -1."""
     slot = np.int64(token_hash) & at.table_mask

@@ -37,7 +37,7 @@ def head_tokens(text, at, end, flags, chars, out):
     return state[ENDS] if written > 0 else -1, is_capital
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_plain(text, at, end, chars, state):
     """Whether the next block is ASCII without NUL and all of it belongs to the head."""
     if state[READ] + BLOCK > 2 * chars or state[WRITTEN] + BLOCK + 1 >= chars:
@@ -45,7 +45,7 @@ def _is_plain(text, at, end, chars, state):
     return (bytes_within(text, at, 0x80, 0x80) | bytes_within(text, at, 0, 1)) & below(end - at) == ZERO
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _read_block(text, at, end, starts, ends, state):
     """Reads a block for which _is_plain holds; returns its end."""
     inside = below(end - at)
@@ -116,7 +116,7 @@ def _read_characters(text, at, end, flags, chars, out):
     return at
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_lower(code):
     """Whether this is one of the most frequent lower case letters beside a to z: Latin-1, Greek and Cyrillic."""
     if code < 0xDF:

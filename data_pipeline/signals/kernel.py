@@ -195,6 +195,6 @@ def _put_ratios(words, lines, chars, row):
     row[24] = _ratio(words[NEWLINES], num_words)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _ratio(count, total):
     return count / total if total else np.nan

@@ -76,7 +76,7 @@ def scan_lines(span, ascii_only, odd_ends, num_newlines, work, counts):
     _scan_paragraphs(span, LineTable(keys, entries, bits, stamp + 2), counts)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _line(span, ascii_only, table, counts):
     """Count one line that is not empty, between newlines."""
     text, start, end, flags = span
@@ -149,7 +149,7 @@ def _scan_paragraphs(span, table, counts):
         counts[PARAGRAPHS] = 1
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _paragraph(text, start, end, table, counts):
     paragraph = counts[PARAGRAPHS]
     table.keys[paragraph] = hash_bytes(text, start, end)
@@ -159,13 +159,13 @@ def _paragraph(text, start, end, table, counts):
         counts[DUP_PARAGRAPH_CHARS] += count_chars(text, start, end)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def starts_with_bullet(text, at):
     """- or U+2022."""
     return text[at] == 0x2D or (text[at] == 0xE2 and text[at + 1] == 0x80 and text[at + 2] == 0xA2)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def ends_with_ellipsis(text, start, end, flags):
     """... or U+2026, ignoring white space behind it."""
     end = strip_end(text, start, end, flags, SPACE)

@@ -56,7 +56,7 @@ def ngram_chars(work, num_words, stamp, chars):
         alive = _survive(work, alive)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _name(work, alive, stamp):
     """Replace names and counts of the (n-1)-grams by those of the n-grams at the survivors, in ascending order: only a
     place's own old name and that of the next place are read."""
@@ -71,7 +71,7 @@ def _name(work, alive, stamp):
         counts[first] += first != i
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _survive(work, alive):
     """Keep the places where this n-gram and the next one occur twice; returns how many there are."""
     names, counts, survivors = work.names, work.counts, work.survivors
@@ -86,7 +86,7 @@ def _survive(work, alive):
     return left
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _top(work, alive, num_words, size):
     _, lengths, names, counts, survivors, _, _ = work
     if num_words < size:
@@ -102,7 +102,7 @@ def _top(work, alive, num_words, size):
     return chars * best
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _duplicate(work, alive, stamp, size):
     _, lengths, names, counts, survivors, marks, _ = work
     chars, behind = 0, np.int64(0)

@@ -21,7 +21,7 @@ TITLE_GROUPS = np.array([int.from_bytes(title.encode(), "little") for title in T
 TITLE_CHARS = max(map(len, TITLES))
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def end_sentences(span, base, events, line_end, worded, has_word):
     """Return (whether there is a word after the last sentence end, number of sentence ends in the block). A sentence
     ends with a line, at a stop (。), or at white space behind a terminal.
@@ -76,13 +76,13 @@ def _abbreviates(text, start, dot):
     return False
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _is_word_byte(byte):
     """ASCII's letters, digits and _, and all bytes of what lies beyond."""
     return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F or byte >= 0x80
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _ends_line_separator(text, start, end):
     """Whether text[start:end] ends with U+2028, U+2029 or U+0085, which end a line as "\\n" does."""
     last = text[end - 1]
@@ -91,7 +91,7 @@ def _ends_line_separator(text, start, end):
     return (last == 0xA8 or last == 0xA9) and end - start >= 3 and text[end - 2] == 0x80 and text[end - 3] == 0xE2
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _closes(code):
     """ " ' ) ] } ’ ” »"""
     return (

@@ -149,7 +149,7 @@ def _count_text(span, table, counts):
         seen = _look_up(text, first, at, table, seen, counts)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _count_block(text, at, end, table, seen, counts):
     """Counts the words of an ASCII block, which begins where a word may begin. Returns (the start of the word that may
     go on behind it, `at` if that is the first; the stop words seen). Words are runs as in words.scan_words."""
@@ -174,7 +174,7 @@ def _count_block(text, at, end, table, seen, counts):
     return (end if whole else limit), seen
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _look_up(text, first, stop, table, seen, counts):
     """Counts text[first:stop] if it is a stop word; returns the bits of those seen."""
     hashes, bits, _ = table
@@ -190,7 +190,7 @@ def _look_up(text, first, stop, table, seen, counts):
     return seen
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _word_end(text, at, end, flags):
     """Behind the last word character of a run; one joiner between two of them does not end it."""
     while at < end:

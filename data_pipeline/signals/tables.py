@@ -14,7 +14,7 @@ _TAG_SHIFT, _STAMP_SHIFT, _LABEL_SHIFT = np.uint64(16), np.uint64(48), np.uint64
 _PLACE = np.uint64(0xFFFFFFFF)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def table_bits(items):
     """Bits of the size of a table that `items` entries fill to at most half."""
     bits = 4
@@ -23,7 +23,7 @@ def table_bits(items):
     return bits
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def first_place(entries, bits, stamp, keys, place):
     """The first place with the key keys[place] under this stamp; `place` itself if it is the first.
 

@@ -147,7 +147,7 @@ def scan_words(span, unicode_words, words, found, counts):
             open_word = _extended(open_word, ALL << low, block.lead, alphas, plains)
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _ascii_masks(text, base, inside):
     return Block(
         inside,
@@ -160,7 +160,7 @@ def _ascii_masks(text, base, inside):
     )
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _count_ascii(text, base, block, behind_dots, counts):
     """Add the counts of single characters and of ellipses; returns the end of the last run of dots."""
     dot = bytes_within(text, base, 0x2E, 1) & bytes_within(text, base + 1, 0x2E, 1)
@@ -177,7 +177,7 @@ def _count_ascii(text, base, block, behind_dots, counts):
     return behind_dots
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _runs(span, base, inside, run, word, carry):
     """Return (bytes of words with the joiners between their characters and with hyphens, hyphens), by the rule
     `unicode`. run: the joiners beyond ASCII."""
@@ -194,13 +194,13 @@ def _runs(span, base, inside, run, word, carry):
     return run | word | hyphen, hyphen
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _starts(lead, space, run, hyphen, carry):
     """Where words begin by the rule `unicode`."""
     return run & ~(run << ONE | carry.run) | hyphen & ~(hyphen << ONE | carry.hyphen) | ~run & ~space & lead
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _extended(open_word, within, lead, alphas, plains):
     """The open word with the characters of the block that are `within` it."""
     return OpenWord(
@@ -210,7 +210,7 @@ def _extended(open_word, within, lead, alphas, plains):
     )
 
 
-@cached_njit(nogil=True, inline="always")
+@cached_njit(nogil=True, forceinline=True)
 def _note(text, first, stop, word, words, counts):
     """Add one word. The bit of a stop word is set without a branch."""
     hashes, lengths = words

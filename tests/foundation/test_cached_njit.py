@@ -21,7 +21,7 @@ CALLEE = """
 from gristmill.foundation.cached_njit import cached_njit
 from tiny.numbers import FACTOR
 
-@cached_njit(inline="always")
+@cached_njit(forceinline=True)
 def factor_of():
     return FACTOR
 """
@@ -41,7 +41,7 @@ def call(tmp_path):
     (tmp_path / "tiny" / "callee.py").write_text(CALLEE)
     (tmp_path / "tiny" / "numbers.py").write_text("FACTOR = 2\n")
     (tmp_path / "call.py").write_text(CALL)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")}
 
     def run() -> tuple[int, int]:
         command = [sys.executable, str(tmp_path / "call.py"), str(tmp_path)]

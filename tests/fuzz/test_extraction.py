@@ -55,7 +55,7 @@ def test_a_mutant_of_a_page_gives_text_or_a_reason(name):
 @pytest.mark.slow
 def test_many_mutants_of_pages_stay_in_bounds(tmp_path):
     """100,000 mutants in a process whose kernels check every index."""
-    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "GRISTMILL_KERNEL_CACHE": str(tmp_path)}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "support")
     command = [sys.executable, __file__, str(SLOW)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
