@@ -19,6 +19,7 @@ from gristmill.training.objectives.masked import Masked
 from gristmill.training.objectives.multiple_choice import MultipleChoice
 from gristmill.training.objectives.names import parse_user_objective, read_source
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
+from gristmill.training.objectives.source_classification import SourceClassification
 from gristmill.training.objectives.span_corruption import SpanCorruption
 from gristmill.training.objectives.span_extraction import SpanExtraction
 
@@ -29,6 +30,7 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
     "span_corruption": SpanCorruption,
     "classification": Classification,
     "multiple_choice": MultipleChoice,
+    "source_classification": SourceClassification,
     "span_extraction": SpanExtraction,
 }
 

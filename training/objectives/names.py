@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.foundation.errors import RecipeError
 
 SCORED_BY_TASKS = ("causal", "distillation", "span_corruption")  # their models give the next token
-FINE_TUNING = ("classification", "multiple_choice", "span_extraction")
+FINE_TUNING = ("classification", "multiple_choice", "source_classification", "span_extraction")
 BUILT_IN = ("causal", "distillation", "masked", "span_corruption", *FINE_TUNING)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gristmill.foundation.errors import InputError, RecipeError
@@ -62,3 +63,26 @@ def test_bad_records_are_named(text: str, says: str, tmp_path: Path) -> None:
 def test_classes_and_output_belong_together(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"2 labels need the output 'classes' of that size"):
         objective(tmp_path, classes=3)
+
+
+class Halves:
+    """Windows of 8 tokens of two sources in turn."""
+
+    vocab_size, fingerprint, sources = VOCAB, "halves", ("even", "odd")
+
+    def sample(self, k: int) -> dict[str, np.ndarray]:
+        return {"tokens": np.full(8, 10 + k % 2)}
+
+    def source_of(self, k: int) -> str:
+        return self.sources[k % 2]
+
+
+def test_sources_are_classes() -> None:
+    config = model(8, outputs=[{"name": "classes", "size": 2}])
+    inputs = ObjectiveInputs(Halves(), config, VOCAB, 0, 1, pieces=PIECES)
+    made = make_objective("source_classification", {"sources": ["odd", "even"]}, inputs)
+    assert made.sample(1)["tokens"].tolist() == [CLS, 11, 11, 11, 11, 11, 11, SEP]
+    assert [int(made.sample(k)["source"]) for k in range(3)] == [1, 0, 1]
+    assert checked_loss(made).terms == (TermSpec("cross_entropy", None, 1.0),)
+    with pytest.raises(RecipeError, match=r"sources lacks \['even'\]"):
+        make_objective("source_classification", {"sources": ["odd", "other"]}, inputs)
