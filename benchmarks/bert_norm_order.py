@@ -31,9 +31,9 @@ from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Data, Run, RunConfig
 
 ORDERS: dict[str, dict[str, Any]] = {"original": ORIGINAL, "rearranged": REARRANGED}
-DEPTHS = (4, 12, 24, 36)
+DEPTHS = (4, 12, 24)
 SEEDS = (1, 2, 3)
-LENGTH, SAMPLES, STEPS = 64, 8, 100
+LENGTH, SAMPLES, STEPS = 64, 8, 50
 LEARNING_RATE = 3e-3
 
 
