@@ -15,7 +15,7 @@ demo: $(INSTALLED)
 	$(BIN)/gristmill run demo --workdir work/demo --workers $(WORKERS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

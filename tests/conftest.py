@@ -1,6 +1,7 @@
 """Shared fixtures: files outside the repository, and a small real corpus from the Python installation."""
 
 import ast
+import json
 import os
 import sys
 import sysconfig
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from file_seconds import RECORDED, longest_first
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -23,6 +25,18 @@ settings.load_profile("no_deadline")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers of pytest-xdist take the files in this order, with --no-loadscope-reorder."""
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(
+            items,
+            file_of=lambda item: item.nodeid.partition("::")[0],
+            is_parallel=lambda item: "pool" in getattr(item, "fixturenames", ()),
+            seconds=json.loads(RECORDED.read_text("utf-8")),
+        )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
