@@ -4,12 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from gristmill.foundation.kernel_cache import MAGIC, acquire, read_kernel, release, write_kernel
+from gristmill.foundation.kernel_cache import MAGIC, acquire, read_kernel, release, versions, write_kernel
 from gristmill.foundation.kernel_folder import kernel_folder, refusal
 
 KERNEL = """
@@ -33,8 +34,8 @@ def call(tmp_path):
     (tmp_path / "kernel.py").write_text(KERNEL)
     (tmp_path / "call.py").write_text(CALL)
 
-    def run(clone: Path = tmp_path, **variables: str) -> tuple[str, str]:
-        environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")} | variables
+    def run(clone: Path = tmp_path) -> tuple[str, str]:
+        environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")}
         command = [sys.executable, str(tmp_path / "call.py"), str(clone)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -50,9 +51,12 @@ def test_a_second_clone_of_the_same_sources_uses_the_kernels_of_the_first(call, 
     assert call(tmp_path / "other") == ("4 1", "")
 
 
-def test_settings_of_numba_have_kernels_of_their_own(call):
-    assert call() == ("4 0", "")
-    assert call(NUMBA_BOUNDSCHECK="1") == ("4 0", "")
+def test_settings_of_numba_have_kernels_of_their_own(monkeypatch):
+    plain = versions()
+    versions.cache_clear()
+    monkeypatch.setenv("NUMBA_BOUNDSCHECK", "1")
+    assert versions() != plain
+    versions.cache_clear()
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:50], lambda content: content[:-1] + b"?", lambda _: b""])
@@ -74,32 +78,54 @@ def test_a_kernel_that_others_can_write_to_is_not_read(call, tmp_path):
     assert call() == ("4 1", "")
 
 
-def test_a_folder_that_others_can_write_to_is_not_read(call, tmp_path):
-    call()
-    (tmp_path / "cache").chmod(0o777)
-    value, line = call(TMPDIR=str(tmp_path))
-    assert value == "4 0"
-    assert line.count("\n") == 1 and "can be written by others (mode 0777); using" in line
-    assert call(TMPDIR=str(tmp_path))[0] == "4 1"  # from the fallback
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Asks for the folder anew, with these environment variables and a folder for temporary files in tmp_path."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("GRISTMILL_KERNEL_CACHE", raising=False)
+
+    def ask(**variables: Path) -> Path | None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        kernel_folder.cache_clear()
+        return kernel_folder()
+
+    yield ask
+    kernel_folder.cache_clear()
 
 
-def test_without_any_folder_kernels_are_compiled_in_memory(call, tmp_path):
+def test_the_folder_is_below_the_users_cache(folder, tmp_path):
+    found = folder(XDG_CACHE_HOME=tmp_path)
+    assert found == tmp_path / "gristmill" / "kernels"
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_folder_can_be_chosen(folder, tmp_path):
+    assert folder(GRISTMILL_KERNEL_CACHE=tmp_path / "a" / "b") == tmp_path / "a" / "b"
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(folder, tmp_path, capsys):
+    chosen, fallback = tmp_path / "cache", tmp_path / f"gristmill-kernels-{os.geteuid()}"
+    chosen.mkdir()
+    chosen.chmod(0o777)
+    assert folder(GRISTMILL_KERNEL_CACHE=chosen) == fallback
+    assert capsys.readouterr().err == (
+        f"kernel cache: {chosen} belongs to another user or can be written by others (mode 0777); using {fallback} "
+        "(set GRISTMILL_KERNEL_CACHE to a folder that only you can write to)\n"
+    )
+    assert fallback.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_any_folder_kernels_are_compiled_in_memory(folder, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     (tmp_path / f"gristmill-kernels-{os.geteuid()}").write_text("")
-    value, line = call(GRISTMILL_KERNEL_CACHE=str(tmp_path / "file"), TMPDIR=str(tmp_path))
-    assert value == "4 0"
-    assert re.fullmatch(r"kernel cache: \S+ cannot be created \(File exists\); every process compiles .*\n", line)
-
-
-def test_the_folder_is_below_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.delenv("GRISTMILL_KERNEL_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel_folder.cache_clear()
-    try:
-        assert kernel_folder() == tmp_path / "gristmill" / "kernels"
-        assert (tmp_path / "gristmill" / "kernels").stat().st_mode & 0o777 == 0o700
-    finally:
-        kernel_folder.cache_clear()
+    assert folder(GRISTMILL_KERNEL_CACHE=tmp_path / "file") is None
+    assert re.fullmatch(
+        r"kernel cache: \S+ cannot be created \(File exists\); every process compiles .*\n", capsys.readouterr().err
+    )
+    namespace = {"__name__": "__main__"}
+    exec(compile(KERNEL, __file__, "exec"), namespace)  # its cache is asked for the folder at the call
+    assert namespace["add_one"](3) == 4
 
 
 def test_a_link_is_not_used(tmp_path):
