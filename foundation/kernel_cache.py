@@ -21,6 +21,7 @@ import numba
 import numpy as np
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from gristmill.foundation.hidden_modules import hidden_modules
@@ -50,19 +51,23 @@ class KernelCache(_Cache):
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled kernel, or None; then this process has the lock of its file until `release`."""
-        # numba asks for scipy's BLAS before it reads its first kernel: 0.15 s, and no kernel here calls numpy.dot.
-        with hidden_modules("scipy.linalg"):
-            target_context.refresh()
         path = self._path(signature, target_context.codegen())
-        if path is None:
+        payload = None if path is None else self._stored(path)
+        if payload is None:
+            # numba asks for scipy's BLAS when it loads its declarations: 0.15 s, and no kernel here calls numpy.dot.
+            with hidden_modules("scipy.linalg"):
+                target_context.refresh()
             return None
+        # Of all that refresh() does, machine code needs this alone; the declarations of numpy's functions take 0.1 s.
+        rtsys.initialize(target_context)
+        return CompileResult._rebuild(target_context, *pickle.loads(payload))
+
+    def _stored(self, path: Path) -> bytes | None:
         payload = read_kernel(path)
         if payload is None:
             self._owned.add(path)
             payload = read_kernel(path) if acquire(path) else None
-        if payload is None:
-            return None
-        return CompileResult._rebuild(target_context, *pickle.loads(payload))
+        return payload
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         path = self._path(signature, compiled.library.codegen)
