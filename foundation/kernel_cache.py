@@ -24,7 +24,6 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
-from gristmill.foundation.hidden_modules import hidden_modules
 from gristmill.foundation.kernel_folder import is_private, kernel_folder, report
 from gristmill.foundation.source_digest import source_digest
 
@@ -54,11 +53,8 @@ class KernelCache(_Cache):
         path = self._path(signature, target_context.codegen())
         payload = None if path is None else self._stored(path)
         if payload is None:
-            # numba asks for scipy's BLAS when it loads its declarations: 0.15 s, and no kernel here calls numpy.dot.
-            with hidden_modules("scipy.linalg"):
-                target_context.refresh()
             return None
-        # Of all that refresh() does, machine code needs this alone; the declarations of numpy's functions take 0.1 s.
+        # Of numba's set-up machine code needs this alone; declarations of functions, 0.1 s, are for compiling.
         rtsys.initialize(target_context)
         return CompileResult._rebuild(target_context, *pickle.loads(payload))
 
