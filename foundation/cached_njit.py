@@ -21,7 +21,8 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: `numba.njit(cache=True, **options)` whose cache is invalid after an edit of any file it can call.
 
     Small functions that other kernels call take forceinline=True: LLVM inlines them. numba's inline="always" inlines in
-    Python, which compiles 1.4 times as long (text and WARC curation: 82 against 61 CPU s) to equally fast code.
+    Python, which takes longer to equally fast code (all kernels of text and WARC curation, x86-64, November 2026: 82
+    against 61 CPU s).
 
     Kernels must not use numpy.dot, numpy.linalg or the operator @, since they are compiled without scipy's BLAS. They
     cannot be passed to other kernels as values."""
