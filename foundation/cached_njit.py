@@ -29,7 +29,8 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         # A C wrapper is for kernels that are passed as values.
-        dispatcher = numba.njit(no_cfunc_wrapper=True, **options)(function)
+        settings: dict[str, Any] = {"no_cfunc_wrapper": True} | options
+        dispatcher: Any = numba.njit(**settings)(function)
         cache = KernelCache(function)
         compile_or_load, call_template = dispatcher.compile, dispatcher.get_call_template
 
