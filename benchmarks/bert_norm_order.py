@@ -31,14 +31,14 @@ from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Data, Run, RunConfig
 
 ORDERS: dict[str, dict[str, Any]] = {"original": ORIGINAL, "rearranged": REARRANGED}
-DEPTHS = (4, 12, 24)
+DEPTHS = (4, 12, 24, 48)
 SEEDS = (1, 2, 3)
-LENGTH, SAMPLES, STEPS = 64, 8, 50
-LEARNING_RATE = 3e-3
+LENGTH, SAMPLES, STEPS = 64, 16, 2000
+LEARNING_RATE = 2e-3
 
 
 def model_of(order: str, depth: int) -> ModelConfig:
-    return ModelConfig(layers=depth, width=32, heads=2, sequence_length=LENGTH, segments=2, **ORDERS[order])
+    return ModelConfig(layers=depth, width=64, heads=4, sequence_length=LENGTH, segments=2, **ORDERS[order])
 
 
 def losses(work: Path, order: str, depth: int, seed: int, data: Data, steps: int) -> list[float]:
