@@ -82,9 +82,15 @@ def model_languages(model: str) -> tuple[str, ...]:
 def _read(model: str) -> FastTextFile:
     path = model_path(model)
     try:
-        return read_fasttext(path)
+        return _read_bundled(path) if model == BUNDLED else read_fasttext(path)
     except (ValueError, MemoryError, OverflowError) as error:
         raise InputError(f"{path}: the fastText model cannot be loaded ({error}); download the model again") from error
+
+
+@lru_cache(maxsize=1)
+def _read_bundled(path: Path) -> FastTextFile:
+    """Kept, because a run asks for its languages and then for the model: it is of 1 MB, others of up to 1 GB."""
+    return read_fasttext(path)
 
 
 def _codes(file: FastTextFile) -> tuple[str, ...]:

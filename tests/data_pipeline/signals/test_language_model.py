@@ -9,9 +9,17 @@ from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.curate_config import CurateConfig, check_languages
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotate_config
+from gristmill.data_pipeline.signals import language_model
+from gristmill.data_pipeline.signals.fasttext_file import read_fasttext
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect, head
 from gristmill.data_pipeline.signals.language_codes import label_code, language_code
-from gristmill.data_pipeline.signals.language_model import BUNDLED, model_digest, model_languages, model_path
+from gristmill.data_pipeline.signals.language_model import (
+    BUNDLED,
+    load_model,
+    model_digest,
+    model_languages,
+    model_path,
+)
 from gristmill.foundation.errors import RecipeError
 
 WORDS = {"the": "eng_Latn", "mill": "eng_Latn", "der": "deu_Latn", "mühle": "deu_Latn", "мельница": "rus_Cyrl"}
@@ -79,3 +87,12 @@ def test_what_the_model_reads():
     assert head("A  mill\nby the river", 12) == "A mill by th"
     assert head("THE MILL BY THE RIVER", 300) == "the mill by the river"
     assert head(" \n", 300) == ""
+
+
+def test_the_bundled_model_is_read_once_for_its_languages_and_its_predictions(monkeypatch):
+    paths = []
+    monkeypatch.setattr(language_model, "read_fasttext", lambda path: paths.append(path) or read_fasttext(path))
+    for cached in (language_model._read_bundled, model_languages, load_model):
+        cached.cache_clear()
+    assert set(model_languages(BUNDLED)) <= set(load_model(BUNDLED).codes)
+    assert len(paths) == 1
