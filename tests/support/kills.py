@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Run:
             return []
 
     def kill_group(self) -> None:
-        os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended at this moment
+            os.killpg(self.pid, signal.SIGKILL)
 
     def send(self, number: int) -> None:
         """The signal to every process of the group, as a terminal sends Ctrl-C."""
