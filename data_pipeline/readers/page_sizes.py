@@ -88,7 +88,7 @@ def _page_header(file: BinaryIO, position: int) -> tuple[int, int, int, int]:
                 raise
             num_bytes *= 16
             continue
-        kind, plain, packed = (fields.get(field) for field in (1, 2, 3))
+        kind, plain, packed = (fields.get(field, -1) for field in (1, 2, 3))
         if not all(isinstance(value, int) and value >= 0 for value in (kind, plain, packed)):
             raise ValueError("not a page header")
         return kind, plain, packed, length
