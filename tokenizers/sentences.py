@@ -12,10 +12,11 @@ _ABBREVIATIONS += "Jun Jul Aug Sep Sept Oct Nov Dec approx resp ca"
 _ENDS_IN_ABBREVIATION = re.compile(
     r"(?:^|[\s(\[\"'“‘])(?:" + "|".join(map(re.escape, _ABBREVIATIONS.split())) + r"|[^\W\d_])\.$"
 )
+# Linear in the text: a run of dots or of white space is entered at its first character only, and never twice.
 _BREAK = re.compile(
-    r"""(?P<dot>[.!?…؟।]+["'”’»)\]]*)\s+(?=(?P<next>["'“‘«(\[]*\S))"""  # an end, white space, what follows
+    r"""(?<![.!?…؟।])(?P<dot>[.!?…؟।]++["'”’»)\]]*+)\s++(?=(?P<next>["'“‘«(\[]*\S))"""  # an end, space, what follows
     r"|(?P<wide>[。！？｡]+[」』”’）]*)\s*"
-    r"|\s*\n\s*\n\s*"
+    r"|\n\s*\n\s*"
 )
 
 

@@ -18,6 +18,8 @@ from gristmill.training.model.output import ModelOutput
 from gristmill.training.objectives.labelled_files import LabelledFiles, LabelledFilesOptions, text_of
 from gristmill.training.objectives.objective import Batch, Term
 
+_WORD = re.compile(r"\S+")
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
 NO_ANSWER = 0  # the place of [CLS] stands for "no answer", as in BERT's fine-tuning on SQuAD 2
 
 
@@ -49,7 +51,7 @@ class SpanExtraction(LabelledFiles):
     def parsed(self, record: dict[str, Any], where: str) -> Question:
         context, question = (text_of(record, field, where) for field in ("context", "question"))
         answers = record.get("answers")
-        words = tuple(match.span() for match in re.finditer(r"\S+", context))
+        words = tuple(match.span() for match in _WORD.finditer(context))
         if not isinstance(answers, list):
             raise InputError(f"{where}: `answers` is no list; give [] where there is no answer")
         if not answers:
@@ -144,7 +146,7 @@ class SpanExtraction(LabelledFiles):
 def normalized(text: str) -> str:
     """Lower case, without punctuation, articles and surplus white space: the rule of SQuAD's evaluate-v2.0.py."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    return " ".join(_ARTICLE.sub(" ", text).split())
 
 
 def word_f1(found: str, wanted: str) -> float:

@@ -154,9 +154,10 @@ def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes
 
 def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """The router's input, scores, gates and permutations; the sorted tokens of this rank's experts and their inner
-    activations; the results of its own tokens. Tokens are taken to be balanced over the experts."""
+    activations (of the loop on a CPU gate and up alone, see expert_loop.py); the results of its own tokens. Tokens are
+    taken to be balanced over the experts."""
     w = widths(block, layout, sequence_length)
-    inner = (4 if block.gated else 2) * block.expert_hidden // layout.expert_tensor
+    inner = (4 if block.gated and (sizes.cuda or block.biases) else 2) * block.expert_hidden // layout.expert_tensor
     copies = w.routed_tokens * block.top_k
     stream = 0 if block.hidden and layout.tensor == 1 else block.width * sizes.compute  # else the MLP beside keeps it
     wide = 0 if sizes.statistics == sizes.compute else block.width * sizes.statistics

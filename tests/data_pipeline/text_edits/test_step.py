@@ -243,7 +243,7 @@ def test_workers_shards_and_parts_change_no_byte(books, tmp_path, monkeypatch):
 
 
 KILLED_AT = ("buckets-000.npy", "verified-00000.npy", "pieces-00000.npy", "repeats-00000.parquet", "part-00000.parquet")
-KILLED_AT += ("found-00000.npy", "part-00000.pieces.parquet", "report.md")
+KILLED_AT += ("found-00000.npy", "file-00000.pieces.parquet", "report.md")
 
 
 def curate_and_die(source_json: str, folder: str, settings: dict, name: str) -> None:

@@ -11,6 +11,7 @@ from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.testing.causal_loss import causal_loss
 
 MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, hidden=24, sequence_length=8)
 VOCAB = 40
@@ -29,8 +30,9 @@ def test_torch_counts_the_same_matrix_products() -> None:
     model = Transformer(MODEL, VOCAB)
     initialise(model, 1, torch.device("cpu"), torch.float32)
     tokens = torch.zeros(3, 8, dtype=torch.int64)
+    model.output = causal_loss()
     with FlopCounterMode(display=False) as counter:
-        model(tokens, tokens, torch.ones(3, 8))[:, 0].sum().backward()
+        model(tokens, tokens=tokens, targets=tokens, weights=torch.ones(3, 8))[:, 0].sum().backward()
     products = sum(flops for operator, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(operator))
     # Attention is counted too: 8 tokens are one block.
     assert products == pytest.approx(flops_per_token(shape_of(MODEL, VOCAB)) * 3 * 8)

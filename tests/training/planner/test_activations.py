@@ -23,6 +23,7 @@ from gristmill.training.planner.activations import (
 )
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
+from gristmill.training.testing.causal_loss import causal_loss
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
 SIZE = {"layers": 4, "width": 128, "heads": 8, "sequence_length": 64}
@@ -55,8 +56,10 @@ def saved_bytes(model: ModelConfig, layout: LayoutConfig, samples: int, dtype: t
 
     tokens = torch.zeros(samples, model.sequence_length, dtype=torch.int64)
     weights, numbers = torch.ones(samples, model.sequence_length), torch.arange(samples)
+    part.output = causal_loss()
+    batch = {"tokens": tokens, "targets": tokens, "weights": weights} | ({"samples": numbers} if model.dropout else {})
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        part(tokens, tokens, weights, samples=numbers if model.dropout else None)
+        part(tokens, **batch)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -109,8 +112,9 @@ def test_forecast_is_within_2_percent_of_memory_after_the_forward_pass(name, rec
     part = Transformer(model, 512, None, layout, options=ComputeOptions(dtype)).to_empty(device="cpu").to(dtype)
     own = {p.untyped_storage().data_ptr() for p in part.parameters()}
     tokens = torch.zeros(samples, model.sequence_length, dtype=torch.int64)
+    part.output = causal_loss()
     with LiveStorages() as live:
-        loss = part(tokens, tokens, torch.ones(samples, model.sequence_length))
+        loss = part(tokens, tokens=tokens, targets=tokens, weights=torch.ones(samples, model.sequence_length))
     real = live.bytes_but(own) - loss.untyped_storage().nbytes()
     # The forward pass above ran without dropout.
     shape, planned = shape_of(model.model_copy(update={"dropout": 0.0}), 512), from_config(layout, samples)

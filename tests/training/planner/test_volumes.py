@@ -62,7 +62,8 @@ def test_the_tensor_axis_sends_what_the_engine_sends(sent, fake_process, tensor,
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
         part = Transformer(MODEL, VOCAB, mesh, layout).to_empty(device="cpu")
         tokens = torch.zeros(2, MODEL.sequence_length, dtype=torch.int64)
-        part(tokens, tokens, torch.ones(2, MODEL.sequence_length))[:, 0].sum().backward()
+        part.output = causal_loss()
+        part(tokens, tokens=tokens, targets=tokens, weights=torch.ones(2, MODEL.sequence_length))[:, 0].sum().backward()
     shape = shape_of(MODEL, VOCAB)
     planned = from_config(layout, 2)
     forecast = tensor_volume(shape, planned, 2, GRISTMILL, layers=3, compute_bytes=4)
@@ -99,7 +100,9 @@ def test_a_stage_hands_on_what_the_engine_hands_on(fake_process, sequence_parall
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
         part = Transformer(MODEL, VOCAB, mesh, layout, options=ComputeOptions(torch.bfloat16))
-        crossing = PipelineSchedule({0: part}, layout, mesh, 2)._boundary(2, MODEL.sequence_length)
+        crossing = PipelineSchedule({0: part}, layout, mesh, 2, causal_loss())._boundary(
+            torch.Size((2, MODEL.sequence_length))
+        )
     forecast = pipeline_volume(shape_of(MODEL, VOCAB), from_config(layout, 2), 2, GRISTMILL)
     assert 2 * crossing.numel() * crossing.element_size() == forecast
 
