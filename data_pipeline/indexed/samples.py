@@ -62,12 +62,7 @@ class Samples:
         self._mask = config.mask_documents
         self._caps = [_cap_of(config, name) for name in self.sources]
         self._seed = seed
-        self._schedule = Schedule(
-            self.sources,
-            phase_weights(dataset, self.sources, sequence_length, config),
-            config.block_samples,
-            key_of(seed, "blend"),
-        )
+        self._schedule = blend_schedule(dataset, self.sources, sequence_length, seed, config)
         self._fim = FillInTheMiddle.for_dataset(dataset, config, seed)
         self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
         self._positions = np.arange(sequence_length, dtype=np.int64)
@@ -201,7 +196,15 @@ def _too_short(folder: Path, split: str, source: IndexedSource, sequence_length:
     )
 
 
-def phase_weights(
+def blend_schedule(
+    dataset: Dataset, sources: tuple[str, ...], sample_tokens: int, seed: int, config: IndexConfig
+) -> Schedule:
+    """Which source each sample is drawn from, in the recipe's blend. sample_tokens: tokens that a sample takes."""
+    phases = _phase_weights(dataset, sources, sample_tokens, config)
+    return Schedule(sources, phases, config.block_samples, key_of(seed, "blend"))
+
+
+def _phase_weights(
     dataset: Dataset, sources: tuple[str, ...], sequence_length: int, config: IndexConfig
 ) -> list[tuple[int, Mapping[str, float]]]:
     """(first sample, weights) of each phase; token counts are rounded up to whole samples."""

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.blend import Schedule
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, phase_weights
+from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, blend_schedule
 from gristmill.data_pipeline.indexed.sentence_runs import require_sentences, sentence_runs
 from gristmill.data_pipeline.indexed.verify import manifest_digests, open_checked
 from gristmill.foundation.canonical_json import fingerprint
@@ -49,8 +48,7 @@ class SentencePairs:
         self.sources, self.max_tokens, self.fingerprint = tuple(readers), max_tokens, identity
         self._readers, self._seed = tuple(readers.values()), seed
         self._runs = [sentence_runs(reader.lengths, reader.bounds, max_tokens) for reader in self._readers]
-        phases = phase_weights(dataset, self.sources, max_tokens, config)
-        self._schedule = Schedule(self.sources, phases, config.block_samples, key_of(seed, "blend"))
+        self._schedule = blend_schedule(dataset, self.sources, max_tokens, seed, config)
         self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
 
     def pair(self, k: int) -> Pair:

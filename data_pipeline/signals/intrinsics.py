@@ -85,8 +85,7 @@ def _copy_block(typing_context, out, put, array, index):
 
     def generate(context, builder, signature, arguments):
         loaded = _load_vector(context, builder, signature.args[2], arguments[2:])
-        address = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
-        builder.store(loaded, builder.bitcast(address, VECTOR.as_pointer())).align = 1
+        _store_vector(context, builder, signature, arguments, loaded)
         return context.get_dummy_value()
 
     return types.void(out, types.int64, array, types.int64), generate
@@ -103,8 +102,7 @@ def _copy_lowered(typing_context, out, put, array, index):
         above = builder.sub(loaded, ir.Constant(VECTOR, [0x41] * LANES))
         is_upper = builder.icmp_unsigned("<", above, ir.Constant(VECTOR, [26] * LANES))
         lowered = builder.select(is_upper, builder.or_(loaded, ir.Constant(VECTOR, [0x20] * LANES)), loaded)
-        address = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
-        builder.store(lowered, builder.bitcast(address, VECTOR.as_pointer())).align = 1
+        _store_vector(context, builder, signature, arguments, lowered)
         return context.get_dummy_value()
 
     return types.void(out, types.int64, array, types.int64), generate
@@ -196,6 +194,12 @@ def _load_vector(context, builder, array_type, arguments):
     loaded = builder.load(address)
     loaded.align = 1
     return loaded
+
+
+def _store_vector(context, builder, signature, arguments, value):
+    """Arguments as those of copy_block: (array, index, ...)."""
+    address = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
+    builder.store(value, builder.bitcast(address, VECTOR.as_pointer())).align = 1
 
 
 def _within(builder, bytes_64, low, count):
