@@ -51,12 +51,13 @@ class Labelled(NamedTuple):
 
 def fit_weights(folders: Sequence[Path], output: Path, reporter: Reporter) -> Weights:
     """Fit on the labelled pages of the folders and write the weights file. Raises InputError for folders without
-    readable pages, and if the pages are of fewer sites than there are folds."""
+    readable pages, if the pages are of fewer sites than there are folds, and if their blocks have one label only."""
     found = [page for folder in folders for page in labelled_pages(folder)]
     num_sites = len({page.site for page in found})
     if len({fold_of(page.site) for page in found}) < FOLDS:
         raise InputError(f"the pages are of {num_sites} sites, too few for {FOLDS} folds by site; add pages")
     pages = label_pages(found, reporter)
+    check_labels(pages)
     provenance = {
         "folders": [folder.resolve().name for folder in folders],
         "pages": len(pages),
@@ -82,6 +83,17 @@ def label_pages(pages: Sequence[LabelledPage], reporter: Reporter) -> list[Label
             labelled.append(Labelled(page, labels, weights, fold_of(page.site)))
             meter.advance()
     return labelled
+
+
+def check_labels(pages: Sequence[Labelled]) -> None:
+    """Every fit leaves one fold out. Raises InputError if what remains has no main text, or nothing else."""
+    for fold in range(FOLDS):
+        labels = [label > 0 for one in pages if one.fold != fold for label in one.labels]
+        if all(labels) or not any(labels):
+            raise InputError(
+                f"of {len(labels)} blocks of the pages without fold {fold} by site, {sum(labels)} are main text: "
+                "nothing to learn; give folders of annotated pages (docs/extraction.md, Fitting)"
+            )
 
 
 def teacher_text(page: LabelledPage) -> str:
@@ -124,7 +136,7 @@ def token_weights(counts: Sequence[dict[int, float]], sites: Sequence[str]) -> n
     for (token, _), shares in sorted(of_sites.items()):
         total[token] += np.mean(shares)
         number[token] += 1
-    prior = total.sum() / max(number.sum(), 1)
+    prior = np.clip(total.sum() / max(number.sum(), 1), 1e-3, 1 - 1e-3)
     share = (total + PRIOR_SITES * prior) / (number + PRIOR_SITES)
     share = np.clip(share, 1e-3, 1 - 1e-3)
     weights = np.log(share / (1 - share)) - np.log(prior / (1 - prior))

@@ -84,6 +84,17 @@ def test_pages_of_too_few_sites_are_refused(tmp_path, capsys):
     assert ended.value.code == 1 and "too few for 5 folds" in capsys.readouterr().err
 
 
+def test_pages_with_one_label_only_are_refused(tmp_path, capsys):
+    pytest.importorskip("lightgbm", reason="fitting needs the extra `extractor`")
+    (tmp_path / "pages").mkdir()
+    for number in range(40):
+        (tmp_path / f"pages/page{number}.html").write_text("<html><body><nav>Home</nav></body></html>")
+    with pytest.raises(SystemExit) as ended:
+        main(["extractor", "fit", str(tmp_path / "pages"), "--output", str(tmp_path / "w.npz")])
+    assert ended.value.code == 1 and "are main text: nothing to learn" in capsys.readouterr().err
+    assert not (tmp_path / "w.npz").exists()
+
+
 def made_page(site: int, rng: np.random.Generator) -> tuple[str, str]:
     """(page, its body): prose in <div class=story>, links and short notes around it."""
     prose = [" ".join(f"word{k}" for k in rng.integers(1000, size=40)) + "." for _ in range(8)]
