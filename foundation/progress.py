@@ -9,6 +9,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from gristmill.foundation import interrupts
+
 SECONDS_BETWEEN_LOG_LINES = 10.0
 NO_WRAP_WIDTH = 100_000  # columns of a log or a pipe: lines and tables are as long as their text
 
@@ -44,7 +46,10 @@ class ProgressMeter:
             self._bar_id = self._bar.add_task(description, total=total, rate="", note="")
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """Add to the finished units; `note` is a short status text, such as the loss."""
+        """Add to the finished units; `note` is a short status text, such as the loss.
+
+        Raises KeyboardInterrupt after a Ctrl-C whose exception was lost."""
+        interrupts.check()
         self.done += amount
         self.note = note or self.note
         if self._bar is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
+from gristmill.foundation import interrupts
 from gristmill.foundation.disk_errors import disk_trouble
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.command_table import CommandGroup
@@ -30,6 +31,7 @@ INTERRUPTED = "interrupted; finished work is kept, run the same command to resum
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit codes: 0 success, 1 failure, 2 invalid command or recipe. User errors show no traceback."""
+    interrupts.install()
     try:
         app(args=arguments)
     except RecipeError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.foundation import interrupts
 from gristmill.foundation.canonical_json import differing_fields
 from gristmill.foundation.checked_outputs import check_against
 from gristmill.foundation.disk_errors import disk_trouble
@@ -107,6 +108,7 @@ class Runner:
         self._recover_renames()
         self._remove_temporary_files()
         for plan in self.plan():
+            interrupts.check()
             if only is None or plan.stage.name == only:
                 with self._reporting_failures(plan.stage):
                     self._run_stage(plan)

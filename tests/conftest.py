@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import signal
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -22,6 +23,9 @@ POOL: pytest.StashKey["ForkedPool"] = pytest.StashKey()
 # No test asserts a time: a first call that compiles a kernel is slow.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+# A shell without job control starts background commands with Ctrl-C ignored, and every process under them inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
