@@ -28,7 +28,8 @@ from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.masked import SPECIAL_TOKENS
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.run import Data, Run, RunConfig
+from gristmill.training.run import Run, RunConfig
+from gristmill.training.training_data import TrainingData
 
 ORDERS: dict[str, dict[str, Any]] = {"original": ORIGINAL, "rearranged": REARRANGED}
 DEPTHS = (4, 12, 24, 48)
@@ -41,7 +42,7 @@ def model_of(order: str, depth: int) -> ModelConfig:
     return ModelConfig(layers=depth, width=64, heads=4, sequence_length=LENGTH, segments=2, **ORDERS[order])
 
 
-def losses(work: Path, order: str, depth: int, seed: int, data: Data, steps: int) -> list[float]:
+def losses(work: Path, order: str, depth: int, seed: int, data: TrainingData, steps: int) -> list[float]:
     """The masked-token loss of every step."""
     folder = work / f"{order}-{depth}-{seed}"
     folder.mkdir(parents=True)
@@ -71,7 +72,9 @@ def compare(
     """{(order, depth): the curve of each seed}."""
     recipe, codec = load_recipe("bert_tiny"), load_tokenizer(root / "tokenizer")
     pairs = open_pairs(root / "index", "train", LENGTH - SPECIAL_TOKENS, recipe.seed, recipe.index)
-    data = Data(pairs, None, codec.end_of_document, mask_documents=False, bytes_per_token={}, pieces=codec.pieces)
+    data = TrainingData(
+        pairs, None, codec.end_of_document, mask_documents=False, bytes_per_token={}, pieces=codec.pieces
+    )
     curves = {
         (order, depth): [losses(work, order, depth, seed, data, steps) for seed in seeds]
         for depth in depths

@@ -32,7 +32,8 @@ from gristmill.training.costs.parameters import active_parameters, parameter_cou
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.run import CHECKPOINTS, Data, Run, RunConfig
+from gristmill.training.run import CHECKPOINTS, Run, RunConfig
+from gristmill.training.training_data import TrainingData
 
 # Two-sided 95 % quantiles of Student's t by number of seeds.
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -93,7 +94,7 @@ def models_of(mixture: ModelConfig) -> dict[str, ModelConfig]:
     }
 
 
-def train(folder: Path, model: ModelConfig, config: TrainConfig, seed: int, data: Data) -> list[dict[str, Any]]:
+def train(folder: Path, model: ModelConfig, config: TrainConfig, seed: int, data: TrainingData) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
     folder.mkdir(parents=True)
     Run(RunConfig(model, config, seed), data, single_process(), folder, Reporter.silent()).train()
@@ -119,7 +120,7 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[di
         open_samples(index, split, mixture.sequence_length, recipe.seed, recipe.index, lambda text: None)
         for split in ("train", "validation")
     ]
-    data = Data(*splits, 0, mask_documents=recipe.index.mask_documents, bytes_per_token={})
+    data = TrainingData(*splits, 0, mask_documents=recipe.index.mask_documents, bytes_per_token={})
     found: dict[str, list[float]] = {name: [] for name in models_of(mixture)}
     loads_of_seeds = []
     for seed in range(1, seeds + 1):
@@ -156,7 +157,7 @@ def loads(work: Path) -> None:
     """Mean of `expert_load` over the last 20 of 200 steps on skewed tokens, for each way of balancing."""
     mixture, _ = load_recipe("moe_tiny").training()
     samples = Skewed(mixture.sequence_length)
-    data = Data(samples, None, 0, mask_documents=False, bytes_per_token={})
+    data = TrainingData(samples, None, 0, mask_documents=False, bytes_per_token={})
     config = TrainConfig(
         tokens=SKEWED_STEPS * 2048,
         batch_tokens=2048,

@@ -37,7 +37,7 @@ class Manifest(Config):
     config: dict[str, Any]
     inputs: dict[str, str]
     libraries: dict[str, str]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     origin: dict[str, Any]
     outputs: tuple[Output, ...]
 
@@ -66,7 +66,7 @@ class StageIdentity:
 def write_manifest(
     folder: Path,
     identity: StageIdentity,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     origin: Mapping[str, Any],
     libraries: tuple[str, ...] = (),
 ) -> Manifest:
@@ -80,7 +80,7 @@ def write_manifest(
         inputs=dict(identity.inputs),
         libraries={"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in sorted(libraries)},
-        facts=dict(facts),
+        metadata=dict(metadata),
         origin=dict(origin),
         outputs=tuple(describe(folder, path) for path in output_files(folder)),
     )

@@ -176,8 +176,8 @@ class Runner:
         incomplete = self.incomplete_folder(stage, plan.fingerprint)
         self._remove_outdated(stage, incomplete)
         incomplete.mkdir(parents=True, exist_ok=True)
-        facts = self._execute(plan, incomplete)
-        self._finish(plan, incomplete, facts)
+        metadata = self._execute(plan, incomplete)
+        self._finish(plan, incomplete, metadata)
         self._log_time(stage.name, time.monotonic() - started)
 
     def _execute(self, plan: StagePlan, folder: Path) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Runner:
             folders[name] = folder
         return folders
 
-    def _finish(self, plan: StagePlan, incomplete: Path, facts: Mapping[str, Any]) -> None:
+    def _finish(self, plan: StagePlan, incomplete: Path, metadata: Mapping[str, Any]) -> None:
         """Writes the manifest once all outputs and their names are on disk, then renames the folder.
         `_recover_renames` handles a kill between the two renames."""
         stage = plan.stage
@@ -218,7 +218,7 @@ class Runner:
             origin["lock"] = self.lock.model_dump(mode="json")
         sync_tree(incomplete)
         identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
-        write_manifest(incomplete, identity, facts, origin, stage.libraries)
+        write_manifest(incomplete, identity, metadata, origin, stage.libraries)
         sync(incomplete)
         folder, old = self.folder(stage), self._old(stage)
         if folder.exists():

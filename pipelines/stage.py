@@ -33,7 +33,7 @@ class Stage:
     """code_version: raised whenever a code change alters the stage's output.
 
     config: the recipe fields that determine the output, as JSON; with the inputs' fingerprints they identify the
-    stage. run: writes the folder and returns facts for the manifest (counts, sizes, vocabulary).
+    stage. run: writes the folder and returns metadata for the manifest (counts, sizes, vocabulary).
     sections: the recipe sections the stage reads; those without defaults are required to run it.
     reads_raw: the identity includes the locked raw files. parallel: under torchrun the stage runs on every rank."""
 

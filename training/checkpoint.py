@@ -80,12 +80,12 @@ def steps_in(root: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """What a checkpoint holds. facts: the run's state, as JSON. files: contents of other files by name, such as the
+    """What a checkpoint holds. metadata: the run's state, as JSON. files: contents of other files by name, such as the
     metrics so far; those of rank 0 are written."""
 
     tensors: Mapping[str, Tensor]
     saved_config: SavedModelConfig
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -117,7 +117,7 @@ def commit(root: Path, step: int, content: CheckpointContent, mesh: Mesh, group:
         for name, file_bytes in content.files.items():
             write_atomic(temporary / name, file_bytes)
         identity = StageIdentity("checkpoint", CODE_VERSION, {"step": step})
-        write_manifest(temporary, identity, content.facts, {}, ("torch",))
+        write_manifest(temporary, identity, content.metadata, {}, ("torch",))
         sync(temporary)
         if final.exists():
             _remove(final)
@@ -133,15 +133,15 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
 
 
 def verified(folder: Path) -> dict[str, Any]:
-    """Verifies all files of a checkpoint against its manifest and returns its facts. Raises InputError naming the
+    """Verifies all files of a checkpoint against its manifest and returns its metadata. Raises InputError naming the
     differences."""
-    return _verified_manifest(folder).facts
+    return _verified_manifest(folder).metadata
 
 
 def newest_complete(
     root: Path, saved_config: SavedModelConfig, reporter: Reporter
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The last complete checkpoint of this model, and its facts. Damaged ones are reported and skipped; incomplete
+    """The last complete checkpoint of this model, and its metadata. Damaged ones are reported and skipped; incomplete
     folders of a killed process are removed."""
     for incomplete in root.glob(".step-*"):
         shutil.rmtree(incomplete) if incomplete.is_dir() else incomplete.unlink()
@@ -155,15 +155,15 @@ def newest_complete(
 
 
 def _resumable(folder: Path, step: int, saved_config: SavedModelConfig) -> dict[str, Any]:
-    """The facts a run resumes from. Raises InputError if it is damaged or belongs to another step or run."""
+    """The metadata a run resumes from. Raises InputError if it is damaged or belongs to another step or run."""
     manifest = _verified_manifest(folder)
     if manifest.config != {"step": step}:
         raise InputError(
             f"{folder}: holds the checkpoint of step {manifest.config.get('step')}; give it that name or remove it"
         )
-    if read_model_config(folder) != saved_config or not {"trainer", "data"} <= manifest.facts.keys():
+    if read_model_config(folder) != saved_config or not {"trainer", "data"} <= manifest.metadata.keys():
         raise InputError(f"{folder}: a checkpoint of another run or model ({MODEL_NAME} differs); move it away")
-    return manifest.facts
+    return manifest.metadata
 
 
 def prune(root: Path, keep: set[int]) -> None:

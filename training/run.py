@@ -1,14 +1,12 @@
 """A training run: builds model and optimizer, resumes, trains, logs, evaluates and saves."""
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.foundation.errors import InputError
@@ -21,7 +19,6 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.device_peak import device_peak
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation, Loss
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
@@ -32,7 +29,6 @@ from gristmill.training.metrics import (
     MetricsLog,
     Observation,
     observed,
-    peak_memory,
     read_metrics,
 )
 from gristmill.training.model_config import ModelConfig
@@ -43,10 +39,13 @@ from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.rank_zero import broadcast_from_first, check_on_first
 from gristmill.training.saver import Saver
+from gristmill.training.step_metrics import StepMetrics
 from gristmill.training.stop_signals import StopRequest, stop_requests
 from gristmill.training.teacher import Teacher, check_teacher, load_teacher
 from gristmill.training.trainer import StepReport, Trainer
+from gristmill.training.training_data import TrainingData
 from gristmill.training.upcycling import check_upcycling, load_upcycled
 from gristmill.training.validation import Validation
 from gristmill.training.watchdog import Watchdog
@@ -54,22 +53,6 @@ from gristmill.training.watchdog import Watchdog
 CHECKPOINTS = "checkpoints"
 
 Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
-
-
-@dataclass(frozen=True)
-class Data:
-    """Training and validation data, in the form that the objective's `data` names. held_out: None without validation.
-    bytes_per_token by source, of the held-out and of the training text, convert nats per token to bits per byte. pieces
-    and encode: of the tokenizer, for objectives that need them."""
-
-    samples: Any
-    held_out: Any
-    end_of_document: int
-    mask_documents: bool
-    bytes_per_token: Mapping[str, float]
-    training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
-    pieces: Sequence[str] = ()
-    encode: Callable[[str], list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +73,7 @@ class Run:
     def __init__(
         self,
         config: RunConfig,
-        data: Data,
+        data: TrainingData,
         mesh: Mesh,
         folder: Path,
         reporter: Reporter,
@@ -98,7 +81,7 @@ class Run:
     ):
         model, train = config.model, config.train
         self.evaluate = evaluate if train.evaluation.every else None
-        self.data, self._waited, self._spent = data, 0.0, 0.0
+        self.data = data
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.seed = config.seed
         self.log: MetricsLog | None = None  # on the first process, while it trains
@@ -128,8 +111,10 @@ class Run:
         self.saver = Saver(self.root, train.checkpoint, mesh)
         self.objective, self.data_fingerprint = objective, objective.fingerprint
         shape = shape_of(model, vocab_size)
-        self.flops_per_token, self.peak_flops = flops_per_token(shape), device_peak(mesh.device)
         self.num_parameters = parameter_count(shape)
+        self.step_metrics = StepMetrics(
+            data, objective.bits_per_byte, flops_per_token(shape), mesh.world.size, mesh.device
+        )
 
     def train(self) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
@@ -154,7 +139,7 @@ class Run:
             if self.log is not None:
                 self.log.close()
         self._check_kept()
-        self.reporter.say(f"train: {self._waited / max(self._spent, 1e-9):.2%} of the time was waiting for data")
+        self.reporter.say(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
         return self._summary()
 
     def _open_log(self, saved: Path | None) -> None:
@@ -171,7 +156,11 @@ class Run:
                 report = self.trainer.step(request.signal is not None or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, logging and saving")
             metrics = self._metrics(report)
-            timing = self._timing(report, observation) if report.progress.step % monitoring.log_every == 0 else {}
+            timing = (
+                self.step_metrics.timing(report, observation)
+                if report.progress.step % monitoring.log_every == 0
+                else {}
+            )
             if self._evaluation_is_due(report.progress.step):
                 watchdog.at(f"step {report.progress.step}, evaluating")
                 timing |= self._evaluate(report)
@@ -187,7 +176,7 @@ class Run:
     def _resume(self) -> Path | None:
         """Resumes from the last complete checkpoint and returns its folder, or None."""
         found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter) if self._is_first else None
-        folder, state = self._broadcast_from_first(found)
+        folder, state = broadcast_from_first(self.mesh, found or (None, {}))
         if folder is None:
             if self.config.init_from is not None:
                 self._init_from_checkpoint(Path(self.config.init_from))
@@ -209,12 +198,14 @@ class Run:
         """Loads initial weights, of a dense model into experts where the recipe upcycles."""
         model = ModelConfig.model_validate(self.saved_config["model"])
         if self.config.upcycle is None:
-            self._check_on_first(lambda: check_init_from(initial, self.saved_config))
+            check_on_first(self.mesh, lambda: check_init_from(initial, self.saved_config))
             new = load_init_from(initial, self.model, self.mesh)
             if new:
                 self.reporter.say(f"train: outputs that begin anew: {', '.join(new)}")
         else:
-            self._check_on_first(lambda: check_init_from(initial, check_upcycling(initial, model, self.saved_config)))
+            check_on_first(
+                self.mesh, lambda: check_init_from(initial, check_upcycling(initial, model, self.saved_config))
+            )
             load_upcycled(initial, self.model, self.mesh)
         self.reporter.say(f"train: initialises from the weights of {initial}")
 
@@ -222,7 +213,7 @@ class Run:
         """Loads the frozen teacher and hands its output table to the student's head."""
         assert self.config.teacher is not None
         folder = Path(self.config.teacher.checkpoint)
-        self._check_on_first(lambda: check_teacher(folder, model, self.config, self.saved_config))
+        check_on_first(self.mesh, lambda: check_teacher(folder, model, self.config, self.saved_config))
         local_model, teacher = load_teacher(folder, self.config, self.mesh)
         for stage in self.model.stages.values():
             stage.teacher = teacher
@@ -245,26 +236,12 @@ class Run:
         )
         return make_objective(self.config.objective, self.config.objective_options, inputs)
 
-    def _check_on_first(self, check: Callable[[], object]) -> None:
-        """Rank 0 checks a checkpoint and broadcasts the result, so that all ranks raise the same InputError."""
-        error = None
-        if self._is_first:
-            try:
-                check()
-            except InputError as found:
-                error = str(found)
-        errors = [error]
-        if self.mesh.distributed:
-            dist.broadcast_object_list(errors, src=0)
-        if errors[0] is not None:
-            raise InputError(errors[0])
-
     def _save_if_due(self, now: bool) -> None:
         step = self.trainer.progress.step
         if now or self.saver.is_due(step):
-            facts = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
+            metadata = {"trainer": self.trainer.state(), "data": self.data_fingerprint}
             copies = {} if self.log is None else self.log.copies()
-            content = checkpoint.CheckpointContent(self._tensors(), self.saved_config, facts, copies)
+            content = checkpoint.CheckpointContent(self._tensors(), self.saved_config, metadata, copies)
             self.saver.save(step, content, self.trainer.finished)
         if now:
             self.saver.wait()
@@ -273,62 +250,17 @@ class Run:
         return checkpoint.saved_tensors(self.model.parameters, self.model.buffers, self.optimizer.state())
 
     def _metrics(self, report: StepReport) -> dict[str, Any]:
-        """Metrics of a step; equal for equal runs on the same layout."""
-        metrics: dict[str, Any] = {
-            "step": report.progress.step,
-            "tokens": report.progress.tokens,
-            "loss": _finite(report.loss),
-            "grad_norm": _finite(report.grad_norm),
-            "learning_rate": report.learning_rate,
-            "valid_tokens": report.valid_tokens,
-        }
-        if (per_token := self._bytes_per_token(report)) is not None:
-            metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
-        if report.expert_load is not None:
-            metrics["expert_load"] = report.expert_load
-        if len(report.means) > 1:
-            metrics["objective"] = _finite(report.objective)
-            metrics["terms"] = {name: _finite(mean) for name, mean in report.means.items()}
-        if report.skipped is not None:
-            metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
+        metrics = self.step_metrics.metrics(report)
         every = self.config.validation.every
         if self.validation is not None and (report.progress.step % every == 0 or self.trainer.finished):
             metrics["validation"] = self.validation.run()
         return metrics
-
-    def _bytes_per_token(self, report: StepReport) -> float | None:
-        """Mean over the samples of this step of their source's bytes per token; None if a source has no figure, or the
-        loss is none of bytes."""
-        if not self.objective.bits_per_byte:
-            return None
-        found = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
 
     def _observed(self) -> AbstractContextManager[Observation]:
         step, monitoring = self.trainer.progress.step + 1, self.config.monitoring
         measured = bool(monitoring.communication_every) and step % monitoring.communication_every == 0
         rank = self.mesh.world.rank
         return observed(self.folder, step, rank, step in monitoring.profile_steps, measured and self.mesh.distributed)
-
-    def _timing(self, report: StepReport, observation: Observation) -> dict[str, Any]:
-        """Rates over all processes, in the seconds of this step; validation and saving are not in them."""
-        seconds = sum(report.seconds.values())
-        self._waited, self._spent = self._waited + report.seconds["data"], self._spent + seconds
-        flops = report.tokens * self.flops_per_token / seconds / self.mesh.world.size
-        timing = {
-            "step": report.progress.step,
-            "seconds": report.seconds,
-            "data_share": report.seconds["data"] / seconds,
-            "tokens_per_second": report.tokens / seconds,
-            "tflops_per_process": flops / 1e12,
-            "memory_bytes": peak_memory(self.mesh.device),
-        }
-        if self.peak_flops is not None:
-            timing["mfu"] = flops / self.peak_flops
-        if observation.communication_seconds is not None:
-            timing["communication_seconds"] = observation.communication_seconds
-        return timing
 
     def _evaluation_is_due(self, step: int) -> bool:
         if self.evaluate is None:
@@ -348,21 +280,14 @@ class Run:
         if not self._is_first:
             return {}
         lines = read_metrics(self.folder / METRICS_NAME)
-        facts = {name: lines[-1][name] for name in ("step", "tokens", "loss")}
-        facts["parameters"] = self.num_parameters
-        facts["skipped_steps"] = sum("skipped" in line for line in lines)
+        metadata = {name: lines[-1][name] for name in ("step", "tokens", "loss")}
+        metadata["parameters"] = self.num_parameters
+        metadata["skipped_steps"] = sum("skipped" in line for line in lines)
         if self.validation is not None:
-            facts["validation"] = lines[-1]["validation"]
+            metadata["validation"] = lines[-1]["validation"]
         if self.evaluate is not None:
-            facts["evaluation"] = read_metrics(self.folder / EVALUATIONS_NAME)[-1]["scores"]
-        return facts
-
-    def _broadcast_from_first(self, found: tuple[Path, dict[str, Any]] | None) -> tuple[Path | None, dict[str, Any]]:
-        """Broadcasts the checkpoint that rank 0 found."""
-        checkpoints = [found or (None, {})]
-        if self.mesh.distributed:
-            dist.broadcast_object_list(checkpoints, src=0)
-        return checkpoints[0]
+            metadata["evaluation"] = read_metrics(self.folder / EVALUATIONS_NAME)[-1]["scores"]
+        return metadata
 
     @property
     def _is_first(self) -> bool:
@@ -382,8 +307,3 @@ def remove_temporary_files(folder: Path) -> None:
     for path in [*folder.glob(".*.tmp"), *(folder / LOG_FOLDER).glob(".*.tmp")]:
         if is_temporary(path):
             path.unlink()
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None where it is not finite: JSON has no NaN."""
-    return value if math.isfinite(value) else None

@@ -27,8 +27,8 @@ def sign(folded: np.ndarray, ends: np.ndarray, ngram: int, unit: Unit, hashes: i
     factors, summands = permutations(hashes, seed)
     signatures = np.full((len(ends) - 1, hashes), LARGEST_HASH, np.uint32)
     shingles = np.zeros(len(ends) - 1, np.int64)
-    room = _room(ends)
-    units, keys = np.empty(room, np.uint64), np.empty(room, np.uint64)
+    capacity = _capacity(ends)
+    units, keys = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
     sign_all(folded, ends, ngram, unit == "word", factors, summands, units, keys, signatures, shingles)
     return signatures, shingles
 
@@ -39,6 +39,6 @@ def signatures_of(data: np.ndarray, offsets: np.ndarray, ngram: int, unit: Unit,
     return sign(folded, ends, ngram, unit, hashes, seed)
 
 
-def _room(ends: np.ndarray) -> int:
+def _capacity(ends: np.ndarray) -> int:
     """Units in the longest text at most, with padding for whole vectors."""
     return int(np.diff(ends).max(initial=0)) + 64

@@ -1,4 +1,4 @@
-"""Exact substrings: spans of at min_bytes so many bytes that stand more than once, found with a suffix array.
+"""Exact substrings: spans of at least min_bytes bytes that occur more than once, found with a suffix array.
 
 The method of Lee et al. 2022, "Deduplicating Training Data Makes Language Models Better", section 4.1, on bytes
 instead of tokens (50 tokens are about 200 bytes of English). Unlike theirs, the first place in keep-order stays.
@@ -60,7 +60,7 @@ class Group:
 def repeated_substrings(
     document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
 ) -> pa.Table:
-    """Every span of at min_bytes min_bytes that stood before, in keep-order, in its group of documents.
+    """Every span of at least min_bytes bytes that occurred before, in keep-order, in its group of documents.
 
     Columns doc_id, start, stop (bytes of UTF-8), kept_in; ordered by doc_id, start; spans of a document are disjoint.
     Groups are filled in the order of doc_id, so the result does not depend on files, their order, or workers. In a

@@ -172,24 +172,24 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 @cached_njit()
 def _into_bins(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Bins with equal room form a queue (first, last, following); every bin stands in one."""
+    """Bins with equally much free space form a queue (first, last, following); every bin is in one queue."""
     bins = np.empty(len(lengths), dtype=np.int64)
     following = np.full(len(lengths) + 1, -1, dtype=np.int64)
     first = np.full(capacity + 1, -1, dtype=np.int64)
     last = np.full(capacity + 1, -1, dtype=np.int64)
     num_bins = 0
     for piece in range(len(lengths)):
-        room = lengths[piece]
-        while room <= capacity and first[room] < 0:
-            room += 1
-        if room > capacity:
-            chosen, room = num_bins, capacity
+        free = lengths[piece]
+        while free <= capacity and first[free] < 0:
+            free += 1
+        if free > capacity:
+            chosen, free = num_bins, capacity
             num_bins += 1
         else:
-            chosen = first[room]
-            first[room] = following[chosen]
+            chosen = first[free]
+            first[free] = following[chosen]
         bins[piece] = chosen
-        left = room - lengths[piece]
+        left = free - lengths[piece]
         following[chosen] = -1
         if first[left] < 0:
             first[left] = chosen

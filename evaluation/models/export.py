@@ -87,7 +87,7 @@ def model_card(
     for name, stage in stages.items():
         inputs = ", ".join(f"{key} {value[:12]}" for key, value in sorted(stage.inputs.items()))
         lines.append(f"| {name} | `{stage.fingerprint}` | {inputs} |")
-    lines += ["", *_facts(stages), *_scores(scores or workdir.stage("evaluate"))]
+    lines += ["", *_metadata(stages), *_scores(scores or workdir.stage("evaluate"))]
     lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
     return "\n".join(lines)
 
@@ -100,12 +100,12 @@ def _recipe(stages: dict[str, Manifest]) -> dict[str, Any]:
     return {}
 
 
-def _facts(stages: dict[str, Manifest]) -> list[str]:
+def _metadata(stages: dict[str, Manifest]) -> list[str]:
     """Counts of the stages: documents and bytes of the corpus, tokens and loss of the training."""
     lines = ["## Counts", ""]
     for name in ("curate", "train"):
         if name in stages:
-            lines += [f"{name}:", "```json", json.dumps(stages[name].facts, indent=1, sort_keys=True), "```", ""]
+            lines += [f"{name}:", "```json", json.dumps(stages[name].metadata, indent=1, sort_keys=True), "```", ""]
     return lines
 
 

@@ -88,8 +88,8 @@ def training_blocks(folders: Folders) -> list[Block]:
         "training": ([tokens / 1e6 for tokens, _ in losses], smoothed([loss for _, loss in losses])),
         **validation_series(lines),
     }
-    facts = read_manifest(folders.train).facts
-    rows = tuple((name.replace("_", " "), shown(value)) for name, value in sorted(facts.items()) if is_plain(value))
+    metadata = read_manifest(folders.train).metadata
+    rows = tuple((name.replace("_", " "), shown(value)) for name, value in sorted(metadata.items()) if is_plain(value))
     return [
         Heading("Training"),
         Figure("loss", curves(series, "million tokens", "loss, nats per token"), "Loss against tokens seen"),

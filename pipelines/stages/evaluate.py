@@ -18,7 +18,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Writes results.json, samples/, table.md and generations.json; the facts are the scores by task."""
+    """Writes results.json, samples/, table.md and generations.json; the metadata is the scores by task."""
     # Imported here: torch and lm-eval take seconds to load, and `gristmill plan` and other stages do not need them.
     from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
     from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus, find_checkpoint
@@ -40,7 +40,7 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     return {
         "checkpoint": checkpoint.name,
-        "scores": [score_facts(row) for row in rows],
+        "scores": [score_summary(row) for row in rows],
     }
 
 
@@ -57,10 +57,10 @@ def _evaluate_objective(context: StageContext, checkpoint: Path) -> dict[str, An
     context.reporter.say(f"evaluate: {count} samples of the objective; the recipe's tasks are for causal models")
     rows = evaluate_objective(model, objective, count)
     write_objective_scores(context.folder, rows, count)
-    return {"checkpoint": checkpoint.name, "scores": [score_facts(row) for row in rows]}
+    return {"checkpoint": checkpoint.name, "scores": [score_summary(row) for row in rows]}
 
 
-def score_facts(row: Any) -> dict[str, Any]:
+def score_summary(row: Any) -> dict[str, Any]:
     return {"task": row.task, "metric": row.metric, "score": row.score, "error": row.error, "chance": row.chance}
 
 

@@ -58,7 +58,7 @@ def checkpoint_digest(field: str, folder: Path) -> str:
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Writes model.json, metrics.jsonl, checkpoints/ and, with train.evaluation, evaluations.jsonl; the facts are
+    """Writes model.json, metrics.jsonl, checkpoints/ and, with train.evaluation, evaluations.jsonl; the metadata is
     steps, tokens, losses, parameters and the last scores."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
     # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
@@ -114,7 +114,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 def open_data(context: StageContext) -> Any:
     """The training samples, and the validation samples if there are tokens for at least one."""
     from gristmill.training.objectives.load import load_objective  # as above
-    from gristmill.training.run import Data
+    from gristmill.training.training_data import TrainingData
 
     recipe, known = context.recipe, words(context)
     model, train = recipe.training()
@@ -127,7 +127,7 @@ def open_data(context: StageContext) -> Any:
         say(f"train: will draw {samples.budget(num_samples)}")
         for line in samples.repeat_warnings(num_samples):
             say(f"train: {line}")
-    return Data(
+    return TrainingData(
         samples,
         open_held_out(context, "validation"),
         dataset.end_of_document,

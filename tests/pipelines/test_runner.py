@@ -72,7 +72,7 @@ def mill(tmp_path):
 def test_all_stages_run_once_and_are_then_skipped(mill):
     assert mill.run() == "abc"
     assert (mill.workdir / "c/second").read_bytes() == b"abc"
-    assert read_manifest(mill.workdir / "c").facts == {"letters": 3}
+    assert read_manifest(mill.workdir / "c").metadata == {"letters": 3}
     assert mill.run() == ""
 
 

@@ -11,7 +11,8 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.config import TrainConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.run import Data, Run, RunConfig
+from gristmill.training.run import Run, RunConfig
+from gristmill.training.training_data import TrainingData
 
 MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, sequence_length=16)
 STEPS, BATCH = 12, 4
@@ -57,7 +58,7 @@ def new_run(
     **changes: Any,
 ) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data(
+    data = TrainingData(
         Counting(),
         Counting(),
         0,

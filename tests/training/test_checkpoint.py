@@ -93,7 +93,7 @@ def test_prune_removes_the_others(run_folder: Path) -> None:
 def test_a_flipped_value_in_the_manifest_is_seen(run_folder: Path) -> None:
     path = step_folder(run_folder / "checkpoints", 6) / "manifest.json"
     manifest = json.loads(path.read_bytes())
-    manifest["facts"]["trainer"]["progress"]["samples"] += 1
+    manifest["metadata"]["trainer"]["progress"]["samples"] += 1
     path.write_text(json.dumps(manifest, sort_keys=True, separators=(",", ":")) + "\n")
     with pytest.raises(InputError, match=r"manifest.json: not a manifest"):
         verified(path.parent)

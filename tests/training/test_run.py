@@ -24,8 +24,9 @@ from gristmill.training.metrics import read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.processes import RankInfo, init_distributed
-from gristmill.training.run import Data, Run, RunConfig
+from gristmill.training.run import Run, RunConfig
 from gristmill.training.saver import kept_steps
+from gristmill.training.training_data import TrainingData
 from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config
 
 ROOT = Path(__file__).parents[2]
@@ -204,9 +205,9 @@ def test_scores_along_the_way_are_those_of_an_unbroken_run(tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt):
         new_run(tmp_path / "broken", evaluate=killed_at_10, **asked).train()
-    facts = new_run(tmp_path / "broken", evaluate=scores_of, **asked).train()
+    metadata = new_run(tmp_path / "broken", evaluate=scores_of, **asked).train()
     assert digests(tmp_path / "broken") == digests(tmp_path / "unbroken")
-    assert facts["evaluation"] == lines[-1]["scores"]
+    assert metadata["evaluation"] == lines[-1]["scores"]
 
 
 def weights_and_metrics(folder: Path) -> dict[str, str]:
@@ -249,7 +250,7 @@ def test_weights_of_another_model_are_refused(
     undisturbed: Path, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     other = ModelConfig(**(MODEL.model_dump() | changes))
-    data = Data(Counting(), None, 0, mask_documents=False, bytes_per_token={})
+    data = TrainingData(Counting(), None, 0, mask_documents=False, bytes_per_token={})
     last = step_folder(undisturbed / "checkpoints", STEPS)
     run = Run(
         RunConfig(other, train_config(init_from=str(last)), 7), data, single_process(), tmp_path, Reporter.silent()
@@ -259,7 +260,7 @@ def test_weights_of_another_model_are_refused(
 
 
 def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: Path) -> None:
-    data = Data(Counting(), None, 3, mask_documents=False, bytes_per_token={})
+    data = TrainingData(Counting(), None, 3, mask_documents=False, bytes_per_token={})
     last = step_folder(undisturbed / "checkpoints", STEPS)
     run = Run(
         RunConfig(MODEL, train_config(init_from=str(last)), 7), data, single_process(), tmp_path, Reporter.silent()

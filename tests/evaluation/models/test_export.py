@@ -55,10 +55,10 @@ def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, t
 
 def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint("llama", name="train/checkpoints")
-    for stage, facts in (("curate", {"documents": 12}), ("train", {"loss": 2.5})):
+    for stage, metadata in (("curate", {"documents": 12}), ("train", {"loss": 2.5})):
         (tmp_path / stage).mkdir(exist_ok=True)
         identity = StageIdentity(stage, 1, {}, {"raw:books": "abc"})
-        write_manifest(tmp_path / stage, identity, facts, {"recipe": {"name": "mill"}})
+        write_manifest(tmp_path / stage, identity, metadata, {"recipe": {"name": "mill"}})
     (tmp_path / "evaluate").mkdir()
     (tmp_path / "evaluate" / "table.md").write_text("| task | score |\n")
     assert export_checkpoint(checkpoint, tmp_path / "out") == "LlamaForCausalLM"

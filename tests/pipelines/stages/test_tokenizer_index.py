@@ -88,10 +88,12 @@ def stages(corpus, tmp_path_factory) -> dict[str, Path]:
 
 
 def test_the_tokenizer_stage_gives_the_same_bytes_again(corpus, stages, tmp_path):
-    facts = tokenizer.run(context_of(tmp_path, {"curate": corpus}, workers=2))
+    metadata = tokenizer.run(context_of(tmp_path, {"curate": corpus}, workers=2))
     assert digests(tmp_path) == digests(stages["tokenizer"])
-    assert facts["vocab_size"] == 800
-    assert facts["trained_on_bytes"]["front"] / facts["trained_on_bytes"]["back"] == pytest.approx(7 / 3, rel=0.05)
+    assert metadata["vocab_size"] == 800
+    assert metadata["trained_on_bytes"]["front"] / metadata["trained_on_bytes"]["back"] == pytest.approx(
+        7 / 3, rel=0.05
+    )
 
 
 def test_every_document_is_indexed_once_in_the_keyed_order(corpus, stages):

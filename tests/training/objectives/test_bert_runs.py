@@ -13,7 +13,8 @@ from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.run import Data, Run, RunConfig
+from gristmill.training.run import Run, RunConfig
+from gristmill.training.training_data import TrainingData
 from tests.support.parity import BERT
 from tests.support.recording_reporter import RecordingReporter
 from tests.support.synthetic_pairs import PIECES, SyntheticPairs
@@ -32,7 +33,7 @@ def bert_run(
 ) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = SyntheticPairs(LENGTH - 3)
-    data = Data(pairs, pairs, 0, mask_documents=False, bytes_per_token={}, pieces=PIECES, encode=encode)
+    data = TrainingData(pairs, pairs, 0, mask_documents=False, bytes_per_token={}, pieces=PIECES, encode=encode)
     settings = {
         "objective": "masked",
         "precision": "fp64",
