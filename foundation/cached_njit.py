@@ -1,20 +1,26 @@
-"""numba kernels that are cached on disk (kernel_cache.py) and compiled again when a source they can call has changed.
+"""Kernels that numba compiles once per machine, and that later processes call without importing numba.
 
 numba's own cache (0.68) keeps a compiled kernel as long as the text of the kernel's own file is the same, although the
-machine code also holds the functions and constants of other files. Here a cached kernel is valid for the digest of the
-file and of all files of its package that it imports. It is read or compiled at its first call, not at import."""
+machine code also holds the functions and constants of other files. Here a compiled kernel is valid for the digest of
+the file and of all files of its package that it imports (kernel_files.py). It is read or compiled at its first call,
+not at import."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import pickle
+import threading
+from collections.abc import Callable
+from functools import cached_property, update_wrapper
 from typing import Any
 
-import numba
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.types import unliteral
+import numpy as np
 
-from gristmill.foundation.hidden_modules import hidden_modules
-from gristmill.foundation.kernel_cache import KernelCache
+from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.kernel_entry import Entry, linked, processor
+from gristmill.foundation.kernel_files import ENTRY, kernel_path, read_kernel, write_kernel
+from gristmill.foundation.kernel_folder import report
+
+compiled_kernel = DeferredModule("gristmill.foundation.compiled_kernel")  # imports numba
+PLAIN = (bool, int, float, type(None), np.generic)
+_lock = threading.RLock()
 
 
 def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -26,43 +32,81 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     Kernels must not use numpy.dot, numpy.linalg or the operator @, since they are compiled without scipy's BLAS. They
     cannot be passed to other kernels as values."""
-
-    def compiled(function: Callable[..., Any]) -> Any:
-        # A C wrapper is for kernels that are passed as values.
-        settings: dict[str, Any] = {"no_cfunc_wrapper": True} | options
-        dispatcher: Any = numba.njit(**settings)(function)
-        cache = KernelCache(function)
-        compile_or_load, call_template = dispatcher.compile, dispatcher.get_call_template
-
-        def compile_once(signature: Any) -> Any:
-            # numba asks for scipy's BLAS, which takes 0.15 s to import, and no kernel here calls numpy.dot.
-            with global_compiler_lock, hidden_modules("scipy.linalg"), without_garbage_collection():
-                try:
-                    return compile_or_load(signature)
-                finally:
-                    cache.release()
-
-        def one_template_for_all_literals(args: Any, kws: Any) -> Any:
-            """Without this, f(x, 0) and f(x, 1) in a kernel compile f twice."""
-            return call_template(
-                tuple(map(unliteral, args)), {name: unliteral(argument) for name, argument in kws.items()}
-            )
-
-        dispatcher._cache = cache
-        dispatcher.compile = compile_once
-        dispatcher.get_call_template = one_template_for_all_literals
-        return dispatcher
-
-    return compiled
+    return lambda function: Kernel(function, options)
 
 
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Compiling makes millions of objects that live until its end: collections take a tenth of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+class Kernel:
+    """One kernel with its compiled forms, by the types of its arguments.
+
+    To numba, which finds it among the globals of other kernels, it is a dispatcher of its own."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]):
+        update_wrapper(self, function)
+        self.py_func = function
+        self._options = options
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            types = None if named else tuple(map(_type_of, arguments))
+        except TypeError:
+            types = None
+        if types is None:  # names, defaults and rare types are numba's
+            return self.dispatcher(*arguments, **named)
+        compiled = self._compiled.get(types)
+        if compiled is None:
+            with _lock:
+                compiled = self._compiled[types] = self._load(types) or self._compile(types, arguments)
+        return compiled(*arguments)
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        return compiled_kernel.dispatcher_of(self.py_func, self._options)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self.dispatcher._numba_type_
+
+    def _load(self, types: Any) -> Callable[..., Any] | None:
+        path = kernel_path(self.py_func, types, processor(), ENTRY)
+        payload = None if path is None else read_kernel(path)
+        if payload is None:
+            return None
+        try:
+            return linked(Entry(*pickle.loads(payload)), self.py_func)
+        except RuntimeError as error:
+            report(f"kernel cache: {path} cannot be linked ({error}); numba reads it")
+            return None
+
+    def _compile(self, types: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        entry = compiled_kernel.compiled_entry(self.dispatcher, arguments)
+        path = kernel_path(self.py_func, types, processor(), ENTRY)
+        if entry is not None and path is not None:
+            write_kernel(path, pickle.dumps(tuple(entry)))
+        return self.dispatcher
+
+
+class intrinsic:
+    """`numba.extending.intrinsic` that imports numba when the first kernel that uses it is compiled."""
+
+    def __init__(self, define: Callable[..., Any]):
+        update_wrapper(self, define)
+        self._define = define
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        return compiled_kernel.intrinsic_type(self._define)
+
+
+def _type_of(value: Any) -> Any:
+    """What decides numba's type of an argument. Raises TypeError for one that is left to numba."""
+    kind = type(value)
+    if kind is np.ndarray or kind is np.memmap:
+        flags = value.flags
+        layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+        return (value.dtype, value.ndim, layout, flags.writeable, flags.aligned)
+    if issubclass(kind, tuple):
+        return (kind, *map(_type_of, value))
+    if issubclass(kind, PLAIN):
+        return kind
+    raise TypeError(kind)

@@ -5,9 +5,13 @@ widest vector instructions that the processor has."""
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from gristmill.foundation.cached_njit import intrinsic
+from gristmill.foundation.deferred_module import DeferredModule
+
+# Only compiling needs numba.
+ir = DeferredModule("llvmlite.ir")
+cgutils, types = DeferredModule("numba.core.cgutils"), DeferredModule("numba.core.types")
+LANES = 64
 
 
 def _pointer(typing_context, array, index):
@@ -99,9 +103,9 @@ def _copy_lowered(typing_context, out, put, array, index):
 
     def generate(context, builder, signature, arguments):
         loaded = _load_vector(context, builder, signature.args[2], arguments[2:])
-        above = builder.sub(loaded, ir.Constant(VECTOR, [0x41] * LANES))
-        is_upper = builder.icmp_unsigned("<", above, ir.Constant(VECTOR, [26] * LANES))
-        lowered = builder.select(is_upper, builder.or_(loaded, ir.Constant(VECTOR, [0x20] * LANES)), loaded)
+        above = builder.sub(loaded, ir.Constant(_vector(), [0x41] * LANES))
+        is_upper = builder.icmp_unsigned("<", above, ir.Constant(_vector(), [26] * LANES))
+        lowered = builder.select(is_upper, builder.or_(loaded, ir.Constant(_vector(), [0x20] * LANES)), loaded)
         _store_vector(context, builder, signature, arguments, lowered)
         return context.get_dummy_value()
 
@@ -176,7 +180,7 @@ def _letters_within(typing_context, array, index, low, count):
 
     def generate(context, builder, signature, arguments):
         bytes_64 = _load_vector(context, builder, signature.args[0], arguments)
-        case = ir.Constant(VECTOR, [0x20] * LANES)
+        case = ir.Constant(_vector(), [0x20] * LANES)
         return _within(builder, builder.or_(bytes_64, case), arguments[2], arguments[3])
 
     return types.uint64(array, types.int64, types.uint8, types.uint8), generate
@@ -184,13 +188,15 @@ def _letters_within(typing_context, array, index, low, count):
 
 letters_within: Any = intrinsic(_letters_within)
 
-LANES = 64
-VECTOR = ir.VectorType(ir.IntType(8), LANES)
+
+def _vector():
+    """The type of LANES bytes."""
+    return ir.VectorType(ir.IntType(8), LANES)
 
 
 def _load_vector(context, builder, array_type, arguments):
     data = _data(context, builder, array_type, arguments[0])
-    address = builder.bitcast(builder.gep(data, [arguments[1]]), VECTOR.as_pointer())
+    address = builder.bitcast(builder.gep(data, [arguments[1]]), _vector().as_pointer())
     loaded = builder.load(address)
     loaded.align = 1
     return loaded
@@ -199,7 +205,7 @@ def _load_vector(context, builder, array_type, arguments):
 def _store_vector(context, builder, signature, arguments, value):
     """Arguments as those of copy_block: (array, index, ...)."""
     address = builder.gep(_data(context, builder, signature.args[0], arguments[0]), [arguments[1]])
-    builder.store(value, builder.bitcast(address, VECTOR.as_pointer())).align = 1
+    builder.store(value, builder.bitcast(address, _vector().as_pointer())).align = 1
 
 
 def _within(builder, bytes_64, low, count):
@@ -210,7 +216,7 @@ def _within(builder, bytes_64, low, count):
 
 
 def _splat(builder, byte):
-    first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
+    first = builder.insert_element(ir.Constant(_vector(), ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
 

@@ -29,13 +29,15 @@ CALL = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from tiny.kernel import scaled
-print(scaled(10), len(scaled.stats.cache_hits))
+value = scaled(10)
+print(value, int("numba" not in sys.modules))
 """
 
 
 @pytest.fixture
 def call(tmp_path):
-    """Runs the kernel of a package in its own process: returns (its result, overloads that came from the cache)."""
+    """Runs the kernel of a package in its own process: returns (its result,
+    1 if it was called without importing numba)."""
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "kernel.py").write_text(KERNEL)
     (tmp_path / "tiny" / "callee.py").write_text(CALLEE)
@@ -76,3 +78,61 @@ def test_every_cached_kernel_of_the_repository_is_guarded():
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     unguarded = [str(path) for path in files if re.search(r"jit\([^)]*cache=True", path.read_text("utf-8"))]
     assert len(files) > 100 and unguarded == []
+
+
+FORMS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from typing import NamedTuple
+import numpy as np
+from gristmill.foundation.cached_njit import cached_njit
+
+class Pair(NamedTuple):
+    left: np.ndarray
+    right: int
+
+@cached_njit()
+def summed(pair, factor, wanted):
+    if pair.right < 0:
+        raise ValueError("a negative number")
+    total = np.zeros(2, np.float64)
+    for value in pair.left:
+        total[0] += value * factor
+    total[1] = pair.right if wanted else 0
+    return total, len(pair.left)
+
+def written(values, *others):
+    found, count = summed(Pair(values, 7), *others)
+    return found.tolist(), count
+
+array = np.arange(6, dtype=np.int64)
+print(written(array, 2, True), written(array[::2], 0.5, False), written(array.astype(np.float32), np.int32(3), True))
+frozen = array.copy(); frozen.flags.writeable = False
+mapped = np.memmap(sys.argv[1] + "/mapped", np.uint8, "w+", shape=3); mapped[:] = 5
+print(written(frozen, 1, True), written(mapped, 1, True), summed.py_func is not None)
+print("numba" in sys.modules)
+try:
+    summed(Pair(array, -1), 2, True)
+except ValueError as error:
+    print(error)
+import numba
+print(numba.njit(lambda x: x + 1)(1), written(array, 2, True))
+"""
+
+
+def test_arguments_results_and_errors_are_numbas(tmp_path):
+    """The first process calls the kernel through numba, the second without: both print the same."""
+    (tmp_path / "forms.py").write_text(FORMS)
+    environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, str(tmp_path / "forms.py"), str(tmp_path)]
+    with_numba, without = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert with_numba[:2] == [
+        "([30.0, 7.0], 6) ([3.0, 0.0], 3) ([45.0, 7.0], 6)",
+        "([15.0, 7.0], 6) ([15.0, 7.0], 3) True",
+    ]
+    assert (with_numba.pop(2), without.pop(2)) == ("True", "False")
+    assert with_numba == without
+    assert with_numba[2:] == ["a negative number", "2 ([30.0, 7.0], 6)"]

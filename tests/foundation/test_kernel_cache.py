@@ -1,6 +1,7 @@
 """The cache of compiled kernels: shared by all processes of a user, private, and never a reason to fail."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.foundation.kernel_cache import MAGIC, acquire, read_kernel, release, versions, write_kernel
+from gristmill.foundation.kernel_files import MAGIC, acquire, read_kernel, release, versions, write_kernel
 from gristmill.foundation.kernel_folder import kernel_folder, refusal
 
 KERNEL = """
@@ -24,7 +25,8 @@ CALL = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from kernel import add_one
-print(add_one(3), len(add_one.stats.cache_hits))
+value = add_one(3)
+print(value, int("numba" not in sys.modules or bool(add_one.dispatcher.stats.cache_hits)))
 """
 
 
@@ -71,11 +73,26 @@ def test_a_damaged_kernel_is_not_read(tmp_path, capsys, damage):
 
 def test_a_kernel_that_others_can_write_to_is_not_read(call, tmp_path):
     call()
+    (entry,) = (tmp_path / "cache").glob("*.entry")
+    entry.chmod(0o666)
+    assert call() == ("4 1", f"kernel cache: {entry} can be written by others; it is compiled again\n")
+    assert entry.stat().st_mode & 0o777 == 0o600  # written anew, from what numba reads
     (path,) = (tmp_path / "cache").glob("*.kernel")
     path.chmod(0o666)
-    assert call() == ("4 0", f"kernel cache: {path} can be written by others; it is compiled again\n")
-    assert path.stat().st_mode & 0o777 == 0o600  # written anew
     assert call() == ("4 1", "")
+    entry.unlink()
+    assert call() == ("4 0", f"kernel cache: {path} can be written by others; it is compiled again\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert call() == ("4 1", "")
+
+
+def test_an_entry_that_cannot_be_linked_is_left_to_numba(call, tmp_path):
+    call()
+    (entry,) = (tmp_path / "cache").glob("*.entry")
+    code, _, constants = pickle.loads(read_kernel(entry))
+    write_kernel(entry, pickle.dumps((code, "absent", constants)))
+    value, error = call()
+    assert value == "4 1" and error.startswith(f"kernel cache: {entry} cannot be linked")
 
 
 @pytest.fixture
@@ -160,7 +177,7 @@ def test_kernels_that_nobody_reads_are_removed(tmp_path):
 OWNER = """
 import sys, time
 from pathlib import Path
-from gristmill.foundation.kernel_cache import acquire, write_kernel
+from gristmill.foundation.kernel_files import acquire, write_kernel
 path = Path(sys.argv[1])
 assert not acquire(path)
 print("locked", flush=True)
