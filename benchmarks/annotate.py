@@ -31,7 +31,7 @@ from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.table import measure_buffer
+from gristmill.data_pipeline.signals.table import measure_buffer, measure_edited
 
 HERE = Path(__file__).parent
 # By filter, how many of a hundred decisions must be datatrove's where both have words of their own.
@@ -69,16 +69,16 @@ def annotate(texts: list[str], words: WordRule, edited_too: bool = True) -> None
     """Computes every signal, C4's edits and their counts, and every signal of the edited text."""
     for start in range(0, len(texts), BATCH):
         batch = TextBuffer.of(texts[start : start + BATCH])
-        measure_buffer(batch, words)
-        edited, _ = EDITS["c4"](batch, C4.line_options() or {})
+        _, word_signals = measure_edited(batch, words, None)
+        edited = EDITS["c4"](batch, C4.line_options() or {})
         if edited_too:
-            measure_buffer(edited, words)
+            measure_edited(edited.texts, words, (word_signals, edited.same_words))
 
 
 def decisions(texts: list[str], words: WordRule) -> dict[str, dict[int, str]]:
     """{text index: first failed rule} of the texts that each filter drops when it runs alone, as in datatrove."""
     buffer = TextBuffer.of(texts)
-    edited, counts = EDITS["c4"](buffer, C4.line_options() or {})
+    edited, counts, _ = EDITS["c4"](buffer, C4.line_options() or {})
     dropped = {}
     for name in FILTERS:
         measured = measure_buffer(edited if name == "c4" else buffer, words)

@@ -33,7 +33,7 @@ from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.table import measure_buffer
+from gristmill.data_pipeline.signals.table import measure_edited
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 from gristmill.foundation.config import Config
@@ -257,13 +257,13 @@ def _repair_names(bits: int) -> tuple[str, ...]:
 
 def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, list[pa.Array]]:
     """Return (the texts after all edits, columns of the final texts' signals, then the columns each edit adds)."""
-    measured = measure_buffer(buffer, config.words)
+    measured, word_signals = measure_edited(buffer, config.words, None)
     added: list[pa.Array] = []
     for edit in config.edits:
         options = edit.line_options()
         assert options is not None
-        buffer, counts = EDITS[edit.preset](buffer, options)
-        after = measure_buffer(buffer, config.words)
+        buffer, counts, same_words = EDITS[edit.preset](buffer, options)
+        after, word_signals = measure_edited(buffer, config.words, (word_signals, same_words))
         added += [*measured.columns, *map(pa.array, np.ascontiguousarray(counts.T))]
         words_before, words_after = measured.column("num_words").to_numpy(), after.column("num_words").to_numpy()
         # not 1 - after / before: that is above 0.05 for one word of twenty

@@ -71,7 +71,7 @@ def edit_texts(texts, rules, edited):
         left[k] = _needs_plain(text, start, end)
         if not left[k]:
             row = pointer(edited.counts, k * NUM_COUNTS)
-            stop = _edit(Span(text, start, end, flags), rules, kept, at_out, row)
+            stop, edited.same_words[k] = _edit(Span(text, start, end, flags), rules, kept, at_out, row)
             left[k] = stop == UNDECIDED
             at_out = at_out if left[k] else stop
         ends[k + 1] = close_text(kept, ends[k], at_out, flags)
@@ -79,15 +79,17 @@ def edit_texts(texts, rules, edited):
 
 @cached_njit(nogil=True)
 def _edit(span, rules, out, at_out, counts):
-    """Copy the kept lines; returns their end in out, or UNDECIDED."""
+    """Copy the kept lines; returns (their end in out, or UNDECIDED, whether they have all words of the text)."""
     text, at, end, flags = span
     max_word, citations, terminal, min_words, javascript, policy = rules
+    changed = 0  # lines with words that were removed or changed
     while at < end:
         stop = find_newline(text, at, end)
         counts[LINES] += 1
         first = skip_space(text, at, stop, flags, SPACE)
         last = strip_end(text, first, stop, flags, SPACE)
         at = stop + 1
+        changed += first < last
         if max_word >= 0 and last - first > max_word and _has_longer_word(text, first, last, flags, max_word):
             counts[LONG_WORD] += 1
             continue
@@ -98,7 +100,7 @@ def _edit(span, rules, out, at_out, counts):
         if citations and holds_bytes(text, first, last, 0x5B, 1):
             end_out = _without_citations(text, first, last, flags, out, at_out)
             if end_out == UNDECIDED:
-                return UNDECIDED
+                return UNDECIDED, False
         else:
             end_out = copy_bytes(text, first, last, out, at_out)
         if terminal and not _is_terminated(out, at_out, end_out, False):
@@ -117,8 +119,9 @@ def _edit(span, rules, out, at_out, counts):
             counts[REMOVED_POLICY] += 1
             continue
         out[end_out] = NEWLINE
+        changed -= first < last and end_out - at_out == last - first
         at_out = end_out + 1
-    return at_out
+    return at_out, changed == 0
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -16,12 +16,14 @@ def phrase(text: str) -> np.ndarray:
 
 class EditedTexts(NamedTuple):
     """Output of the line kernels for N texts. out: uint8, the edited texts as in a TextBuffer, with the offsets ends
-    int64[N + 1]; counts: int64[N, counts]; left: bool[N], texts for the plain Python rules, which out does not have."""
+    int64[N + 1]; counts: int64[N, counts]; left: bool[N], texts for the plain Python rules, which out does not have;
+    same_words: bool[N], texts that lost white space alone, or nothing."""
 
     out: np.ndarray
     ends: np.ndarray
     counts: np.ndarray
     left: np.ndarray
+    same_words: np.ndarray
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -127,9 +128,17 @@ def edit_refinedweb(text: str, options: Options) -> Edited:
     return Edited("\n".join(kept).strip(), counts)
 
 
-def edit_c4_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
-    """(edited texts, int64[N, len(C4_COUNTS)]): edit_c4 of every text, compiled except for the texts the kernel
-    leaves."""
+class EditedBuffer(NamedTuple):
+    """N edited texts. counts: int64[N, counts of the edit]. same_words: bool[N], True only for texts that lost white
+    space alone, or nothing."""
+
+    texts: TextBuffer
+    counts: np.ndarray
+    same_words: np.ndarray
+
+
+def edit_c4_texts(texts: TextBuffer, options: Options) -> EditedBuffer:
+    """edit_c4 of every text, with the C4_COUNTS, compiled except for the texts the kernel leaves."""
     max_word_length, min_words = options["line_max_word_length"], options["line_min_words"]
     is_on = {name: value is not None for name, value in options.items()}
     rules = c4_kernel.C4Rules(
@@ -143,8 +152,8 @@ def edit_c4_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.n
     return _compiled(c4_kernel.edit_texts, rules, edit_c4, texts, options, C4_COUNTS)
 
 
-def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> tuple[TextBuffer, np.ndarray]:
-    """(edited texts, int64[N, len(REFINEDWEB_COUNTS)]): edit_refinedweb of every text, compiled in the same way."""
+def edit_refinedweb_texts(texts: TextBuffer, options: Options) -> EditedBuffer:
+    """edit_refinedweb of every text, with the REFINEDWEB_COUNTS, compiled in the same way."""
     upper, digits, min_words = (
         options[name] for name in ("line_uppercase_ratio", "line_digit_ratio", "line_min_words")
     )
@@ -166,26 +175,27 @@ def _compiled(
     texts: TextBuffer,
     options: Options,
     names: Sequence[str],
-) -> tuple[TextBuffer, np.ndarray]:
+) -> EditedBuffer:
     """Edit the texts by the kernel, and in plain Python those that the kernel leaves."""
     count = len(texts)
     out, ends = np.empty(len(texts.text) + count + PADDING, np.uint8), np.empty(count + 1, np.int64)
-    counts, left = np.zeros((count, len(names)), np.int64), np.zeros(count, np.bool_)
+    counts = np.zeros((count, len(names)), np.int64)
+    left, same_words = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     arrays = TextArrays(texts.text, texts.offsets, character_table())
-    kernel(arrays, rules, EditedTexts(out, ends, counts, left))
+    kernel(arrays, rules, EditedTexts(out, ends, counts, left, same_words))
     edited = TextBuffer(out[: ends[-1] + PADDING], ends)
     if not left.any():
-        return edited, counts
+        return EditedBuffer(edited, counts, same_words)
     pieces = []
     for k in range(count):
         if left[k]:
             one = plain(texts.raw(k).decode(), options)
             counts[k] = [one.counts[name] for name in names]
         pieces.append(one.text.encode() if left[k] else edited.raw(k))
-    return TextBuffer(*joined(pieces)), counts
+    return EditedBuffer(TextBuffer(*joined(pieces)), counts, same_words)
 
 
-EDITS: dict[str, Callable[[TextBuffer, Options], tuple[TextBuffer, np.ndarray]]] = {
+EDITS: dict[str, Callable[[TextBuffer, Options], EditedBuffer]] = {
     "c4": edit_c4_texts,
     "refinedweb_lines": edit_refinedweb_texts,
 }

@@ -58,16 +58,16 @@ def edit_texts(texts, rules, edited):
         row = pointer(edited.counts, k * NUM_COUNTS)
         stop = UNDECIDED
         if not _holds_kelvin(text, start, end):
-            stop = _edit(Span(text, start, end, flags), rules, kept, ends[k], row)
+            stop, edited.same_words[k] = _edit(Span(text, start, end, flags), rules, kept, ends[k], row)
         left[k] = stop == UNDECIDED
         ends[k + 1] = close_text(kept, ends[k], ends[k] if left[k] else stop, flags)
 
 
 @cached_njit(nogil=True)
 def _edit(span, rules, out, at_out, counts):
-    """Copy the kept lines; returns their end in out, or UNDECIDED."""
+    """Copy the kept lines; returns (their end in out, or UNDECIDED, whether they are all lines)."""
     text, at, end, flags = span
-    boilerplate = rules.boilerplate
+    boilerplate, all_kept = rules.boilerplate, True
     while at <= end:
         stop = find_newline(text, at, end)
         counts[LINES] += 1
@@ -75,15 +75,16 @@ def _edit(span, rules, out, at_out, counts):
         if refused == KEPT and boilerplate >= 0 and _holds_boilerplate(text, at, stop):
             refused = KEPT if has_words(text, at, stop, flags, boilerplate + 1) else UNDECIDED
         if refused == UNDECIDED:
-            return UNDECIDED
+            return UNDECIDED, False
         if refused == KEPT:
             at_out = copy_bytes(text, at, stop, out, at_out)
             out[at_out] = NEWLINE
             at_out += 1
         else:
             counts[refused] += 1
+            all_kept = False
         at = stop + 1
-    return at_out
+    return at_out, all_kept
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -41,6 +41,7 @@ def _workspace(model: FastTextModel, capacity: int) -> Workspace:
     return Workspace(
         starts=np.empty(capacity, np.int64),
         ends=np.empty(capacity, np.int64),
+        entries=np.empty(capacity, np.int64),
         state=np.empty(NUM_STATE, np.int64),
         token=np.empty(capacity + 2, np.uint8),
         hashes=np.empty(capacity if model.settings[WORD_NGRAMS] > 1 else 0, np.int32),

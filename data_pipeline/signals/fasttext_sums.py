@@ -21,7 +21,7 @@ from gristmill.data_pipeline.signals.fasttext_model import (
     hash_token,
     next_hash,
 )
-from gristmill.data_pipeline.signals.intrinsics import folded_product, load64, ones, pointer
+from gristmill.data_pipeline.signals.intrinsics import folded_product, load64, ones, pointer, prefetch
 from gristmill.foundation.cached_njit import cached_njit
 
 LABEL_PREFIX = np.frombuffer(b"__label__", np.uint8)
@@ -41,11 +41,13 @@ class TokenCache(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """starts, ends: int64, of a line's tokens; state: int64, see fasttext_tokens; token: one token with its brackets;
-    hashes: int32, of the tokens, for word n-grams; token_sum, hidden: float32[D]."""
+    """starts, ends: int64, of a line's tokens; entries: int64, their places in the cache; state: int64, see
+    fasttext_tokens; token: one token with its brackets; hashes: int32, of the tokens, for word n-grams; token_sum,
+    hidden: float32[D]."""
 
     starts: np.ndarray
     ends: np.ndarray
+    entries: np.ndarray
     state: np.ndarray
     token: np.ndarray
     hashes: np.ndarray
@@ -119,9 +121,12 @@ def add_tokens(at, text, work, num_tokens):
     """Adds the rows of all tokens and of the line's end to at.hidden; returns how many rows."""
     rows, num_hashes = 0, 0
     end_of_line, hashes = at.settings[EOL], work.hashes
-    starts, ends = pointer(work.starts, 0), pointer(work.ends, 0)
+    starts, ends, entries = pointer(work.starts, 0), pointer(work.ends, 0), pointer(work.entries, 0)
+    # the cache is larger than those of the processor: all its lines are on their way before the first is needed
     for k in range(num_tokens):
-        kind, token_rows, token_hash = _add_token(at, text, starts[k], ends[k])
+        entries[k] = _cache_entry(at, text, starts[k], ends[k])
+    for k in range(num_tokens):
+        kind, token_rows, token_hash = _add_token(at, text, starts[k], ends[k], entries[k])
         rows += token_rows
         if kind == LEFT_OUT:
             continue
@@ -139,16 +144,32 @@ def add_tokens(at, text, work, num_tokens):
 
 
 @cached_njit(nogil=True, forceinline=True)
-def _add_token(at, text, start, end):
-    """Adds the sum of the token text[start:end]; returns (kind, number of rows, hash)."""
+def _cache_key(text, start, end):
+    """The first 24 bytes of the token text[start:end]."""
     size = end - start
-    if size > CACHED_BYTES:
-        return _add_uncached(at, text, start, end)
     first = load64(text, start) & bytes_below(min(size, 8))
-    second = load64(text, start + 8) & bytes_below(min(size - 8, 8)) if size > 8 else ZERO
-    third = load64(text, start + 16) & bytes_below(size - 16) if size > 16 else ZERO
+    second = load64(text, start + 8) & bytes_below(min(max(size - 8, 0), 8))
+    third = load64(text, start + 16) & bytes_below(min(max(size - 16, 0), 8))
+    return first, second, third
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _cache_entry(at, text, start, end):
+    """Where the token's sum is in the cache if it is there; the processor starts to load it."""
+    first, second, third = _cache_key(text, start, end)
     mixed = folded_product(first ^ KEY_FACTOR, (second ^ third * KEY_FACTOR) + KEY_FACTOR)
     entry = np.int64(mixed) & at.cache_mask
+    prefetch(at.cache_keys, 4 * entry)
+    prefetch(at.cache_sums, entry * at.settings[WIDTH])
+    return entry
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _add_token(at, text, start, end, entry):
+    """Adds the sum of the token text[start:end]; returns (kind, number of rows, hash)."""
+    if end - start > CACHED_BYTES:
+        return _add_uncached(at, text, start, end)
+    first, second, third = _cache_key(text, start, end)
     place, width = 4 * entry, at.settings[WIDTH]
     if at.cache_keys[place] == first and at.cache_keys[place + 1] == second and at.cache_keys[place + 2] == third:
         add_floats(at.hidden, 0, at.cache_sums, entry * width, width)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.signals.addresses import count_addresses
-from gristmill.data_pipeline.signals.bits import ZERO, Span
+from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, Span, below
 from gristmill.data_pipeline.signals.buffer import TextArrays
-from gristmill.data_pipeline.signals.intrinsics import pointer
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, ones, pointer
 from gristmill.data_pipeline.signals.lines import (
     BULLETS,
     DUP_LINE_CHARS,
@@ -50,20 +50,19 @@ from gristmill.data_pipeline.signals.words import NUM_COUNTS as NUM_WORD_COUNTS
 from gristmill.foundation.cached_njit import cached_njit
 
 NUM_COUNTS, NUM_RATIOS = len(COUNTS), len(RATIOS)
+NUM_WORD_SIGNALS = NUM_WORD_COUNTS + 9  # words.CHARS ..., then the characters of 2- to 10-grams
 STAMPS = 16  # a text uses fewer
 
 
 class WorkArrays(NamedTuple):
     """Work space of the kernels for texts of at most R words or lines.
 
-    word_counts, line_counts: see words.CHARS ... and lines.LINES ...; found: words.FOUND_SPACE ...; ngram_chars:
-    int64[9]. keys, line_keys: uint64[R]; lengths, names, repeats, survivors, marks: int32[R], see ngrams.NgramWork;
-    entries: tables.first_place. state: int64[2], the last stamp, and the most words or lines since it was last 1."""
+    line_counts: see lines.LINES ...; found: words.FOUND_SPACE .... keys, line_keys: uint64[R]; lengths, names, repeats,
+    survivors, marks: int32[R], see ngrams.NgramWork; entries: tables.first_place. state: int64[2], the last stamp, and
+    the most words or lines since it was last 1."""
 
-    word_counts: np.ndarray
     line_counts: np.ndarray
     found: np.ndarray
-    ngram_chars: np.ndarray
     keys: np.ndarray
     line_keys: np.ndarray
     lengths: np.ndarray
@@ -88,10 +87,8 @@ class Workspace(threading.local):
             keys = [np.empty(capacity, np.uint64) for _ in range(2)]
             places = [np.empty(capacity, np.int32) for _ in range(4)]
             self._arrays = WorkArrays(
-                np.empty(NUM_WORD_COUNTS, np.int64),
                 np.empty(NUM_LINE_COUNTS, np.int64),
                 np.empty(NUM_FOUND, np.uint64),
-                np.empty(9, np.int64),
                 *keys,
                 *places,
                 marks=np.zeros(capacity, np.int32),
@@ -105,24 +102,27 @@ _WORKSPACE = Workspace()
 
 
 def measure_texts(
-    text: np.ndarray, offsets: np.ndarray, flags: np.ndarray, unicode_words: bool
+    texts: TextArrays, unicode_words: bool, word_signals: np.ndarray, are_known: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (counts int64[N, len(COUNTS)], ratios float64[N, len(RATIOS)]) of N texts.
 
-    text, offsets: of a TextBuffer. flags: the character table."""
+    word_signals: int64[N, NUM_WORD_SIGNALS], filled, but for the texts where are_known (bool[N]) says that they hold
+    those of a text with the same words in the same lines: only white space was added or removed."""
+    text, offsets, flags = texts
     counts = np.empty((len(offsets) - 1, NUM_COUNTS), np.int64)
     ratios = np.empty((len(offsets) - 1, NUM_RATIOS), np.float64)
     # a text has at most as many words and lines as bytes
     work = _WORKSPACE.arrays(int(np.diff(offsets).max(initial=0)) + 2)
-    _measure_all(TextArrays(text, offsets, flags), unicode_words, work, counts, ratios)
+    _measure_all(texts, unicode_words, work, (word_signals, are_known), (counts, ratios))
     return counts, ratios
 
 
 @cached_njit(nogil=True)
-def _measure_all(texts, unicode_words, work, counts, ratios):
+def _measure_all(texts, unicode_words, work, of_words, results):
     text, flags, offsets = pointer(texts.text, 0), pointer(texts.flags, 0), texts.offsets
-    words, lines, gram_chars = pointer(work.word_counts, 0), pointer(work.line_counts, 0), pointer(work.ngram_chars, 0)
-    table, line_keys = pointer(work.entries, 0), pointer(work.line_keys, 0)
+    word_signals, are_known = of_words
+    counts, ratios = results
+    lines, table, line_keys = pointer(work.line_counts, 0), pointer(work.entries, 0), pointer(work.line_keys, 0)
     keys, lengths, found = pointer(work.keys, 0), pointer(work.lengths, 0), pointer(work.found, 0)
     ngrams = NgramWork(
         keys,
@@ -140,17 +140,32 @@ def _measure_all(texts, unicode_words, work, counts, ratios):
         if stamp + STAMPS > LAST_STAMP or stamp == 0:
             work.marks[:most], work.entries[: 1 << table_bits(most)] = 0, ZERO  # the rest was not written to
             stamp, most = 1, 0
-        scan_words(span, unicode_words, (keys, lengths), found, words)
+        words = pointer(word_signals, k * NUM_WORD_SIGNALS)
+        gram_chars = pointer(word_signals, k * NUM_WORD_SIGNALS + NUM_WORD_COUNTS)
+        if are_known[k]:
+            words[CHARS], words[NEWLINES] = _count_chars_and_newlines(span)
+        else:
+            scan_words(span, unicode_words, (keys, lengths), found, words)
+            ngram_chars(ngrams, words[WORDS], stamp + 2, gram_chars)
         most = max(most, words[WORDS], words[NEWLINES] + 2)
         ascii_only, odd_ends = words[CHARS] == num_bytes, words[ODD_ENDS] > 0
         scan_lines(span, ascii_only, odd_ends, words[NEWLINES], (line_keys, table, stamp), lines)
-        ngram_chars(ngrams, words[WORDS], stamp + 2, gram_chars)
         stamp += STAMPS
         row = pointer(counts, k * NUM_COUNTS)
         _put_counts(num_bytes, words, lines, row)
         row[8], row[9], row[10] = count_addresses(text, span.start, span.end)
         _put_ratios(words, lines, gram_chars, pointer(ratios, k * NUM_RATIOS))
     work.state[0], work.state[1] = stamp, most
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _count_chars_and_newlines(span):
+    chars, newlines = ZERO, ZERO
+    for at in range(span.start, span.end, BLOCK):
+        inside = below(span.end - at)
+        chars += ones(~bytes_within(span.text, at, 0x80, 0x40) & inside)
+        newlines += ones(bytes_within(span.text, at, NEWLINE, 1) & inside)
+    return np.int64(chars), np.int64(newlines)
 
 
 @cached_njit(nogil=True)

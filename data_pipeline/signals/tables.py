@@ -34,14 +34,27 @@ def first_place(entries, bits, stamp, keys, place):
     spread = folded_product(key, SPREAD)
     slot = np.int64(spread >> np.uint64(64 - bits))
     label = np.uint64(stamp) << _TAG_SHIFT | (spread >> _TAG_SHIFT) & _TAG
-    mask = (1 << bits) - 1
+    entry = entries[slot]
+    is_held = entry >> _LABEL_SHIFT == label
+    first = np.int64(entry & _PLACE) if is_held else place
+    if keys[first] != key or (entry >> _STAMP_SHIFT == np.uint64(stamp) and not is_held):
+        return _next_place(entries, (1 << bits) - 1, slot, label, (keys, place))
+    # no branch on whether the key is new, which the processor could not guess: a held entry is written again
+    entries[slot] = label << _LABEL_SHIFT | np.uint64(first)
+    return first
+
+
+@cached_njit(nogil=True)
+def _next_place(entries, mask, slot, label, key_place):
+    """first_place if another key has the first slot."""
+    keys, place = key_place
     while True:
+        slot = (slot + 1) & mask
         entry = entries[slot]
         if entry >> _LABEL_SHIFT == label:
             first = np.int64(entry & _PLACE)
-            if keys[first] == key:
+            if keys[first] == keys[place]:
                 return first
-        elif entry >> _STAMP_SHIFT != np.uint64(stamp):
+        elif entry >> _STAMP_SHIFT != label >> _TAG_SHIFT:
             entries[slot] = label << _LABEL_SHIFT | np.uint64(place)
             return place
-        slot = (slot + 1) & mask

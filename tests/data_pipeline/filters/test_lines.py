@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from gristmill.data_pipeline.filters.lines import (
     edit_refinedweb_texts,
 )
 from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.table import measure_edited
 
 C4 = FilterChoice(preset="c4").line_options()
 REFINEDWEB = FilterChoice(preset="refinedweb_lines").line_options()
@@ -93,7 +95,7 @@ ANY = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 def assert_same(kernel, plain, names, texts, options):
-    edited, counts = kernel(TextBuffer.of(texts), options)
+    edited, counts, _ = kernel(TextBuffer.of(texts), options)
     wanted = [plain(text, options) for text in texts]
     assert edited.texts() == [one.text for one in wanted]
     assert counts.tolist() == [[one.counts[name] for name in names] for one in wanted]
@@ -103,6 +105,25 @@ def assert_same(kernel, plain, names, texts, options):
 @given(texts=st.lists(st.one_of(MIXED, ANY), min_size=1, max_size=6), changed=CHANGED)
 def test_the_compiled_c4_is_the_plain_one(texts, changed):
     assert_same(edit_c4_texts, edit_c4, C4_COUNTS, texts, C4 | changed)
+
+
+@given(texts=st.lists(MIXED.map(lambda text: f"{text}\n\n  the mill, and a 3.5 {text} J. \n"), min_size=1, max_size=6))
+@pytest.mark.parametrize("rule", ["unicode", "whitespace"])
+@pytest.mark.parametrize(("edit", "options"), [(edit_c4_texts, C4), (edit_refinedweb_texts, REFINEDWEB)])
+def test_words_that_an_edit_keeps_are_those_of_the_edited_text(edit, options, rule, texts):
+    on = {**options, "line_terminal_punctuation": None, "line_min_words": 1}
+    before = measure_edited(TextBuffer.of(texts), rule, None)
+    edited = edit(TextBuffer.of(texts), on)
+    after = measure_edited(edited.texts, rule, (before.word_signals, edited.same_words))
+    fresh = measure_edited(edited.texts, rule, None)
+    assert str(after.signals.to_pydict()) == str(fresh.signals.to_pydict())  # strings: NaN is NaN there
+
+
+def test_which_edits_keep_all_words():
+    texts = ["One two three.\n\n \tFour five six.", "One two [1] three.", "One two three.\nFour", "é\u2028é", ""]
+    assert edit_c4_texts(TextBuffer.of(texts), C4).same_words.tolist() == [True, False, False, False, True]
+    web = ["Some words\n\n of text ", "Some words\n12 likes"]
+    assert edit_refinedweb_texts(TextBuffer.of(web), REFINEDWEB).same_words.tolist() == [True, False]
 
 
 WEB_PIECES = (
