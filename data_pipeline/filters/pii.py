@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from pydantic import Field
 
+from gristmill.data_pipeline.filters.pii_kernel import EMAIL, IP, PHONE, find_marks
 from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.foundation.config import Config
 
@@ -45,16 +46,13 @@ class PiiConfig(Config):
 _DOMAIN = re.compile(r"@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b")
 _EMAIL = re.compile(r"(?<![\w.+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_])?" + _DOMAIN.pattern)
 _MAX_LOCAL_PART = 64  # characters that _EMAIL matches before the @
-_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)", re.ASCII)
+# The look-behind is behind the first digit: re then searches for digits, five times as fast as at every character.
+_IP = re.compile(r"\d(?<![\w.]\d)\d{0,2}\.(?:\d{1,3}\.){2}\d{1,3}(?![\w]|\.\d)", re.ASCII)
 _PHONE = re.compile(
     r"(?<![\w+.-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{2,4}\)[ .-]?)?\d{2,4}(?:[ .-]\d{2,4}){1,4}(?![\w.-]\d|\w)", re.ASCII
 )
 _PATTERNS: dict[PiiKind, re.Pattern[str]] = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
-# What may stand beside the @ of an address that _EMAIL matches; of an address of _IP, the bytes from the first dot to
-# the third one: two numbers of three digits and a dot.
-_ADDRESS_BYTES = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_-"
-_DIGITS = b"0123456789"
-_MAX_DOT_DISTANCE = 8
+_BITS: dict[PiiKind, int] = {"email": EMAIL, "ip": IP, "phone": PHONE}  # of find_marks
 _MARKS: dict[PiiKind, str] = {"email": "@", "ip": ".", "phone": ""}  # a text without it has no match
 
 
@@ -95,28 +93,10 @@ def _matches(text: str, kind: PiiKind) -> Iterator[re.Match[str]]:
 def may_hold_pii(data: np.ndarray, offsets: np.ndarray, kinds: Sequence[PiiKind]) -> np.ndarray:
     """bool[kinds, texts]: False for texts without a match of the kind, True for all with one and some others.
 
-    Text i is the UTF-8 data[offsets[i] : offsets[i + 1]]. What every match has: an @ behind and before a character of
-    an address; three dots, each between digits, within nine bytes; a separator between digits."""
-    start = int(offsets[0])
-    text = data[start : int(offsets[-1])]
-    holds = np.zeros((len(kinds), len(offsets) - 1), bool)
-    for kind, of_kind in zip(kinds, holds, strict=True):
-        if kind == "email":
-            found = _between(text, np.flatnonzero(text == ord("@")), _ADDRESS_BYTES)
-        elif kind == "ip":
-            dots = _between(text, np.flatnonzero(text == ord(".")), _DIGITS)
-            found = dots[:-2][dots[2:] - dots[:-2] <= _MAX_DOT_DISTANCE]
-        else:
-            found = _between(text, np.flatnonzero(np.isin(text, np.frombuffer(b" .-", np.uint8))), _DIGITS)
-        of_kind[np.searchsorted(offsets, found + start, side="right") - 1] = True
-    return holds
-
-
-def _between(text: np.ndarray, places: np.ndarray, neighbours: bytes) -> np.ndarray:
-    """The places that have one of the neighbours on either side."""
-    inside = places[(places > 0) & (places < len(text) - 1)]
-    wanted = np.isin(text[np.stack([inside - 1, inside + 1])], np.frombuffer(neighbours, np.uint8))
-    return inside[wanted.all(axis=0)]
+    Text i is the UTF-8 data[offsets[i] : offsets[i + 1]]."""
+    found = np.zeros(len(offsets) - 1, np.uint8)
+    find_marks(data, offsets, sum(_BITS[kind] for kind in kinds), found)
+    return np.array([found & _BITS[kind] > 0 for kind in kinds], bool).reshape(len(kinds), len(found))
 
 
 def count_pii(text: str, kind: PiiKind) -> int:
