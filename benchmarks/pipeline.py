@@ -9,6 +9,7 @@ from pathlib import Path
 
 from measure import Figure, arguments, print_figures
 
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
@@ -30,8 +31,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         workdir = Path(name)
         reporter = Reporter.to_terminal()
-        lock = pin(recipe, workdir, reporter, options.workers)
-        Runner(recipe, workdir, STAGES, lock, reporter, Processes(options.workers)).run()
+        engine = LocalEngine(options.workers, reporter)
+        lock = pin(recipe, workdir, engine)
+        Runner(recipe, workdir, STAGES, lock, reporter, Processes(engine)).run()
         lines = (workdir / "logs" / TIMES_NAME).read_text().splitlines()
         seconds = {line["stage"]: line["seconds"] for line in map(json.loads, lines)}
         megabytes = stage_megabytes(workdir)

@@ -54,7 +54,7 @@ from gristmill.data_pipeline.signals.language_model import model_digest
 from gristmill.data_pipeline.text_edits.reannotate import reannotate
 from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
 from gristmill.foundation.checksum_files import drop_damaged, remove_seals, seal_of
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.files import remove_tree
 from gristmill.foundation.lock import Lock
 
@@ -70,7 +70,7 @@ class CurationInputs:
     lock: Lock
     folder: Path
     cache: Path
-    engine: LocalEngine
+    engine: Engine
     task_examples: Sequence[Example] = ()
 
     @property
@@ -235,7 +235,7 @@ def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask
 
 
 def annotated(
-    sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock, cache: Path, engine: LocalEngine
+    sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock, cache: Path, engine: Engine
 ) -> list[tuple[str, list[FilterTask]]]:
     """By source, its annotated files with its rules, for a threshold sweep. Annotates what the cache does not hold."""
     configs = [annotate_config(source, config) for source in sources]
@@ -247,7 +247,7 @@ def annotated(
 
 
 def _annotated_files(
-    sources: Sequence[SourceConfig], configs: Sequence[AnnotateConfig], lock: Lock, cache: Path, engine: LocalEngine
+    sources: Sequence[SourceConfig], configs: Sequence[AnnotateConfig], lock: Lock, cache: Path, engine: Engine
 ) -> list[list[AnnotateTask]]:
     """By source, the tasks of its annotated files, which are all in the cache afterwards."""
     tasks = [

@@ -4,11 +4,13 @@ import fcntl
 import hashlib
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
+SCRATCH_SUFFIX = ".scratch"  # of a folder that is removed when its process ends
 
 
 def file_digest(path: Path) -> str:
@@ -39,9 +41,10 @@ def write_atomic(path: Path, content: bytes) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; renamed to `path` if the block succeeds, removed if it raises.
 
-    The temporary file exists, empty and locked while its writer runs, so `sweep` does not remove it."""
+    Its name is drawn anew each time: two processes, also of two machines that share the folder, may write the same file
+    at once. The temporary file exists, empty and locked while its writer runs, so `sweep` does not remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.tmp")
     try:
         with _locked(temporary):
             yield temporary
@@ -86,12 +89,23 @@ def remove_tree(folder: Path) -> None:
         shutil.rmtree(removed)
 
 
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A new folder below `parent` that is removed after the block; `sweep` removes one that a kill left."""
+    folder = parent / f".{uuid.uuid4().hex[:16]}{SCRATCH_SUFFIX}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def sweep(folder: Path) -> list[Path]:
     """Remove the temporary files of killed writers below the folder, never those of running ones, and what killed
-    processes left of folders that they removed; returns the paths."""
+    processes left of folders that they removed, and scratch folders; returns the paths."""
     swept = []
     for path in sorted(folder.rglob(".*")):
-        if path.name.endswith(REMOVED_SUFFIX) and path.is_dir():
+        if path.name.endswith((REMOVED_SUFFIX, SCRATCH_SUFFIX)) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
             swept.append(path)
         elif is_temporary(path) and path.is_file() and _removed_if_abandoned(path):

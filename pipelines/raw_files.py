@@ -8,7 +8,7 @@ from gristmill.data_pipeline.readers.files import is_address
 from gristmill.data_pipeline.readers.local_files import local_path
 from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import (
     LOCK_NAME,
@@ -19,15 +19,12 @@ from gristmill.foundation.lock import (
     write_lock,
 )
 from gristmill.foundation.manifest import CACHE_FOLDER, LOG_FOLDER, MANIFEST_NAME
-from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 
 MAX_NAMED = 5
 
 
-def pin(
-    recipe: Recipe, workdir: Path, reporter: Reporter, workers: int = 1, update: bool = False, write: bool = True
-) -> Lock:
+def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, write: bool = True) -> Lock:
     """The lock of the recipe's sources, compared with the raw files as they are now.
 
     Raises InputError naming the files if one differs from the lock in the work folder and `update` is not set.
@@ -36,7 +33,6 @@ def pin(
     before = read_lock(path)
     for source in recipe.sources:
         _check_outside(source, workdir)
-    engine = LocalEngine(workers, reporter)
     sources = [_pin_source(source, engine) for source in recipe.sources]
     lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists)))
     if before is not None and not update:
@@ -65,7 +61,7 @@ def _check_outside(source: SourceConfig, workdir: Path) -> None:
         )
 
 
-def _pin_source(source: SourceConfig, engine: LocalEngine) -> LockedSource:
+def _pin_source(source: SourceConfig, engine: Engine) -> LockedSource:
     found = resolve(source, engine)
     return LockedSource(name=found.name, request=found.request | {"paths": list(source.paths)}, files=found.files)
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import digest_changes
 from gristmill.foundation.lock import LOCK_NAME, Lock, write_lock
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
-from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.lease import lease
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import validate
@@ -25,9 +25,7 @@ class Reproduction:
     libraries: tuple[str, ...]
 
 
-def reproduce(
-    manifest_path: Path, workdir: Path, stages: Sequence[Stage], workers: int, reporter: Reporter
-) -> Reproduction:
+def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engine: Engine) -> Reproduction:
     """Runs the manifest's recipe up to its stage on the raw files that its lock pins.
 
     Raises InputError if a raw file is missing or differs, or if another process writes to the work folder."""
@@ -38,10 +36,10 @@ def reproduce(
         raise InputError(f"{folder}: {original.stage!r} is not a stage of this version of gristmill")
     recipe = validate(original.origin["recipe"], str(folder / MANIFEST_NAME))
     lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
-    runner = Runner(recipe, workdir, stages, lock, reporter, Processes(workers))
+    runner = Runner(recipe, workdir, stages, lock, engine.reporter, Processes(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
-        pin(recipe, workdir, reporter, workers)
+        pin(recipe, workdir, engine)
         runner.run_leased(to=stage.name)
     return compare_outputs(original, read_manifest(workdir / stage.name))
 

@@ -17,6 +17,8 @@ from gristmill.foundation import interrupts
 from gristmill.foundation.canonical_json import differing_fields
 from gristmill.foundation.checked_outputs import check_against
 from gristmill.foundation.disk_errors import disk_trouble
+from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree, sweep, sync, sync_tree, write_atomic
 from gristmill.foundation.lock import Lock
@@ -53,10 +55,10 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Processes:
-    """workers: processes of each stage. rank: of this process under torchrun; only rank 0 writes the stages'
-    folders."""
+    """engine: runs the tasks of the stages; None: this process. rank: of this process under torchrun; only rank 0
+    writes the stages' folders."""
 
-    workers: int = 1
+    engine: Engine | None = None
     rank: int = 0
 
 
@@ -73,7 +75,8 @@ class Runner:
         processes: Processes = Processes(),
     ):
         self.recipe, self.workdir, self.stages, self.lock = recipe, workdir, stages, lock
-        self.reporter, self.workers, self.rank = reporter, processes.workers, processes.rank
+        self.reporter, self.rank = reporter, processes.rank
+        self.engine: Engine = processes.engine or LocalEngine(1, reporter)
 
     def folder(self, stage: Stage) -> Path:
         return self.workdir / stage.name
@@ -187,10 +190,12 @@ class Runner:
             inputs=self._input_folders(plan),
             cache=self.workdir / "cache",
             lock=self.lock,
-            workers=self.workers,
+            engine=self.engine,
             reporter=self.reporter,
         )
-        return plan.stage.run(context)
+        metadata = plan.stage.run(context)
+        self.engine.close()  # training needs the memory of idle workers
+        return metadata
 
     def _input_folders(self, plan: StagePlan) -> dict[str, Path]:
         """The verified folders of the plan's input stages, by name."""

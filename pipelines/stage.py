@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
@@ -24,7 +25,7 @@ class StageContext:
     inputs: Mapping[str, Path]
     cache: Path
     lock: Lock
-    workers: int
+    engine: Engine
     reporter: Reporter
 
 

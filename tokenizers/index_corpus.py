@@ -21,10 +21,10 @@ from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, remove_tree, write_atomic
-from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks, note_path
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
@@ -59,31 +59,30 @@ class MergeTask:
     key: int
 
 
-def index_corpus(request: IndexRequest, workers: int, reporter: Reporter) -> tuple[Dataset, Tokenizer]:
+def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokenizer]:
     """Writes the .bin and .idx files and their description into request.folder; finished files are reused.
 
     Raises InputError if a source has no documents in the train split, or a document has no text."""
     tokenizer = load_bulk_tokenizer(request.tokenizer)
-    reporter.say(f"index: encoding with {tokenizer.encoder}")
+    engine.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _plan_tasks(request, tokenizer)
     text_bytes = sum(task.bytes for tasks in encodes for task in tasks)
     todo = [
         task for tasks, merge_task in zip(encodes, merges, strict=True) if not _is_merged(merge_task) for task in tasks
     ]
-    encode_engine = _engine(workers, reporter, text_bytes / ENCODE_BYTES_PER_SECOND)
-    encode_engine.map(encode_documents, todo, "index: encoding", [task.bytes for task in todo], "B")
-    _engine(workers, reporter, text_bytes / MERGE_BYTES_PER_SECOND).map(
-        _merge, merges, "index: shuffling", unit="files"
-    )
+    encoding = _sized(engine, text_bytes / ENCODE_BYTES_PER_SECOND)
+    encoding.map(encode_documents, todo, "index: encoding", [task.bytes for task in todo], "B")
+    merging = _sized(engine, text_bytes / MERGE_BYTES_PER_SECOND)
+    merging.map(_merge, merges, "index: shuffling", unit="files")
     dataset = _describe(request, tokenizer)
     write_dataset(request.folder, dataset)
     remove_tree(request.folder / CHUNKS)
     return dataset, tokenizer
 
 
-def _engine(workers: int, reporter: Reporter, seconds: float) -> LocalEngine:
-    """All workers, or this process alone where starting them would take longer than the work."""
-    return LocalEngine(workers if seconds >= MIN_PARALLEL_SECONDS else 1, reporter)
+def _sized(engine: Engine, seconds: float) -> Engine:
+    """The engine, or this process alone where starting workers would take longer than the work."""
+    return engine if seconds >= MIN_PARALLEL_SECONDS else LocalEngine(1, engine.reporter)
 
 
 def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[EncodeTask]], list[MergeTask]]:

@@ -37,7 +37,7 @@ from gristmill.data_pipeline.signals.table import measure_edited
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import LockedSource, RawFile
 
@@ -106,7 +106,7 @@ class AnnotateTask:
 
 
 def annotation_tasks(
-    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path, engine: LocalEngine
+    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path, engine: Engine
 ) -> list[AnnotateTask]:
     """Split the source into tasks, in canonical order: (raw digest, record number)."""
     total = sum(file.bytes for file in locked.files)
@@ -145,7 +145,7 @@ def _file_ranges(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange
     return file_ranges(*task)
 
 
-def annotate_all(tasks: Sequence[AnnotateTask], engine: LocalEngine) -> None:
+def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
     """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:

@@ -21,7 +21,7 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.urls import split_url
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, seal_of, sealed_path
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 SITE_VERSION = 1  # raised whenever the code changes what the files of this pass hold
 # Rows that a task holds before it writes them, and that a range of block keys has on average: 24 MB, some 100 MB while
@@ -68,7 +68,7 @@ class CountTask:
 
 
 def find_site_boilerplate(
-    source: SourceConfig, groups: Sequence[Sequence[FileRange]], folder: Path, engine: LocalEngine
+    source: SourceConfig, groups: Sequence[Sequence[FileRange]], folder: Path, engine: Engine
 ) -> Path:
     """Write the table of the source's boilerplate (uint64[2, K], see extraction/repeated_blocks.py); returns its path.
 
@@ -161,7 +161,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
         np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
 
 
-def boilerplate(row_files: Sequence[Path], config: SiteBoilerplateConfig, engine: LocalEngine) -> np.ndarray:
+def boilerplate(row_files: Sequence[Path], config: SiteBoilerplateConfig, engine: Engine) -> np.ndarray:
     """uint64[2, K]: hosts and keys of the boilerplate blocks, ordered by key, then host."""
     pages = _pages_of_hosts([_slice(_mapped(path), BLOCK, 0, 0) for path in row_files], config.min_pages)
     bounds = _bounds(sum(_mapped(path).shape[1] for path in row_files))

@@ -12,7 +12,7 @@ from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, 
 from gristmill.data_pipeline.ledger.document_file import unpacked_ids
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 EXCERPT_CHARACTERS = 400
 SIDES = {REMOVED_SIDE: "removed", KEPT_SIDE: "kept"}
@@ -31,9 +31,7 @@ class Example:
     duplicate_of: str | None = None
 
 
-def borderline_examples(
-    one: SourceState, removals: Sequence[RemovalStep], engine: LocalEngine
-) -> Iterator[dict[str, Any]]:
+def borderline_examples(one: SourceState, removals: Sequence[RemovalStep], engine: Engine) -> Iterator[dict[str, Any]]:
     """For each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest its threshold on
     either side; for each later step, the removed documents with the lowest values. Of equals the first in the
     source."""
@@ -86,7 +84,7 @@ def _step_examples(one: SourceState, step: RemovalStep) -> Iterator[Example]:
 
 
 def _read_documents(
-    one: SourceState, examples: Sequence[Example], engine: LocalEngine
+    one: SourceState, examples: Sequence[Example], engine: Engine
 ) -> Mapping[tuple[int, int], tuple[str, str]]:
     """By file and row: (doc_id, excerpt)."""
     rows = {file: sorted({one.row for one in examples if one.file == file}) for file in {e.file for e in examples}}

@@ -16,7 +16,7 @@ from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles, read_evidence, rows_by_document
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 
 ANNOTATIONS = (".annotate", ".drop")  # rules that only record their spans
@@ -58,7 +58,7 @@ def count_files(
     curated: Sequence[SourceState],
     removals: Sequence[RemovalStep],
     evidence: Sequence[EvidenceFiles],
-    engine: LocalEngine,
+    engine: Engine,
 ) -> list[FileCounts]:
     """The counts of every annotated file of all sources."""
     tasks = [

@@ -26,7 +26,7 @@ from gristmill.data_pipeline.ledger.parquet_rows import RowRange, split_by_weigh
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.files import write_atomic
 
 # A source of 16 MB and more has several shards, so that several workers can write them.
@@ -50,7 +50,7 @@ class SourceToWrite:
 
 
 def write_shards(
-    sources: Sequence[SourceToWrite], shard_bytes: int, pii: PiiConfig | None, folder: Path, engine: LocalEngine
+    sources: Sequence[SourceToWrite], shard_bytes: int, pii: PiiConfig | None, folder: Path, engine: Engine
 ) -> None:
     """Writes the documents and signals of every source and split, in shards of about `shard_bytes` of text, or fewer so
     that a source of some size has TARGET_SHARDS.
@@ -145,7 +145,7 @@ def write_ledgers(
     removals: Sequence[RemovalStep],
     evidence: Sequence[EvidenceFiles],
     folder: Path,
-    engine: LocalEngine,
+    engine: Engine,
 ) -> None:
     """evidence: of each annotated file of all sources."""
     tasks = []
@@ -193,7 +193,7 @@ def quarantined_rows(one: SourceState, columns: Sequence[str]) -> Iterator[dict[
 
 
 def write_examples(
-    curated: Sequence[SourceState], removals: Sequence[RemovalStep], folder: Path, engine: LocalEngine
+    curated: Sequence[SourceState], removals: Sequence[RemovalStep], folder: Path, engine: Engine
 ) -> None:
     lines = [orjson.dumps(example) + b"\n" for one in curated for example in borderline_examples(one, removals, engine)]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))

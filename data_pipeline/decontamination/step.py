@@ -27,7 +27,7 @@ from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS
 from gristmill.foundation.checksum_files import sealed_path
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import RecipeError
 
 
@@ -76,7 +76,7 @@ class Decontamination:
 def decontaminate(
     document_files: Sequence[DocumentFile],
     config: DecontaminateConfig,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
     task_examples: Sequence[Example] = (),
 ) -> Decontamination:
@@ -132,9 +132,7 @@ def _identity(
     }
 
 
-def _search_files(
-    document_files: Sequence[DocumentFile], window: int, engine: LocalEngine, folder: Path
-) -> list[Found]:
+def _search_files(document_files: Sequence[DocumentFile], window: int, engine: Engine, folder: Path) -> list[Found]:
     files = [folder / f"found-{number:05d}.npy" for number in range(len(document_files))]
     tasks = [
         (document_file, window, folder, file)
@@ -178,7 +176,7 @@ def _edit_files(
     document_files: Sequence[DocumentFile],
     found: Sequence[Found],
     texts: BenchmarkTexts,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
 ) -> list[Path | None]:
     """Of each document file the prefix of its files of matches, hits, removed spans and pieces; None if it has none."""

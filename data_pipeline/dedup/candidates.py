@@ -12,6 +12,7 @@ from gristmill.data_pipeline.dedup.arrays import load_array, save_array
 from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, repeated_keys, union_buckets
 from gristmill.data_pipeline.dedup.signatures import SignatureStore
 from gristmill.data_pipeline.ledger.document_file import keep_order, packed_ids, unpacked_ids
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 
@@ -91,7 +92,7 @@ def _refuse_twins(ids: np.ndarray) -> None:
 
 
 def write_band_keys(
-    stores: Sequence[SignatureStore], bands: int, rows: int, by_source: bool, engine: LocalEngine, folder: Path
+    stores: Sequence[SignatureStore], bands: int, rows: int, by_source: bool, engine: Engine, folder: Path
 ) -> list[Path]:
     """One file for each document file: uint64[bands, documents]. by_source: documents of two sources share no key."""
     tasks: list[tuple[SignatureStore, int, int, int, int, Path]] = []
@@ -105,7 +106,7 @@ def write_band_keys(
     return [task[-1] for task in tasks]
 
 
-def _sized(engine: LocalEngine, num_documents: int) -> LocalEngine:
+def _sized(engine: Engine, num_documents: int) -> Engine:
     return engine if num_documents >= POOL_DOCUMENTS else LocalEngine(1, engine.reporter)
 
 
@@ -119,9 +120,7 @@ def _write_keys(task: tuple[SignatureStore, int, int, int, int, Path]) -> None:
     save_array(path, keys)
 
 
-def write_buckets(
-    documents: Documents, keys: Sequence[Path], bands: int, engine: LocalEngine, folder: Path
-) -> list[Path]:
+def write_buckets(documents: Documents, keys: Sequence[Path], bands: int, engine: Engine, folder: Path) -> list[Path]:
     """Files of int64[3, members]: band, bucket and position of each document that shares its bucket; ordered.
 
     One file a band, or a single one for few documents. Documents without a shingle are in no bucket. Memory of a band:

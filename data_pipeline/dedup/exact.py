@@ -15,7 +15,7 @@ from gristmill.data_pipeline.dedup.folding import fold_texts
 from gristmill.data_pipeline.dedup.lsh import repeated_keys
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, utf8_of
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 # Columns of a document file's hashes, uint64[5, documents].
 ID_HIGH, ID_LOW, KEY_HIGH, KEY_LOW, LENGTH = range(5)
@@ -33,14 +33,14 @@ class ExactDedupConfig(Config):
 
 
 def exact_duplicates(
-    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
     """The table of `find_exact_duplicates`: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
     return find_exact_duplicates(document_files, config, engine, folder).table()
 
 
 def find_exact_duplicates(
-    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
 ) -> Duplicates:
     """Every kept document that is not the first of its equals, with that first one.
 

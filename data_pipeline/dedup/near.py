@@ -30,7 +30,7 @@ from gristmill.data_pipeline.dedup.signatures import (
 from gristmill.data_pipeline.dedup.verify import joined_shingle_sets, keep_first
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 
 MAX_HASHES = 4096
@@ -101,7 +101,7 @@ class Protected:
 def near_duplicates(
     document_files: Sequence[DocumentFile],
     config: NearDedupConfig,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> pa.Table:
@@ -112,7 +112,7 @@ def near_duplicates(
 def find_near_duplicates(
     document_files: Sequence[DocumentFile],
     config: NearDedupConfig,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> Duplicates:
@@ -164,7 +164,7 @@ def _write_sets(
     documents: Documents,
     candidates: Candidates,
     config: NearDedupConfig,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
 ) -> list[Path]:
     """The shingle sets of all candidates, file by file: .npy of hashes, and of (row, end) of each document's set."""
@@ -202,7 +202,7 @@ def _verify(
     candidates: Candidates,
     sets: Sequence[Path],
     config: NearDedupConfig,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
 ) -> list[Path]:
     weights = documents.shingles[candidates.positions]

@@ -13,7 +13,7 @@ from gristmill.data_pipeline.dedup.signatures import (
     sign_corpus,
 )
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 
 
@@ -27,7 +27,7 @@ def corpus_document_files(corpus: Path) -> list[DocumentFile]:
     return [DocumentFile(path, path.stem.rpartition("-")[0], priority=1) for path in paths]
 
 
-def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: LocalEngine) -> SignatureStore:
+def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: Engine) -> SignatureStore:
     """The folder `signatures` of a curated corpus: a store of all documents that stand in it."""
     return sign_corpus(corpus_document_files(corpus), scheme, engine, corpus / STORE_FOLDER, is_kept=True)
 

@@ -26,7 +26,7 @@ from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.checked_outputs import check_outputs
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, write_atomic
 
@@ -140,7 +140,7 @@ def signatures_file(folder: Path, number: int) -> Path:
 def sign_corpus(
     document_files: Sequence[DocumentFile],
     scheme: SignatureScheme,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
     is_kept: bool = False,
 ) -> SignatureStore:

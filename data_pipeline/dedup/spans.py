@@ -19,7 +19,7 @@ from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.
@@ -51,7 +51,7 @@ class SpanDedupConfig(Config):
 
 
 def duplicate_spans(
-    document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
     """Every paragraph (line) that occurs in at least min_count places, but for the first in keep-order.
 

@@ -15,7 +15,7 @@ from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
 from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def deduplicate(
     removals: Sequence[RemovalStep],
     settings: DedupSettings,
     folder: Path,
-    engine: LocalEngine,
+    engine: Engine,
 ) -> list[RemovalStep]:
     """Removes exact duplicates and then near duplicates from what `removals` left; returns `removals` and these.
 

@@ -23,7 +23,7 @@ from gristmill.foundation.cached_njit import cached_njit
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 
 pydivsufsort = DeferredModule("pydivsufsort")
@@ -58,7 +58,7 @@ class Group:
 
 
 def repeated_substrings(
-    document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: LocalEngine, folder: Path
+    document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
     """Every span of at least min_bytes bytes that occurred before, in keep-order, in its group of documents.
 
@@ -81,6 +81,8 @@ def repeated_substrings(
         numbers = missing[start : start + OPEN_GROUPS]
         _gather(document_files, group_of, numbers, folder, engine)
         engine.map(_search_group, [tasks[n] for n in numbers], "repeated substrings", unit="groups")
+        for number in numbers:
+            tasks[number][0].unlink()
     tables = [pq.read_table(path, schema=REPEATS) for path in sorted(folder.glob("repeats-*.parquet"))]
     return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
 
@@ -201,7 +203,7 @@ def _gather(
     group_of: Sequence[np.ndarray],
     numbers: Sequence[int],
     folder: Path,
-    engine: LocalEngine,
+    engine: Engine,
 ) -> None:
     """The documents of each of these groups in a file of its own, in one pass over the document_files."""
     with (
@@ -224,7 +226,7 @@ def _gather(
 
 
 def _search_group(task: tuple[Path, int, Path]) -> None:
-    """The group's repeats; its texts are then no longer needed."""
+    """Writes the group's repeats."""
     texts, min_bytes, path = task
     group = _read_group(texts)
     found = repeats_of(group, min_bytes)
@@ -234,7 +236,6 @@ def _search_group(task: tuple[Path, int, Path]) -> None:
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, REPEATS, strict=True)], schema=REPEATS)
     with sealed_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
-    texts.unlink()
 
 
 def _read_group(path: Path) -> Group:

@@ -16,7 +16,7 @@ from gristmill.data_pipeline.filters.profiles import Profiles
 from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS, before
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 KEPT, QUARANTINED = -1, -2
 REMOVED_LATER = -3  # by a step after the filters
@@ -159,7 +159,7 @@ def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:
     return replace(rule, signal=before(edits[stage], rule.signal))
 
 
-def apply_filters_to_files(tasks: Sequence[FilterTask], engine: LocalEngine) -> list[FilterResults]:
+def apply_filters_to_files(tasks: Sequence[FilterTask], engine: Engine) -> list[FilterResults]:
     sizes = [float(task.path.stat().st_size) for task in tasks]
     return engine.map(apply_filters, tasks, "decide", sizes, "B")
 

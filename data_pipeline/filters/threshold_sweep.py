@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.apply import PROFILE, FilterTask, failures, signal_values
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.nearest_name import did_you_mean
 
@@ -58,7 +58,7 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def sweep(
-    sources: Sequence[tuple[str, Sequence[FilterTask]]], wanted: Sweep, engine: LocalEngine, by_language: bool = False
+    sources: Sequence[tuple[str, Sequence[FilterTask]]], wanted: Sweep, engine: Engine, by_language: bool = False
 ) -> list[SweepRow]:
     """One row for every source that has the rule (with by_language, each of its languages) and every threshold.
 

@@ -25,7 +25,7 @@ from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, seal, sealed_path
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.nearest_name import did_you_mean
 
@@ -55,7 +55,7 @@ class ScoreTask:
 
 
 def score_quality(
-    sources: Sequence[ScoredSource], config: QualityConfig, cache: Path, folder: Path, engine: LocalEngine
+    sources: Sequence[ScoredSource], config: QualityConfig, cache: Path, folder: Path, engine: Engine
 ) -> tuple[RemovalStep, dict[Path, Path]]:
     """Return (the removal step, annotated file -> file of its scores); save the classifier in `folder`.
 

@@ -10,7 +10,7 @@ from gristmill.data_pipeline.readers.hub import dataset_digest
 from gristmill.data_pipeline.readers.python_files import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.verified_files import unreadable
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
@@ -41,7 +41,7 @@ def locate(source: SourceConfig) -> dict[str, str]:
     return found
 
 
-def resolve(source: SourceConfig, engine: LocalEngine) -> LockedSource:
+def resolve(source: SourceConfig, engine: Engine) -> LockedSource:
     """The source's raw files in canonical order, with sizes and SHA-256 digests, ready for the lock.
 
     Raises InputError naming the glob that matches nothing or the file that cannot be read."""

@@ -17,7 +17,7 @@ from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_wo
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, open_document_file
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, complement, removed_span_row, sorted_spans
 from gristmill.foundation.checksum_files import sealed_path
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 EDITED_ROWS = 1024  # documents in memory at a time as Python strings
 EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
@@ -72,7 +72,7 @@ def edit_document_files(
     document_files: Sequence[DocumentFile],
     spans: pa.Table,
     removal: SpanRemoval,
-    engine: LocalEngine,
+    engine: Engine,
     folder: Path,
 ) -> EditedFile:
     """The files without the spans; if not removal.is_applied, the texts stay and the spans are only recorded.

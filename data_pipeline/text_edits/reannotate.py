@@ -27,7 +27,7 @@ from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
 from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.text_edits.step import TextEdits
 from gristmill.foundation.checksum_files import sealed_path
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file that it comes from
 PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # keys in the metadata of a piece
@@ -56,7 +56,7 @@ def reannotate(
     scores: Mapping[Path, Path],
     annotated: Sequence[AnnotateConfig],
     folder: Path,
-    engine: LocalEngine,
+    engine: Engine,
 ) -> tuple[list[SourceState], dict[Path, Path]]:
     """The sources with a new file in the place of each annotated one whose texts changed, and its scores.
 

@@ -21,7 +21,7 @@ from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
 from gristmill.data_pipeline.text_edits.edit_documents import EditedFile, SpanRemoval, edit_document_files
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def edit_texts(
     removals: Sequence[RemovalStep],
     settings: EditSettings,
     folder: Path,
-    engine: LocalEngine,
+    engine: Engine,
 ) -> TextEdits:
     """Removes duplicate spans, repeated substrings and benchmark texts from the documents that `removals` left.
 
@@ -91,7 +91,7 @@ def edit_texts(
     return state
 
 
-def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: LocalEngine) -> TextEdits:
+def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: Engine) -> TextEdits:
     step = f"{config.unit}_dedup"
     work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
     spans = duplicate_spans(state.document_files, config, engine, work / "spans")
@@ -99,7 +99,7 @@ def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: Loca
     return state.with_edits(edited).after_removal(_emptied(step, edited), edited.document_files)
 
 
-def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, engine: LocalEngine) -> TextEdits:
+def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, engine: Engine) -> TextEdits:
     step = "substring_dedup"
     work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
     spans = repeated_substrings(state.document_files, config, engine, work / "spans")

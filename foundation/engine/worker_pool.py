@@ -160,13 +160,26 @@ def _exit_on_signal(*_: object) -> None:
 
 
 def _answer(order: bytes) -> tuple[bool, Any]:
-    """(True, the result) or (False, (exception, its traceback))."""
+    """`answer_of` a pickled function and its task."""
     try:
         function, value = multiprocessing.reduction.ForkingPickler.loads(order)
+    except Exception as error:
+        return failure(error)
+    return answer_of(function, value)
+
+
+def answer_of(function: Callable[[Any], Any], value: Any) -> tuple[bool, Any]:
+    """(True, the result) or (False, (exception, its traceback))."""
+    try:
         do_without_pandas()
         return True, function(value)
     except Exception as error:
-        return False, (_portable(error), traceback.format_exc())
+        return failure(error)
+
+
+def failure(error: Exception) -> tuple[bool, Any]:
+    """(False, (the exception as it can be pickled, its traceback)), for use in an except block."""
+    return False, (_portable(error), traceback.format_exc())
 
 
 def _portable(error: Exception) -> Exception:

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.torchrun_variables import rank_and_world_size
+from gristmill.pipelines.commands.engine_options import EngineOptions
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.lease import lease
 from gristmill.pipelines.preflight import check_workdir, require_ready
@@ -42,17 +44,15 @@ WorkdirOption = Annotated[
     typer.Option(metavar="DIR", parser=parse_workdir, help="Work folder for all stages (default: work/NAME)."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
-WorkersOption = Annotated[int, typer.Option(min=1, max=1024, help="Worker processes; they do not affect the output.")]
 UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
 
 
 @dataclass(frozen=True)
-class StageOptions:
+class StageOptions(EngineOptions):
     """Options of a command that runs a stage of a recipe."""
 
     workdir: WorkdirOption = None
     set_: SetOption = None
-    workers: WorkersOption = 2
 
 
 def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
@@ -62,36 +62,34 @@ def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
 def make_runner(
     recipe: Recipe,
     stages: Sequence[Stage],
-    workdir: Path | None,
-    workers: int = 1,
+    options: StageOptions,
     update_lock: bool = False,
     only: str | None = None,
 ) -> Runner:
     """A Runner for the stages, of which `only` one may run.
 
     Raises RecipeError or InputError for everything that can be checked before work starts."""
-    folder = workdir_of(recipe, workdir)
+    folder = workdir_of(recipe, options.workdir)
     rank, world_size = rank_and_world_size()
     reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
     if rank == 0:
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
+    engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
     with lease(folder) if rank == 0 else nullcontext():
-        lock = pin(recipe, folder, reporter, workers, update=update_lock, write=rank == 0)
-    return Runner(recipe, folder, stages, lock, reporter, Processes(workers, rank))
+        lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
+    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank))
 
 
 def run_stage(
     name: str,
     reference: str,
-    workdir: Path | None,
-    overrides: list[str] | None,
-    workers: int,
+    options: StageOptions,
     update_lock: bool = False,
 ) -> None:
     """Runs one stage of a recipe; its inputs must be complete."""
-    recipe = load_recipe(reference, overrides or [])
-    make_runner(recipe, stages_up_to(recipe, STAGES, name), workdir, workers, update_lock, name).run(only=name)
+    recipe = load_recipe(reference, options.set_ or [])
+    make_runner(recipe, stages_up_to(recipe, STAGES, name), options, update_lock, name).run(only=name)
 
 
 def selected_stages(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], str]:

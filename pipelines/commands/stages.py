@@ -1,12 +1,14 @@
 """The commands that run, plan and check the stages of a recipe."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.torchrun_variables import torchrun_variable
@@ -18,7 +20,6 @@ from gristmill.pipelines.commands.stage_options import (
     StageOptions,
     UpdateLockOption,
     WorkdirOption,
-    WorkersOption,
     make_runner,
     run_stage,
     selected_stages,
@@ -32,18 +33,17 @@ from gristmill.pipelines.runner import Runner
 from gristmill.training.limits import MAX_PROCESSES
 
 
+@with_option_groups
 def run(
     recipe: RecipeArgument,
-    workdir: WorkdirOption = None,
-    set_: SetOption = None,
+    stage: StageOptions,
     to: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
-    workers: WorkersOption = 2,
     update_lock: UpdateLockOption = False,
 ) -> None:
     """Run all stages that are not complete, in order."""
-    loaded = load_recipe(recipe, set_ or [])
+    loaded = load_recipe(recipe, stage.set_ or [])
     stages, skip_reason = selected_stages(loaded, to)
-    runner = make_runner(loaded, stages, workdir, workers, update_lock)
+    runner = make_runner(loaded, stages, stage, update_lock)
     if skip_reason:
         runner.reporter.say(skip_reason)
     runner.run()
@@ -58,34 +58,27 @@ def run(
 def stage_command(name: str) -> Callable[..., None]:
     """The command that runs only this stage."""
 
-    def command(
-        recipe: RecipeArgument,
-        workdir: WorkdirOption = None,
-        set_: SetOption = None,
-        workers: WorkersOption = 2,
-        update_lock: UpdateLockOption = False,
-    ) -> None:
-        run_stage(name, recipe, workdir, set_, workers, update_lock)
+    def command(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockOption = False) -> None:
+        run_stage(name, recipe, stage, update_lock)
 
     command.__doc__ = f"Run only the stage {name}; its input stages must be complete."
-    return command
+    return with_option_groups(command)
 
 
 curate, index, report = stage_command("curate"), stage_command("index"), stage_command("report")
 
 
+@with_option_groups
 def train(
     recipe: RecipeArgument,
-    workdir: WorkdirOption = None,
-    set_: SetOption = None,
-    workers: WorkersOption = 2,
+    stage: StageOptions,
     profile: Annotated[
         str, typer.Option(metavar="STEPS", help="Write Chrome traces of these steps to train/logs: 10,11")
     ] = "",
 ) -> None:
     """Run only the stage train; its input stages must be complete."""
     steps = [f"train.monitoring.profile_steps=[{profile}]"] if profile else []
-    run_stage("train", recipe, workdir, [*(set_ or []), *steps], workers)
+    run_stage("train", recipe, replace(stage, set_=[*(stage.set_ or []), *steps]))
 
 
 @with_option_groups
@@ -100,7 +93,7 @@ def evaluate(
     if (recipe is None) == (model.checkpoint is None):
         raise RecipeError("give a RECIPE, or --checkpoint DIR with --tasks a,b")
     if recipe is not None:
-        run_stage("evaluate", recipe, stage.workdir, stage.set_, stage.workers)
+        run_stage("evaluate", recipe, stage)
         return
     evaluate_checkpoint(model, tasks, output)
 
@@ -110,7 +103,7 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
     loaded = load_recipe(recipe, set_ or [])
     stages, skip_reason = selected_stages(loaded, None)
     folder, reporter = workdir_of(loaded, workdir), Reporter.to_terminal()
-    lock = pin(loaded, folder, reporter, write=False)
+    lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
     table = Table("stage", "action", "reason", "fingerprint")
     for planned in Runner(loaded, folder, stages, lock, reporter).plan():
         table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])

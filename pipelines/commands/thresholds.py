@@ -10,14 +10,12 @@ from gristmill.data_pipeline.corpus.sql import TABLES, open_corpus
 from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep
 from gristmill.data_pipeline.filters.threshold_sweep import sweep as count
 from gristmill.data_pipeline.run_curation import annotated
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.commands.stage_options import (
     RecipeArgument,
-    SetOption,
-    WorkdirOption,
-    WorkersOption,
+    StageOptions,
     workdir_of,
 )
 from gristmill.pipelines.console import print_block
@@ -26,22 +24,20 @@ from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 
 
+@with_option_groups
 def decide(
     recipe: RecipeArgument,
     sweep: Annotated[str, typer.Option(help="rule=low:high:n, as gopher_quality.min_words=20:80:5")],
-    workdir: WorkdirOption = None,
-    set_: SetOption = None,
+    stage: StageOptions,
     by_language: Annotated[bool, typer.Option("--by-language", help="One row per language of a source.")] = False,
-    workers: WorkersOption = 2,
 ) -> None:
     """Count what each threshold of a rule would keep, by source, before deduplication. Writes no corpus."""
     thresholds = parse_sweep(sweep)
-    loaded = load_recipe(recipe, set_ or [])
-    folder = workdir_of(loaded, workdir)
+    loaded = load_recipe(recipe, stage.set_ or [])
+    folder = workdir_of(loaded, stage.workdir)
     check_workdir(folder)
-    reporter = Reporter.to_terminal()
-    lock = pin(loaded, folder, reporter, workers, write=False)
-    engine = LocalEngine(workers, reporter)
+    engine = stage.open(Reporter.to_terminal(), folder)
+    lock = pin(loaded, folder, engine, write=False)
     sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
     names = ("source", "language") if by_language else ("source",)
     table = Table(*names, thresholds.rule, "documents kept", "MB kept", "removed by this rule only")

@@ -8,7 +8,8 @@ import typer
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.commands.stage_options import WorkersOption
+from gristmill.pipelines.commands.engine_options import EngineOptions
+from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.stage_list import STAGES
 from gristmill.pipelines.verify import verify as verify_folder
@@ -25,17 +26,18 @@ def verify(
         raise InputError("\n".join(found.wrong))
 
 
+@with_option_groups
 def reproduce(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="A stage's manifest.json or its folder.")],
+    engine: EngineOptions,
     workdir: Annotated[
         Path | None, typer.Option(help="Where to rebuild it (default: work/reproduce-FINGERPRINT).")
     ] = None,
-    workers: WorkersOption = 2,
 ) -> None:
     """Rebuild a stage from its manifest and report whether every byte is identical."""
     folder = manifest.parent if manifest.name == MANIFEST_NAME else manifest
     target = workdir or Path("work") / f"reproduce-{read_manifest(folder).fingerprint[:12]}"
-    result = reproduce_stage(manifest, target, STAGES, workers, Reporter.to_terminal())
+    result = reproduce_stage(manifest, target, STAGES, engine.open(Reporter.to_terminal(), target))
     for line in result.libraries:
         print(f"library {line}")
     if result.differences:

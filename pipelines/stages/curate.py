@@ -15,7 +15,6 @@ from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language_model import model_digest
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
@@ -76,7 +75,6 @@ def task_texts(recipe: Recipe) -> list[Any]:
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    engine = LocalEngine(context.workers, context.reporter)
     recipe = context.recipe
     examples: list[Example] = numbered_examples(task_texts(recipe))
     summary = curate(
@@ -87,7 +85,7 @@ def run(context: StageContext) -> dict[str, Any]:
             lock=context.lock,
             folder=context.folder,
             cache=context.cache,
-            engine=engine,
+            engine=context.engine,
             task_examples=examples,
         )
     )

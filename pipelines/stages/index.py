@@ -30,7 +30,7 @@ def run(context: StageContext) -> dict[str, Any]:
         folder=context.folder,
         sentences=recipe.index.sentences,
     )
-    dataset, tokenizer = indexing.index_corpus(request, context.workers, context.reporter)
+    dataset, tokenizer = indexing.index_corpus(request, context.engine)
     for line in recipe_repeat_warnings(recipe, dataset):
         context.reporter.say(f"index: {line}")
     return {

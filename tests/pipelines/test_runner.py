@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.lock import Lock, LockedSource, RawFile
@@ -274,5 +275,5 @@ def test_reproduce_takes_the_lease_before_it_writes_the_lock(mill, tmp_path):
     target = tmp_path / "again"
     with lease(target):
         with pytest.raises(InputError, match="another gristmill"):
-            reproduce(mill.workdir / "a", target, mill.runner().stages, 1, Reporter.silent())
+            reproduce(mill.workdir / "a", target, mill.runner().stages, LocalEngine(1, Reporter.silent()))
         assert not (target / "lock.json").exists()

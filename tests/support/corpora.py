@@ -9,6 +9,7 @@ from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import Lock
@@ -33,8 +34,12 @@ def write_jsonl(path: Path, records: list) -> Path:
 
 
 def run_curate(sources: list[SourceConfig], folder: Path, workers: int = 1, seed: int = 1, **settings) -> dict:
+    """Locks and curates into folder/curate on this machine; returns the counts."""
+    return curate_with(LocalEngine(workers, Reporter.silent()), sources, folder, seed, **settings)
+
+
+def curate_with(engine: Engine, sources: list[SourceConfig], folder: Path, seed: int = 1, **settings) -> dict:
     """Locks and curates into folder/curate; returns the counts."""
-    engine = LocalEngine(workers, Reporter.silent())
     lock = Lock(sources=tuple(resolve(source, engine) for source in sources))
     config = CurateConfig(**settings)
     return curate(CurationInputs(sources, config, seed, lock, folder / "curate", folder / "cache", engine))

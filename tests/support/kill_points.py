@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.manifest import differences, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.raw_files import pin
@@ -90,7 +91,7 @@ def run_stage(base: Path, workdir: Path, stage: Stage, kill_at: int) -> list[str
         "points",
     )
     with Calls(workdir, kill_at) as calls:
-        lock = pin(recipe, workdir, Reporter.silent())
+        lock = pin(recipe, workdir, LocalEngine(1, Reporter.silent()))
         Runner(recipe, workdir, [stage], lock, Reporter.silent()).run()
     return calls.names
 
@@ -150,7 +151,7 @@ def main() -> None:
     for kill_at in points:
         if wrong := wrong_after(base, stage, kill_at, whole):
             failures.append(f"killed before call {kill_at} ({names[kill_at - 1]}): {wrong}")
-    verdict = reproduce(base / "killed" / "train", base / "again", [stage], 1, Reporter.silent())
+    verdict = reproduce(base / "killed" / "train", base / "again", [stage], LocalEngine(1, Reporter.silent()))
     calls = [names[kill_at - 1] for kill_at in points]
     print(json.dumps({"calls": calls, "failures": failures, "differences": verdict.differences}))
 

@@ -19,6 +19,7 @@ from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest
@@ -69,7 +70,8 @@ def corpus(small_corpus, tmp_path_factory) -> Path:
 def context_of(folder: Path, inputs: dict[str, Path], workers: int = 1, recipe: Recipe | None = None) -> StageContext:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = recipe or recipe_of()
-    return StageContext(chosen, folder, inputs, folder / "cache", Lock(sources=()), workers, Reporter.silent())
+    engine = LocalEngine(workers, Reporter.silent())
+    return StageContext(chosen, folder, inputs, folder / "cache", Lock(sources=()), engine, engine.reporter)
 
 
 def digests(folder: Path) -> dict[str, str]:

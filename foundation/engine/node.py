@@ -1,0 +1,118 @@
+"""What runs on a node of a cluster: the report of its versions, and one task."""
+
+import hashlib
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gristmill.foundation.engine.parcel import Parcel, packed, unpacked
+from gristmill.foundation.engine.worker_pool import answer_of, failure
+from gristmill.foundation.errors import InputError
+
+PACKAGE = Path(__file__).parents[2]
+FOLDERS = ("data_pipeline", "evaluation", "foundation", "pipelines", "tokenizers", "training")
+CODE_SUFFIXES = (".py", ".npz", ".txt", ".yaml")
+# Libraries whose version may change a result, or what a task's pickle means.
+LIBRARIES = ("numpy", "numba", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What every node must have as the driver has it.
+
+    folder: the driver's current folder, from which relative paths start. versions: see `versions_here`. probe: a file
+    below the work folder that the driver wrote, with its content; None: not checked."""
+
+    folder: str
+    versions: Mapping[str, str]
+    probe: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """host: the node's name. time: its clock, seconds since 1970. problem: why it cannot take part, or ""."""
+
+    host: str
+    time: float
+    problem: str
+
+
+def versions_here() -> dict[str, str]:
+    """The digest of gristmill's files and the versions of Python and LIBRARIES in this process."""
+    return {"gristmill": package_digest(), "Python": platform.python_version()} | {
+        name: _version(name) for name in LIBRARIES
+    }
+
+
+@cache
+def package_digest() -> str:
+    """The first 16 hex digits of the SHA-256 of gristmill's code and tables, with their names."""
+    hasher = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted((PACKAGE / folder).rglob("*")):
+            if path.suffix in CODE_SUFFIXES:
+                content = path.read_bytes()
+                hasher.update(f"{path.relative_to(PACKAGE).as_posix()}\0{len(content)}\0".encode() + content)
+    return hasher.hexdigest()[:16]
+
+
+@cache
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def report(place: Place) -> NodeReport:
+    """Whether tasks that the driver starts from `place` can run on this node."""
+    return NodeReport(socket.gethostname(), time.time(), _problem(place))
+
+
+def run_task(order: Parcel, place: Place, scratch: Path) -> Parcel:
+    """`answer_of` the order, which is (function, task), in the driver's folder. scratch: takes large results.
+
+    A node that differs from the driver, such as one that joined late, answers with an InputError that names it."""
+    try:
+        if problem := _problem(place):
+            raise InputError(f"node {socket.gethostname()}: {problem}")
+        os.chdir(place.folder)
+        if place.folder not in sys.path:
+            sys.path.append(place.folder)
+        answer = answer_of(*unpacked(order))
+        return packed(answer, scratch)
+    except Exception as error:
+        return packed(failure(error), scratch)
+
+
+def _problem(place: Place) -> str:
+    here = versions_here()
+    differing = [
+        f"{name} {here.get(name)}, the driver has {wanted}"
+        for name, wanted in place.versions.items()
+        if here.get(name) != wanted
+    ]
+    if differing:
+        return f"{'; '.join(differing)}; install the same versions on every node (constraints.txt)"
+    if not os.path.isdir(place.folder):
+        return f"the folder {place.folder}, where the command was started, is not here; share it under this path"
+    if place.probe is not None and not _holds(*place.probe):
+        return (
+            f"the work folder {os.path.dirname(place.probe[0])} is not the driver's; it must be on a file system that "
+            "all nodes share under the same path"
+        )
+    return ""
+
+
+def _holds(path: str, content: str) -> bool:
+    try:
+        return Path(path).read_text("utf-8") == content
+    except OSError:
+        return False
