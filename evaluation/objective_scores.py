@@ -19,6 +19,7 @@ from gristmill.evaluation.results.write import write_results
 from gristmill.training.batches import collate
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.objective_errors import user_errors_named
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.objective import Objective
 
@@ -62,14 +63,22 @@ class Answers:
 
 @dataclass
 class OwnMetrics:
-    """The objective's own metrics by sample."""
+    """The objective's own metrics."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     chances: dict[str, list[float]] = field(default_factory=dict)
+    waiting: list[Mapping[str, Tensor]] = field(default_factory=list)
 
     def add(self, objective: Objective, k: int, prediction: Mapping[str, Tensor]) -> None:
-        for into, found in ((self.values, objective.scores(k, prediction)), (self.chances, objective.chances(k))):
-            for name, value in found.items():
+        """Scores samples that belong together when the last of them is there. k rises by one from call to call."""
+        self.waiting.append(prediction)
+        together = objective.scored_with(k)
+        if k + 1 < together.stop:
+            return
+        found, self.waiting = self.waiting, []
+        first = together.start
+        for into, metrics in ((self.values, objective.scores(first, found)), (self.chances, objective.chances(first))):
+            for name, value in metrics.items():
                 into.setdefault(name, []).append(value)
 
     def rows(self) -> list[ScoreRow]:
@@ -106,9 +115,10 @@ def evaluate_objective(model: Transformer, objective: Objective, count: int) -> 
         del batch["samples"]  # without them there is no dropout
         batch = {name: values.to(device) for name, values in batch.items()}
         sums.append(passes.evaluate(batch).double().cpu())
-        predicted = passes.evaluate(batch, objective.predict)
-        for row in range(len(batch["tokens"])):
-            own.add(objective, first + row, {name: values[row] for name, values in predicted.items()})
+        with user_errors_named("predict or scores fails"):
+            predicted = passes.evaluate(batch, objective.predict)
+            for row in range(len(batch["tokens"])):
+                own.add(objective, first + row, {name: values[row] for name, values in predicted.items()})
         for name, found in predicted.items():
             wanted = batch.get(name)
             if wanted is None or wanted.dtype != torch.int64 or wanted.shape != found.shape:

@@ -14,6 +14,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.training.config import TrainConfig
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.names import BUILT_IN, OWN_DATA
 
 
 class TrainingSections(NamedTuple):
@@ -26,11 +27,12 @@ class TrainingSections(NamedTuple):
 class Recipe(Config):
     """name: the default work folder is work/NAME. seed: of every random draw.
 
-    A recipe for curation alone leaves out model and train; every other section has defaults."""
+    A recipe for curation alone leaves out model and train; one whose objective reads its own records leaves out
+    sources. Every other section has defaults."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)  # of the work folder, too
     seed: int = Field(default=1234, ge=0, strict=True)
-    sources: tuple[SourceConfig, ...] = Field(min_length=1)
+    sources: tuple[SourceConfig, ...] = Field(default=(), min_length=1)
     curate: CurateConfig = CurateConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     index: IndexConfig = IndexConfig()
@@ -44,6 +46,22 @@ class Recipe(Config):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"two sources are named {doubled[0]!r}; a source's name is its identity, rename one")
+        return self
+
+    @model_validator(mode="after")
+    def the_corpus_has_sources(self) -> Self:
+        if self.sources:
+            return self
+        if self.train is None or (self.train.objective in BUILT_IN and self.train.objective not in OWN_DATA):
+            raise ValueError(
+                "sources is missing; name at least one, or in train.objective one that reads records of its own "
+                f"({', '.join(OWN_DATA)}, or your file)"
+            )
+        if self.tokenizer.pretrained is None:
+            raise ValueError(
+                "without sources there is no text to train a tokenizer on; set tokenizer.pretrained to that of the "
+                "checkpoint in train.init_from"
+            )
         return self
 
     @model_validator(mode="after")

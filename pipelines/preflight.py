@@ -20,6 +20,7 @@ from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.training_data import needs_sources
 from gristmill.training.memory_check import LARGEST_DEVICE_BYTES, check_memory, host_bytes
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 from gristmill.training.parallel.layout import objections
@@ -159,12 +160,30 @@ def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             InputError,
         )
     if train.objective != "causal":
-        try:
-            objectives.check_options(train.objective, train.objective_options)
-        except RecipeError as error:
-            yield Finding(str(error))
+        yield from _objective(recipe)
     if train.teacher is not None:
         yield from _teacher_vocabulary(recipe, Path(train.teacher.checkpoint) / "model.json")
+
+
+def _objective(recipe: Recipe) -> Iterator[Finding]:
+    """Loads a user's file, checks the options, and reads the records that the options name."""
+    train = recipe.training().train
+    try:
+        found, options = objectives.check_options(train.objective, train.objective_options)
+        if found.data != "own" and not recipe.sources:
+            yield Finding(needs_sources(train.objective, found.data))
+        elif found.data == "sentence_pairs" and not recipe.index.sentences:
+            yield Finding(f"train.objective: {train.objective} draws pairs of sentences; set index.sentences: true")
+        symbols = recipe.tokenizer.user_symbols
+        missing = [piece for piece in found.pieces(options) if piece not in symbols]
+        if missing and recipe.tokenizer.pretrained is None:
+            yield Finding(
+                f"train.objective: the tokenizer has no piece {missing[0]!r}; set tokenizer.user_symbols: "
+                f"{json.dumps([*symbols, *missing])}"
+            )
+        found.check_records(options)
+    except (RecipeError, InputError) as error:
+        yield Finding(str(error), type(error))
 
 
 def _teacher_vocabulary(recipe: Recipe, path: Path) -> Iterator[Finding]:
@@ -184,7 +203,7 @@ def _teacher_vocabulary(recipe: Recipe, path: Path) -> Iterator[Finding]:
 
 
 def _validation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    if recipe.training().train.validation.every and not recipe.curate.splits.validation:
+    if recipe.sources and recipe.training().train.validation.every and not recipe.curate.splits.validation:
         yield Finding(
             "curate.splits.validation is 0, so there is no validation loss; raise it, or set train.validation.every: 0",
             None,
@@ -194,7 +213,9 @@ def _validation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 def _live_evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     model, train = recipe.training()
     evaluation = train.evaluation
-    if evaluation.every and model.attention != "causal":
+    if evaluation.every and not recipe.sources:
+        yield Finding("train.evaluation.every: tasks need a corpus, and the recipe has no sources; set it to 0")
+    elif evaluation.every and model.attention != "causal":
         yield Finding(
             f"train.evaluation.every: tasks need a causal model and model.attention is {model.attention}; set it to 0"
         )

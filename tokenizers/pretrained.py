@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import itertools
-import json
 import re
 import urllib.request
 from pathlib import Path
@@ -15,10 +14,7 @@ from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.byte_level import GPT2_PATTERN, visible
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import settings_json
-from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, end_symbol
-
-# End-of-document symbols of published tokenizers: GPT-2, Llama 3, Llama 1, Qwen, Gemma, BERT.
-END_SYMBOLS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
+from gristmill.tokenizers.tokenizer import END_SYMBOLS, JSON_NAME, MODEL_NAME, SETTINGS_NAME, end_symbol
 
 HUB_TIMEOUT_SECONDS = 5.0
 
@@ -74,28 +70,11 @@ def copy_pretrained(config: TokenizerConfig, folder: Path) -> None:
         symbol = config.end_of_document or END_SYMBOLS[0]
     elif path.suffix == ".json":
         content = path.read_bytes()
-        symbol = config.end_of_document or _end_of(path, content)
+        symbol = config.end_of_document or end_symbol(path, content)
     else:
         raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
     write_atomic(folder / JSON_NAME, content)
     write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(symbol)) + b"\n")
-
-
-def _end_of(path: Path, content: bytes) -> str:
-    """The eos_token of the file's settings, else the first of END_SYMBOLS among its added tokens."""
-    settings = path.with_name(SETTINGS_NAME)
-    if settings.is_file():
-        return end_symbol(settings)
-    try:
-        added = {token["content"] for token in json.loads(content).get("added_tokens", [])}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
-        raise InputError(f"{path}: not a tokenizer.json ({error})") from error
-    for symbol in END_SYMBOLS:
-        if symbol in added:
-            return symbol
-    raise InputError(
-        f"{path}: none of {END_SYMBOLS} is among its added tokens {sorted(added)[:8]}; set tokenizer.end_of_document"
-    )
 
 
 def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:

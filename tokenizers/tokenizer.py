@@ -30,6 +30,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
 SETTINGS_NAME = "tokenizer_config.json"
+# End-of-document symbols of published tokenizers: GPT-2, Llama 3, Llama 1, Qwen, Gemma, BERT.
+END_SYMBOLS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>", "[SEP]", "<|endofdocument|>")
 
 
 class Tokenizer:
@@ -194,7 +196,7 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
     pieces = [""] * (max(vocabulary.values()) + 1)
     for piece, number in vocabulary.items():
         pieces[number] = piece
-    end = end_symbol(path.with_name(SETTINGS_NAME))
+    end = end_symbol(path, content)
     if end not in vocabulary:
         raise InputError(
             f"{path}: its end-of-document symbol {end!r} is not in the vocabulary; set tokenizer.end_of_document"
@@ -205,15 +207,25 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
     return Tokenizer(encoder, decoder, pieces, vocabulary[end], digest)
 
 
-def end_symbol(path: Path) -> str:
-    """The eos_token of a tokenizer_config.json. Raises InputError if there is no such file or it names none."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file, so the end-of-document symbol is unknown")
-    symbol = json.loads(path.read_bytes()).get("eos_token")
+def end_symbol(path: Path, content: bytes) -> str:
+    """The end-of-document symbol of a tokenizer.json: the eos_token of the tokenizer_config.json beside it, else the
+    first of END_SYMBOLS among its added tokens. Raises InputError if there is neither."""
+    settings = path.with_name(SETTINGS_NAME)
+    symbol = json.loads(settings.read_bytes()).get("eos_token") if settings.is_file() else None
     symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
-    if not isinstance(symbol, str):
-        raise InputError(f"{path}: names no eos_token; set tokenizer.end_of_document")
-    return symbol
+    if isinstance(symbol, str):
+        return symbol
+    try:
+        added = {token["content"] for token in json.loads(content).get("added_tokens", [])}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
+        raise InputError(f"{path}: not a tokenizer.json ({error})") from error
+    for symbol in END_SYMBOLS:
+        if symbol in added:
+            return symbol
+    raise InputError(
+        f"{path}: {SETTINGS_NAME} beside it names no eos_token, and none of {END_SYMBOLS} is among its added tokens "
+        f"{sorted(added)[:8]}; set tokenizer.end_of_document"
+    )
 
 
 def _surrogate(error: UnicodeEncodeError) -> InputError:

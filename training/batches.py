@@ -3,7 +3,7 @@
 Each data rank takes a contiguous range of the step's sample numbers. Which samples a step takes depends only on the
 number of samples before it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gristmill.training.objective_errors import user_errors_named, wrong
 from gristmill.training.parallel.mesh import Axis
 
 
@@ -23,10 +24,16 @@ class SampleSource(Protocol):
 
 
 class Batches:
-    """Prefetches the next batch in a thread."""
+    """Prefetches the next batch in a thread. problem: what is wrong with the fields of a batch, None if nothing is."""
 
-    def __init__(self, source: SampleSource, data: Axis, device: torch.device):
-        self.source, self.data, self.device = source, data, device
+    def __init__(
+        self,
+        source: SampleSource,
+        data: Axis,
+        device: torch.device,
+        problem: Callable[[Mapping[str, Tensor]], str | None] = lambda fields: None,
+    ):
+        self.source, self.data, self.device, self.problem = source, data, device, problem
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[tuple[int, int], Future[dict[str, Tensor]]] = {}
 
@@ -47,15 +54,25 @@ class Batches:
         share = count // self.data.size
         start = first + self.data.rank * share
         batch = collate(self.source, range(start, start + share))
+        if (problem := self.problem(batch)) is not None:
+            raise wrong(self.source, "sample", f"in the samples {start} to {start + share - 1} {problem}")
         if self.device.type != "cuda":
             return batch
         return {name: values.pin_memory() for name, values in batch.items()}  # else the copy to the GPU is waited for
 
 
 def collate(source: SampleSource, numbers: range) -> dict[str, Tensor]:
-    """The fields of the samples, each [samples, ...], integers as int64; and `samples`, their numbers."""
-    drawn = [source.sample(k) for k in numbers]
-    batch = {name: _stack([sample[name] for sample in drawn]) for name in drawn[0]}
+    """The fields of the samples, each [samples, ...], integers as int64; and `samples`, their numbers. Raises
+    RecipeError where an objective fails, or where its samples do not have the same fields and shapes."""
+    drawn = []
+    for k in numbers:
+        with user_errors_named(f"sample({k}) fails"):
+            drawn.append(source.sample(k))
+    try:
+        batch = {name: _stack([sample[name] for sample in drawn]) for name in drawn[0]}
+    except (ValueError, TypeError, KeyError) as error:
+        message = f"the samples {numbers[0]} to {numbers[-1]} do not fit together ({error}); give all the same fields"
+        raise wrong(source, "sample", f"{message}, shapes and dtypes") from error
     batch["samples"] = torch.tensor(numbers, dtype=torch.int64)
     return batch
 

@@ -15,6 +15,15 @@ from gristmill.training.parallel.mesh import Mesh
 MAY_DIFFER = {"dropout", "init_std", "initialisation", "mup_base_width", "outputs"}
 
 
+def padded_vocab_size(folder: Path | None, vocab_size: int) -> int:
+    """The checkpoint's vocabulary, where an import has padding rows behind the tokens that the data has; else the
+    data's."""
+    if folder is None or not (folder / checkpoint.MODEL_NAME).is_file():
+        return vocab_size
+    there = checkpoint.read_model_config(folder)
+    return int(there["vocab_size"]) if there["vocab_size"] - there.get("padded_rows", 0) == vocab_size else vocab_size
+
+
 def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
     """Raises InputError unless the checkpoint is complete and has the model described by `saved_config`."""
     checkpoint.verified(folder)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation, Loss
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
-from gristmill.training.init_from import check_init_from, load_init_from
+from gristmill.training.init_from import check_init_from, load_init_from, padded_vocab_size
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
@@ -32,9 +33,11 @@ from gristmill.training.metrics import (
     read_metrics,
 )
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.objectives.check import checked_loss
+from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
+from gristmill.training.objectives.names import BUILT_IN
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
+from gristmill.training.objectives.sample_fields import range_problem
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
@@ -86,16 +89,23 @@ class Run:
         self.seed = config.seed
         self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
-        vocab_size = data.samples.vocab_size
+        initial = None if train.init_from is None else Path(train.init_from)
+        vocab_size = padded_vocab_size(initial, data.samples.vocab_size)
         objective = self._objective(data.samples, model, "train")
         loss = checked_loss(objective, train.z_loss, train.teacher is not None)
+        if train.objective not in BUILT_IN:
+            check_sample(objective, train.tokens // model.sequence_length - 1)
         if train.float8:
             check_float8(mesh.device)
         self.model = build_local_model(model, vocab_size, train, mesh, config.seed)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
         self.optimizer = build_optimizer(self.model.parameters, train.optimizer, model)
-        self.batches = Batches(objective, mesh.data, mesh.device)
+        self.batches = Batches(
+            objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
+        )
         self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
+        if vocab_size > data.samples.vocab_size:
+            self.saved_config["padded_rows"] = vocab_size - data.samples.vocab_size
         self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
         self.trainer.teacher = self._load_teacher(model) if train.teacher is not None else None
         self.validation = None

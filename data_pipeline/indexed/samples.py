@@ -5,7 +5,6 @@ Nothing is built before training and nothing is stored: resuming is the one inte
 k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation of the epoch -> window."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 from gristmill.data_pipeline.indexed.blend import Schedule
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, read_dataset, source_prefix
-from gristmill.data_pipeline.indexed.epochs import repeat_warnings
+from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, cap_of, overdrawn
 from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
 from gristmill.data_pipeline.indexed.packing_table import kept_first_windows
@@ -31,18 +30,7 @@ class TooFewTokens(InputError):
     """A split has fewer tokens than one sample needs; its files are undamaged."""
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What a run of so many samples takes from one source; epochs is how often it sees the source's windows."""
-
-    source: str
-    samples: int
-    tokens: int
-    epochs: float
-    cap: float | None
-
-
-class Samples:
+class Samples(DrawForecast):
     """Made by `open_samples`. left_out names the sources of a held-out split that hold no whole sample."""
 
     def __init__(
@@ -60,7 +48,7 @@ class Samples:
         self.sequence_length, self.fingerprint = sequence_length, identity
         self._packings = tuple(packings.values())
         self._mask = config.mask_documents
-        self._caps = [_cap_of(config, name) for name in self.sources]
+        self._caps = [cap_of(config, name) for name in self.sources]
         self._seed = seed
         self._schedule = blend_schedule(dataset, self.sources, sequence_length, seed, config)
         self._fim = FillInTheMiddle.for_dataset(dataset, config, seed)
@@ -106,36 +94,15 @@ class Samples:
         """What a run of `num_samples` takes from each source, computed without drawing."""
         counts = self._schedule.drawn(num_samples).tolist()
         return [
-            Draw(name, count, count * self.sequence_length, count / packing.num_windows, cap)
+            Draw(name, count, packing.num_windows, self.sequence_length, cap)
             for name, count, packing, cap in zip(self.sources, counts, self._packings, self._caps, strict=True)
         ]
-
-    def budget(self, num_samples: int) -> str:
-        """The draws of a run in a line: "books 75.0% (12,288 tokens, 0.41 epochs), notes 25.0% (...)"."""
-        draws = self.drawn(num_samples)
-        whole = max(1, sum(draw.tokens for draw in draws))
-        return ", ".join(
-            f"{draw.source} {draw.tokens / whole:.1%} ({draw.tokens:,} tokens, {draw.epochs:.2f} epochs)"
-            for draw in draws
-        )
-
-    def repeat_warnings(self, num_samples: int) -> list[str]:
-        """A line for each source that a run of `num_samples` sees more than 4 times."""
-        epochs = {draw.source: draw.epochs for draw in self.drawn(num_samples)}
-        tokens = {name: self.samples_of(name) * self.sequence_length for name in self.sources}
-        return repeat_warnings(epochs, tokens, num_samples * self.sequence_length)
-
-    def check_budget(self, num_samples: int) -> None:
-        """Raises InputError, before training starts, if a run of `num_samples` would overdraw a capped source."""
-        for draw in self.drawn(num_samples):
-            if draw.cap is not None and draw.epochs > draw.cap:
-                raise InputError(_overdrawn(draw.source, draw.epochs, draw.cap))
 
     def _check_cap(self, source: int, ordinal: int) -> None:
         cap = self._caps[source]
         windows = self._packings[source].num_windows
         if cap is not None and ordinal + 1 > cap * windows:
-            raise InputError(_overdrawn(self.sources[source], (ordinal + 1) / windows, cap))
+            raise InputError(overdrawn(self.sources[source], (ordinal + 1) / windows, cap))
 
     def _epoch_order(self, source: int, epoch: int) -> Callable[[int], int]:
         return self._packings[source].order(key_of(self._seed, "epoch", self.sources[source], epoch))
@@ -225,14 +192,3 @@ def _phase_weights(
             "weigh it, or name it in index.phases"
         )
     return phases or [(0, weights)]
-
-
-def _cap_of(config: IndexConfig, source: str) -> float | None:
-    return config.max_epochs.get(source) if isinstance(config.max_epochs, dict) else config.max_epochs
-
-
-def _overdrawn(source: str, epochs: float, cap: float) -> str:
-    return (
-        f"source {source!r} would be seen {epochs:.2f} times, its cap is {cap}; train on fewer tokens, lower the "
-        "source's weight, give it more text, or raise index.max_epochs"
-    )

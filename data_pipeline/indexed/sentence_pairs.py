@@ -13,6 +13,7 @@ import numpy as np
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
+from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, cap_of
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, blend_schedule
@@ -32,7 +33,7 @@ class Pair:
     swapped: bool
 
 
-class SentencePairs:
+class SentencePairs(DrawForecast):
     """Made by `open_pairs`. max_tokens: of both segments together."""
 
     def __init__(
@@ -46,7 +47,7 @@ class SentencePairs:
     ):
         self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
         self.sources, self.max_tokens, self.fingerprint = tuple(readers), max_tokens, identity
-        self._readers, self._seed = tuple(readers.values()), seed
+        self._readers, self._seed, self._config = tuple(readers.values()), seed, config
         self._runs = [sentence_runs(reader.lengths, reader.bounds, max_tokens) for reader in self._readers]
         self._schedule = blend_schedule(dataset, self.sources, max_tokens, seed, config)
         self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
@@ -68,6 +69,14 @@ class SentencePairs:
 
     def source_of(self, k: int) -> str:
         return self.sources[self._schedule.locate(k)[0]]
+
+    def drawn(self, num_samples: int) -> list[Draw]:
+        """What a run of `num_samples` pairs takes from each source, each pair counted with all tokens it may have."""
+        counts = self._schedule.drawn(num_samples).tolist()
+        return [
+            Draw(name, count, len(runs), self.max_tokens, cap_of(self._config, name))
+            for name, count, runs in zip(self.sources, counts, self._runs, strict=True)
+        ]
 
     def pairs_of(self, source: str) -> int:
         """How many pairs one epoch of the source has."""

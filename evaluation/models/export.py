@@ -29,8 +29,10 @@ from gristmill.training.checkpoint import (
     step_folder,
 )
 from gristmill.training.model.router import saved_buffers
+from gristmill.training.objectives.record_files import label_name
 from gristmill.training.parallel.mesh import single_process
 
+CLASS_NAMES = {"classification": "labels", "source_classification": "sources"}  # the options that hold them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -45,11 +47,14 @@ def export_checkpoint(
         raise InputError(f"{scores}: has no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
     saved_config, codec = read_model_config(checkpoint), load_tokenizer(folder)
-    check_tokenizer(folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded=False)
+    check_tokenizer(
+        folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], "padded_rows" in saved_config
+    )
     model, _ = load_model(checkpoint, dtype=DTYPES[precision])
-    architecture = write_huggingface(output, model, saved_config["end_of_document"], folder)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     workdir = Workdir.of_checkpoint(checkpoint)
+    labels = class_names(workdir)
+    architecture = write_huggingface(output, model, saved_config["end_of_document"], folder, labels)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
     return architecture
 
@@ -90,6 +95,13 @@ def model_card(
     lines += ["", *_metadata(stages), *_scores(scores or workdir.stage("evaluate"))]
     lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
     return "\n".join(lines)
+
+
+def class_names(workdir: Workdir | None) -> list[str]:
+    """Names of the classes, if the recipe's objective is a classification."""
+    train = _recipe(workdir.manifests()).get("train") if workdir is not None else None
+    field = CLASS_NAMES.get(train.get("objective")) if train else None
+    return [label_name(label) for label in train["objective_options"][field]] if field else []
 
 
 def _recipe(stages: dict[str, Manifest]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,16 @@ SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 
 
-def write_huggingface(folder: Path, model: Transformer, end_of_document: int, tokenizer: Path | None = None) -> str:
+def write_huggingface(
+    folder: Path,
+    model: Transformer,
+    end_of_document: int,
+    tokenizer: Path | None = None,
+    labels: Sequence[str] = (),
+) -> str:
     """Writes config.json, weights and the tokenizer's files; returns the architecture's name. Same model, same bytes.
 
+    labels: names of the classes, of a classification.
     Raises InputError if no architecture of transformers represents the model."""
     config = model.config
     family = family_for(config)
@@ -49,6 +56,9 @@ def write_huggingface(folder: Path, model: Transformer, end_of_document: int, to
         "dtype": str(model.dtype).removeprefix("torch."),
         **family.write(config),
     }
+    if labels:
+        fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        fields["label2id"] = {label: number for number, label in enumerate(labels)}
     write_atomic(folder / CONFIG_NAME, json.dumps(fields, indent=2, sort_keys=True).encode() + b"\n")
     if tokenizer is not None:
         copy_tokenizer(tokenizer, folder)
@@ -74,7 +84,10 @@ def read_huggingface(
 ) -> tuple[Transformer, SavedModelConfig]:
     """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
     fields = _read_config(folder)
-    family = family_named(fields.get("model_type", ""))
+    architectures = fields.get("architectures") or [""]
+    if not isinstance(architectures, list):
+        raise InputError(f"{folder / CONFIG_NAME}: architectures is no list; fetch the file again")
+    family = family_named(fields.get("model_type", ""), architectures[0])
     try:
         config = ModelConfig(**family.read(fields))
         vocab_size, end_of_document = int(fields["vocab_size"]), _end_of_document(fields)

@@ -20,7 +20,7 @@ from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage import Stage
-from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stage_list import stages_of
 from gristmill.pipelines.stage_selection import runnable_stages, stages_up_to
 
 RecipeArgument = Annotated[
@@ -88,10 +88,17 @@ def run_stage(
     update_lock: bool = False,
 ) -> None:
     """Runs one stage of a recipe; its inputs must be complete."""
+<<<<<<< HEAD
     recipe = load_recipe(reference, options.set_ or [])
     make_runner(recipe, stages_up_to(recipe, STAGES, name), options, update_lock, name).run(only=name)
+=======
+    recipe = load_recipe(reference, overrides or [])
+    stages = stages_up_to(recipe, stages_of(recipe), name)
+    make_runner(recipe, stages, workdir, workers, update_lock, name).run(only=name)
+>>>>>>> 39ab0b5 (Fine-tuning without a corpus: records of their own files (SQuAD, RACE, GLUE as they are), windows of long passages, checked before the first stage; fine-tuned heads of BERT leave and come back; an import's padding rows stay; errors of users' objectives at any batch name file and line; blend of pairs)
 
 
 def selected_stages(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], str]:
     """(the stages up to --to, else all that the recipe has sections for; why the others are skipped, or "")."""
-    return runnable_stages(recipe, STAGES) if to is None else (stages_up_to(recipe, STAGES, to), "")
+    stages = stages_of(recipe)
+    return runnable_stages(recipe, stages) if to is None else (stages_up_to(recipe, stages, to), "")

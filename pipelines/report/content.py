@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.indexed.dataset import read_dataset
-from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.manifest import read_manifest
 from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.report.blend import blend_blocks
 from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation_curve import evaluation_blocks
@@ -20,16 +19,18 @@ SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss i
 
 @dataclass(frozen=True)
 class Folders:
-    """The complete folders of the stages."""
+    """The complete folders of the stages; a recipe without sources has no corpus."""
 
-    curate: Path
     tokenizer: Path
-    index: Path
     train: Path
     evaluate: Path
+    curate: Path | None = None
+    index: Path | None = None
 
     def items(self) -> list[tuple[str, Path]]:
-        return list(vars(self).items())
+        """In the order of the stages."""
+        found = ((name, getattr(self, name)) for name in ("curate", "tokenizer", "index", "train", "evaluate"))
+        return [(name, folder) for name, folder in found if folder is not None]
 
 
 def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
@@ -41,8 +42,8 @@ def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
             "the raw files."
         ),
         *score_blocks(folders),
-        *curation_blocks(folders.curate),
-        *blend_blocks(recipe, folders),
+        *(curation_blocks(folders.curate) if folders.curate is not None else []),
+        *(blend_blocks(recipe, folders.index, folders.train) if folders.index is not None else []),
         *training_blocks(folders),
         *evaluation_blocks(folders.train, folders.evaluate),
         *sample_blocks(folders),
@@ -56,28 +57,6 @@ def score_blocks(folders: Folders) -> list[Block]:
     cells = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines if line.startswith("| ")]
     notes = [Paragraph(line.removeprefix("- ")) for line in lines if line.startswith("- ")]
     return [Heading("Scores"), Table(cells[0], tuple(cells[1:])), *notes]
-
-
-def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
-    """The recipe's source weights compared with the samples drawn, and the epochs of each source."""
-    model = recipe.training().model
-    samples = open_samples(folders.index, "train", model.sequence_length, recipe.seed, recipe.index)
-    trained = last_line(folders.train / "metrics.jsonl", "tokens")
-    drawn = samples.drawn(trained // model.sequence_length)
-    weights = {source.name: source.weight for source in read_dataset(folders.index).sources}
-    total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
-    rows = tuple(
-        (
-            draw.source,
-            percent(weights[draw.source] / total_weight),
-            percent(draw.samples / total_drawn),
-            number(draw.tokens),
-            f"{draw.epochs:.2f}",
-        )
-        for draw in drawn
-    )
-    columns = ("source", "planned", "drawn", "tokens", "epochs")
-    return [Heading("Blend"), Table(columns, rows, 4, "Shares of the training tokens.")]
 
 
 def training_blocks(folders: Folders) -> list[Block]:
@@ -130,41 +109,37 @@ def provenance_blocks(folders: Folders) -> list[Block]:
     libraries: dict[str, str] = {}
     for _, folder in folders.items():
         libraries |= read_manifest(folder).libraries
-    lock = read_manifest(folders.curate).origin["lock"]
+    return [
+        Heading("Provenance"),
+        Table(("stage", "fingerprint", "files", "inputs"), tuple(rows)),
+        *(raw_file_blocks(folders.curate) if folders.curate is not None else []),
+        Table(("library", "version"), tuple(sorted(libraries.items()))),
+        Paragraph("`gristmill verify` compares every file with its manifest; `gristmill reproduce` rebuilds a stage."),
+    ]
+
+
+def raw_file_blocks(curate: Path) -> list[Block]:
+    manifest = read_manifest(curate)
     raw = tuple(
         (
             source["name"],
             number(len(source["files"])),
             number(sum(file["bytes"] for file in source["files"])),
-            read_manifest(folders.curate).inputs[f"raw:{source['name']}"],
+            manifest.inputs[f"raw:{source['name']}"],
         )
-        for source in lock["sources"]
+        for source in manifest.origin["lock"]["sources"]
     )
-    return [
-        Heading("Provenance"),
-        Table(("stage", "fingerprint", "files", "inputs"), tuple(rows)),
-        Table(("source", "raw files", "bytes", "fingerprint of the digests"), raw, caption="Locked raw files"),
-        Table(("library", "version"), tuple(sorted(libraries.items()))),
-        Paragraph("`gristmill verify` compares every file with its manifest; `gristmill reproduce` rebuilds a stage."),
-    ]
+    return [Table(("source", "raw files", "bytes", "fingerprint of the digests"), raw, caption="Locked raw files")]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def last_line(path: Path, field: str) -> int:
-    return max(line[field] for line in read_lines(path) if field in line)
-
-
 def smoothed(values: list[float]) -> list[float]:
     """Moving average over the last SMOOTHING_SHARE of the run's steps: [4, 2] over 2 steps -> [4, 3]."""
     width = max(1, round(SMOOTHING_SHARE * len(values)))
     return [sum(values[max(0, end - width) : end]) / min(end, width) for end in range(1, len(values) + 1)]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def number(value: float) -> str:

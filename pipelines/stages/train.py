@@ -14,9 +14,9 @@ from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 from gristmill.pipelines.task_identity import task_identity
-from gristmill.pipelines.training_data import open_held_out, open_split, words
+from gristmill.pipelines.training_data import form_of, open_held_out, open_split, vocabulary, words
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.objectives.names import objective_identity
+from gristmill.training.objectives.names import OWN_DATA, objective_identity, records_digests
 
 # The command imports every stage; this part is imported by a run of this one.
 planner = DeferredModule("gristmill.training.planner.command")
@@ -37,6 +37,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
         decides["init_from"] = checkpoint_digest("init_from", Path(train.init_from))
     if (train.objective, train.objective_options) != ("causal", {}):
         decides["objective"] = objective_identity(train.objective, train.objective_options)
+        if train.objective in OWN_DATA:
+            decides["records"] = records_digests(train.objective_options)
     if train.teacher is not None:
         decides["teacher"] = checkpoint_digest("teacher", Path(train.teacher.checkpoint))
     if train.evaluation.every:
@@ -113,27 +115,26 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 
 def open_data(context: StageContext) -> Any:
     """The training samples, and the validation samples if there are tokens for at least one."""
-    from gristmill.training.objectives.load import load_objective  # as above
     from gristmill.training.training_data import TrainingData
 
     recipe, known = context.recipe, words(context)
     model, train = recipe.training()
-    dataset = read_dataset(context.inputs["index"])
     say = context.reporter.say
     samples = open_split(context, "train")
-    if load_objective(train.objective).data == "windows":
+    if form_of(train.objective) != "own":
         num_samples = -(-train.tokens // model.sequence_length)
         samples.check_budget(num_samples)
         say(f"train: will draw {samples.budget(num_samples)}")
         for line in samples.repeat_warnings(num_samples):
             say(f"train: {line}")
+    dataset = read_dataset(context.inputs["index"]) if "index" in context.inputs else None
     return TrainingData(
         samples,
         open_held_out(context, "validation"),
-        dataset.end_of_document,
+        vocabulary(context)[1],
         recipe.index.mask_documents,
-        bytes_per_token(dataset, "validation"),
-        bytes_per_token(dataset, "train"),
+        bytes_per_token(dataset, "validation") if dataset is not None else {},
+        bytes_per_token(dataset, "train") if dataset is not None else {},
         pieces=known.pieces,
         encode=known.encode,
     )
@@ -147,7 +148,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=5,
+    code_version=6,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,

@@ -63,12 +63,15 @@ BERT: dict[str, Any] = {
     "head_bias": True,
     "outputs": [{"name": "sentence_order", "size": 2}],
 }
+GPT2 = {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "tied": {"tied_embeddings": True},
-    "gpt2": {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True},
+    "gpt2": GPT2,
     "one_kv_head": {"kv_heads": 1, "qk_norm": True, "logit_softcap": 5.0},
     "windows": {"window": (4, None), "norm_order": "post", "initialisation": "mup", "mup_base_width": 16},
+    # dense and locally banded layers in turn (GPT-3, mGPT)
+    "banded": GPT2 | {"layers": 4, "window": (None, 3)},
     "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "mlp": "gelu", "biases": True},
     "deep": {"layers": 8},
     "bert": BERT,

@@ -1,5 +1,6 @@
 """Checks an objective before the first step: its samples, and its loss and predictions on a tiny model."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.foundation.errors import RecipeError
 from gristmill.training.batches import collate
 from gristmill.training.model.head import FrozenHead
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.output import TeacherStage
-from gristmill.training.model.transformer import INPUT_FIELDS, ComputeOptions, Transformer
+from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.objectives.load import errors_named
+from gristmill.training.objective_errors import defined_at, errors_named, wrong
 from gristmill.training.objectives.objective import LossFunction, Objective, Term, TermSpec
+from gristmill.training.objectives.sample_fields import sample_problem
 
 # The tiny model has the recipe's vocabulary, sequence length and outputs, so every shape that an objective sees is the
 # run's but the width.
@@ -33,67 +34,85 @@ def checked_loss(objective: Objective, z_loss: float = 0.0, has_teacher: bool = 
         model.teacher = TeacherStage(model.tensor, FrozenHead(model.head.scoring, model.head.weight.detach()))
         rows = batch["tokens"].flatten(1, -2) if batch["tokens"].dim() > 2 else batch["tokens"].unsqueeze(1)
         batch["teacher"] = torch.zeros(*rows.shape[:3], WIDTH)
-    terms = _call(model, batch, objective.loss, "loss")
-    specs = _checked_terms(terms, batch)
-    with errors_named("loss has no gradient"):
+    terms = _call(model, batch, objective, "loss")
+    specs = _checked_terms(objective, terms, batch)
+    with errors_named("loss has no gradient", defined_at(type(objective), "loss")):
         weighed = [term.weight * term.sum.sum() for term in terms if term.weight and term.sum.requires_grad]
         if not weighed:
-            raise _wrong("no term of loss with a weight depends on the model; give one that does a weight above 0")
+            raise wrong(
+                objective, "loss", "no term with a weight depends on the model; give one that does a weight above 0"
+            )
         sum(weighed).backward()
     with torch.no_grad():
-        _check_predictions(_call(model, batch, objective.predict, "predict"))
+        _check_predictions(objective, _call(model, batch, objective, "predict"))
     loss = LossFunction(objective, specs)
     if inputs.model.has_experts and not loss.weighs_tokens:
-        raise _wrong(
+        raise wrong(
+            objective,
+            "loss",
             "the model has experts, whose side losses are means over the tokens by the field `weights`; count the "
-            "first term by it, or leave model.moe out"
+            "first term by it, or leave model.moe out",
         )
     return loss
 
 
 def _checked_batch(objective: Objective) -> dict[str, Tensor]:
     """A batch of the first samples, after their fields were checked."""
-    drawn = []
-    for k in range(SAMPLES):
-        with errors_named(f"sample({k}) fails"):
-            drawn.append(objective.sample(k))
-        _check_sample(k, drawn[k], objective.inputs.model, objective.inputs.vocab_size)
+    drawn = [_drawn(objective, k) for k in range(SAMPLES)]
+    for k, sample in enumerate(drawn):
+        _check_repeats(objective, k, sample)
     for name in drawn[0].keys() | drawn[1].keys():
         first, second = (sample.get(name) for sample in drawn)
         if first is None or second is None:
-            raise _wrong(f"sample(0) and sample(1) do not both have the field {name!r}; give every sample all fields")
+            raise wrong(
+                objective,
+                "sample",
+                f"sample(0) and sample(1) do not both have the field {name!r}; give every sample all fields",
+            )
         if (first.shape, first.dtype) != (second.shape, second.dtype):
-            raise _wrong(
+            raise wrong(
+                objective,
+                "sample",
                 f"field {name!r} is {first.dtype}{list(first.shape)} in sample(0) and "
-                f"{second.dtype}{list(second.shape)} in sample(1); pad it to one shape"
+                f"{second.dtype}{list(second.shape)} in sample(1); pad it to one shape",
             )
-    return collate(objective, range(SAMPLES))
+    batch = collate(objective, range(SAMPLES))
+    if any(not np.array_equal(batch[name][0].numpy(), values) for name, values in drawn[0].items()):
+        raise wrong(objective, "sample", "sample(1) changes the arrays that sample(0) returned; return new ones")
+    return batch
 
 
-def _check_sample(k: int, sample: Any, model: ModelConfig, vocab_size: int) -> None:
-    if not isinstance(sample, Mapping) or not all(isinstance(value, np.ndarray) for value in sample.values()):
-        raise _wrong(f"sample({k}) returns {type(sample).__name__}; return a dict of numpy arrays")
-    if "tokens" not in sample:
-        raise _wrong(f"sample({k}) has the fields {sorted(sample)} and no `tokens`; add them as int64[T]")
-    if "samples" in sample:
-        raise _wrong(f"sample({k}) has a field `samples`, which the engine adds itself; rename it")
-    tokens = sample["tokens"]
-    length = model.sequence_length
-    if tokens.dtype.kind not in "iu" or tokens.ndim not in (1, 2) or tokens.shape[-1] != length:
-        raise _wrong(
-            f"sample({k}): tokens are {tokens.dtype}{list(tokens.shape)}; give integers [{length}] (the model's "
-            f"sequence_length), or [R, {length}] for R rows"
+def check_sample(objective: Objective, k: int) -> None:
+    """Raises RecipeError if sample k is wrong, such as the last of a run, for which an objective may have no data."""
+    first, last = _drawn(objective, 0), _drawn(objective, k)
+    shapes = [{name: (values.dtype, values.shape) for name, values in sample.items()} for sample in (first, last)]
+    if shapes[0] != shapes[1]:
+        raise wrong(
+            objective, "sample", f"sample({k}) has the fields {shapes[1]}, sample(0) {shapes[0]}; give the same"
         )
-    limits = {"tokens": vocab_size, "segments": model.segments or 1, "positions": length}
-    for name, limit in limits.items():
-        values = sample.get(name)
-        if values is not None and (values.min() < 0 or values.max() >= limit):
-            raise _wrong(f"sample({k}): {name} run from {values.min()} to {values.max()}, allowed are 0 to {limit - 1}")
-    for name in INPUT_FIELDS:
-        if name in sample and sample[name].shape != tokens.shape:
-            raise _wrong(
-                f"sample({k}): {name} are {list(sample[name].shape)}, tokens {list(tokens.shape)}; one for each"
-            )
+
+
+def _drawn(objective: Objective, k: int) -> dict[str, np.ndarray]:
+    """Sample k, its arrays copied."""
+    with errors_named(f"sample({k}) fails", defined_at(type(objective), "sample")):
+        sample = objective.sample(k)
+    problem = sample_problem(sample, objective.inputs.model, objective.inputs.vocab_size)
+    if problem is not None:
+        raise wrong(objective, "sample", f"sample({k}) {problem}")
+    return {name: values.copy() for name, values in sample.items()}
+
+
+def _check_repeats(objective: Objective, k: int, before: Mapping[str, np.ndarray]) -> None:
+    """Raises RecipeError unless sample k, drawn again, has the values it had before."""
+    again = _drawn(objective, k)
+    differ = [name for name in before if name not in again or not np.array_equal(before[name], again[name])]
+    if differ:
+        raise wrong(
+            objective,
+            "sample",
+            f"sample({k}) has another field {differ[0]!r} when it is drawn again; it must depend on k alone: draw "
+            "random numbers from np.random.default_rng([self.inputs.seed, k])",
+        )
 
 
 def _tiny_model(config: ModelConfig, vocab_size: int, z_loss: float) -> Transformer:
@@ -105,45 +124,51 @@ def _tiny_model(config: ModelConfig, vocab_size: int, z_loss: float) -> Transfor
     return model
 
 
-def _call(model: Transformer, batch: Mapping[str, Tensor], function: Any, name: str) -> Any:
+def _call(model: Transformer, batch: Mapping[str, Tensor], objective: Objective, name: str) -> Any:
     """What loss or predict returns for the batch."""
 
     def output(made: Any, fields: Mapping[str, Tensor]) -> Any:
-        with errors_named(f"{name} fails on a batch with the fields {sorted(fields)}"):
-            return function(made, fields)
+        place = defined_at(type(objective), name)
+        with errors_named(f"{name} fails on a batch with the fields {sorted(fields)}", place):
+            return getattr(objective, name)(made, fields)
 
     model.output = output
     return model(batch["tokens"], **batch)
 
 
-def _checked_terms(terms: Any, batch: Mapping[str, Tensor]) -> tuple[TermSpec, ...]:
+def _checked_terms(objective: Objective, terms: Any, batch: Mapping[str, Tensor]) -> tuple[TermSpec, ...]:
     if not isinstance(terms, Sequence) or not terms or not all(isinstance(term, Term) for term in terms):
-        raise _wrong(f"loss returns {type(terms).__name__}; return a list of Term, at least one")
+        raise wrong(objective, "loss", f"returns {type(terms).__name__}; return a list of Term, at least one")
     names = [term.name for term in terms]
-    if len(set(names)) < len(names):
-        raise _wrong(f"loss returns two terms of one name: {names}; give each its own")
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise wrong(objective, "loss", f"returns two terms of one name, or one without: {names}; give each its own")
     for term in terms:
-        if not isinstance(term.sum, Tensor) or tuple(term.sum.shape) != (SAMPLES,):
-            shape = list(term.sum.shape) if isinstance(term.sum, Tensor) else type(term.sum).__name__
-            raise _wrong(
-                f"term {term.name!r}: sum is {shape} for a batch of {SAMPLES}; give one number for each sample"
-            )
-        if term.count is not None and term.count not in batch:
-            raise _wrong(
-                f"term {term.name!r} counts by the field {term.count!r}, which sample(k) does not make; it makes "
-                f"{sorted(batch.keys() - {'samples', 'teacher'})}"
-            )
+        problem = _term_problem(term, batch)
+        if problem is not None:
+            raise wrong(objective, "loss", f"term {term.name!r}: {problem}")
     return tuple(TermSpec(term.name, term.count, float(term.weight)) for term in terms)
 
 
-def _check_predictions(found: Any) -> None:
+def _term_problem(term: Term, batch: Mapping[str, Tensor]) -> str | None:
+    if not isinstance(term.sum, Tensor) or tuple(term.sum.shape) != (SAMPLES,) or term.sum.is_complex():
+        shape = list(term.sum.shape) if isinstance(term.sum, Tensor) else type(term.sum).__name__
+        return f"sum is {shape} for a batch of {SAMPLES}; give one number for each sample"
+    if isinstance(term.weight, bool) or not isinstance(term.weight, int | float) or not math.isfinite(term.weight):
+        return f"weight is {term.weight!r}; give a number"
+    if term.count is not None and term.count not in batch:
+        made = sorted(batch.keys() - {"samples", "teacher"})
+        return f"counts by the field {term.count!r}, which sample(k) does not make; it makes {made}"
+    return None
+
+
+def _check_predictions(objective: Objective, found: Any) -> None:
     if not isinstance(found, Mapping) or not found:
-        raise _wrong(f"predict returns {type(found).__name__}; return a dict of tensors, at least one")
+        raise wrong(objective, "predict", f"returns {type(found).__name__}; return a dict of tensors, at least one")
     for name, value in found.items():
         if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != SAMPLES:
             shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise _wrong(f"predict: {name!r} is {shape} for a batch of {SAMPLES}; its first dimension is the samples'")
-
-
-def _wrong(problem: str) -> RecipeError:
-    return RecipeError(f"train.objective: {problem}")
+            raise wrong(
+                objective,
+                "predict",
+                f"{name!r} is {shape} for a batch of {SAMPLES}; its first dimension is the samples'",
+            )

@@ -1,27 +1,40 @@
 """Classification of texts and pairs of texts: fine-tuning on one class a record, as in MNLI and QQP."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.model.output import ModelOutput
 from gristmill.training.objectives.labelled_files import LabelledFiles, LabelledFilesOptions, text_of
 from gristmill.training.objectives.objective import Batch, ObjectiveInputs, Term
+from gristmill.training.objectives.record_files import label_name
 
 
 class ClassificationOptions(LabelledFilesOptions):
-    """The records have the fields first, second (left out for single texts) and label."""
+    """first, second, label: the names of the records' fields."""
 
-    labels: tuple[str, ...] = Field(min_length=2, description="names of the classes, in the order of their numbers")
+    labels: tuple[Annotated[str, BeforeValidator(label_name)], ...] = Field(
+        min_length=2, description="names of the classes, in the order of their numbers"
+    )
+    left_out: tuple[Annotated[str, BeforeValidator(label_name)], ...] = Field(
+        (), description="labels whose records are left out, such as MNLI's -"
+    )
     first: str = "first"
-    second: str = "second"
+    second: str | None = Field("second", description="null: single texts")
     label: str = "label"
     output: str = Field("classes", description="the output in model.outputs that holds the classes")
+
+    @model_validator(mode="after")
+    def labels_are_told_apart(self) -> Self:
+        names = [*self.labels, *self.left_out]
+        if len(set(names)) < len(names):
+            raise ValueError(f"labels and left_out name {sorted(names)}; name each label once")
+        return self
 
 
 class Classification(LabelledFiles):
@@ -38,12 +51,17 @@ class Classification(LabelledFiles):
                 f"model.outputs: [{{name: {options.output}, size: {len(options.labels)}}}]"
             )
 
-    def parsed(self, record: dict[str, Any], where: str) -> tuple[list[str], int]:
-        options = self.options
-        texts = [text_of(record, options.first, where)]
-        if options.second in record:
-            texts.append(text_of(record, options.second, where))
-        label = str(record.get(options.label))
+    @classmethod
+    def parsed(cls, record: dict[str, Any], where: str, options: Any) -> tuple[list[str], int] | None:
+        if options.label not in record:
+            raise InputError(
+                f"{where}: no field {options.label!r}, the fields are {sorted(record)}; correct the line, or name the "
+                "field in train.objective_options.label"
+            )
+        label = label_name(record[options.label])
+        if label in options.left_out:
+            return None
+        texts = [text_of(record, field, where) for field in (options.first, options.second) if field is not None]
         if label not in options.labels:
             raise InputError(
                 f"{where}: label {label!r} is outside the classes {list(options.labels)}; correct the line or "

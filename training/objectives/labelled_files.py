@@ -1,6 +1,5 @@
 """Labelled records in JSON lines, and how texts become the tokens of a sample: for objectives that fine-tune."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,14 @@ from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import file_digest
+from gristmill.training.objectives.names import RECORD_FILES
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
+from gristmill.training.objectives.record_files import Located, read_records, records_digest
 
 
 class LabelledFilesOptions(Config):
-    """train, validation, test: JSON lines. test defaults to the validation records, these to the training records."""
+    """train, validation, test: files of records, or folders of such files (`record_files.py`). test defaults to the
+    validation records, these to the training records."""
 
     train: Path
     validation: Path | None = None
@@ -35,17 +36,42 @@ class LabelledFiles(Objective):
     """Sample k is record k: of training records in an order shuffled anew in each epoch. A subclass makes `fields`."""
 
     Options = LabelledFilesOptions
+    data = "own"
 
     def __init__(self, inputs: ObjectiveInputs, options: Any):
         super().__init__(inputs, options)
         self.path = options.split_path(inputs.split)
-        self.records = [self.parsed(record, where) for record, where in read_records(self.path)]
-        self.digest = file_digest(self.path)
-        names = (options.start, options.separator, options.padding)
-        self.start, self.separator, self.padding = (inputs.id_of(name) for name in names)
+        self.records = self.parsed_records(self.path, options)
+        self.digest = records_digest(self.path)
+        self.start, self.separator, self.padding = (inputs.id_of(name) for name in self.pieces(options))
 
-    def parsed(self, record: dict[str, Any], where: str) -> Any:
-        """The record as `fields` takes it. Raises InputError, beginning with `where`, on a wrong one."""
+    @classmethod
+    def pieces(cls, options: Any) -> Sequence[str]:
+        return options.start, options.separator, options.padding
+
+    @classmethod
+    def check_records(cls, options: Any) -> None:
+        for path in dict.fromkeys(options.split_path(split) for split in RECORD_FILES):
+            cls.parsed_records(path, options)
+
+    @classmethod
+    def parsed_records(cls, path: Path, options: Any) -> list[Any]:
+        """As `parsed` has them. Raises InputError, with file and line, on the first wrong one."""
+        found = [cls.parsed(*each, options) for located in read_records(path) for each in cls.expanded(*located)]
+        kept = [record for record in found if record is not None]
+        if not kept:
+            raise InputError(f"{path}: no record is left; name a file with records that are not left out")
+        return kept
+
+    @classmethod
+    def expanded(cls, record: dict[str, Any], where: str) -> list[Located]:
+        """The records that one line holds; itself by default."""
+        return [(record, where)]
+
+    @classmethod
+    def parsed(cls, record: dict[str, Any], where: str, options: Any) -> Any:
+        """The record as `fields` takes it, None for one that is left out. Raises InputError, beginning with `where`, on
+        a wrong one."""
         raise NotImplementedError
 
     def fields(self, record: Any) -> dict[str, np.ndarray]:
@@ -77,29 +103,6 @@ class LabelledFiles(Objective):
 
     def source_of(self, k: int) -> str:
         return "all"
-
-
-def read_records(path: Path) -> list[tuple[dict[str, Any], str]]:
-    """(record, "FILE:LINE") of every line. Raises InputError naming file and line."""
-    found = []
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); name a file of JSON lines in UTF-8") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({error}); correct the line") from error
-        if not isinstance(record, dict):
-            raise InputError(f"{where}: no JSON object; correct the line")
-        found.append((record, where))
-    if not found:
-        raise InputError(f"{path}: holds no record; name a file of JSON lines")
-    return found
 
 
 def text_of(record: dict[str, Any], field: str, where: str) -> str:

@@ -3,15 +3,15 @@
 import hashlib
 import importlib.util
 import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.objective_errors import defined_at, errors_named, wrong
 from gristmill.training.objectives.causal import Causal
 from gristmill.training.objectives.classification import Classification
 from gristmill.training.objectives.distillation import Distillation
@@ -34,6 +34,9 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
     "span_extraction": SpanExtraction,
 }
 
+FUNCTIONS = ("sample", "loss", "predict")
+DATA_FORMS = get_args(get_type_hints(Objective)["data"])
+
 
 def load_objective(name: str) -> type[Objective]:
     """The class. Raises RecipeError, with file and line, if the name is unknown or the file does not load.
@@ -48,7 +51,7 @@ def load_objective(name: str) -> type[Objective]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickles look the module up
-    with errors_named("does not load"):
+    with errors_named("does not load", str(path)):
         spec.loader.exec_module(module)
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Objective)):
@@ -60,14 +63,29 @@ def load_objective(name: str) -> type[Objective]:
         raise RecipeError(
             f"train.objective: {path} has no class {class_name!r} that derives from Objective; it has {classes}"
         )
+    _check_class(found, path)
     return found
+
+
+def _check_class(found: type[Objective], path: Path) -> None:
+    """Raises RecipeError for a class that lacks one of the three functions, or whose settings are of another kind."""
+    missing = [name for name in FUNCTIONS if getattr(found, name) is getattr(Objective, name)]
+    if missing:
+        raise RecipeError(f"train.objective: {path}: {found.__name__} does not define {', '.join(missing)}; write them")
+    if not (isinstance(found.Options, type) and issubclass(found.Options, Config)):
+        raise RecipeError(f"train.objective: {path}: {found.__name__}.Options is no class that derives from Config")
+    if found.data not in DATA_FORMS:
+        raise RecipeError(f"train.objective: {path}: {found.__name__}.data is {found.data!r}; one of {DATA_FORMS}")
 
 
 def make_objective(name: str, options: Mapping[str, Any], inputs: ObjectiveInputs) -> Objective:
     """The objective with its options. Raises RecipeError naming a wrong option, or file and line of its own error."""
     found, checked = check_options(name, options)
-    with errors_named("cannot be made"):
-        return found(inputs, checked)
+    with errors_named("cannot be made", defined_at(found, "__init__")):
+        made = found(inputs, checked)
+    if getattr(made, "inputs", None) is not inputs or getattr(made, "options", None) is not checked:
+        raise wrong(made, "__init__", "does not set self.inputs and self.options; call super().__init__")
+    return made
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> tuple[type[Objective], Any]:
@@ -79,33 +97,3 @@ def check_options(name: str, options: Mapping[str, Any]) -> tuple[type[Objective
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("train.objective_options", *first["loc"]))
         raise RecipeError(f"{field}: {first['msg']}; {name} takes {sorted(found.Options.model_fields)}") from error
-
-
-@contextmanager
-def errors_named(what: str) -> Iterator[None]:
-    """Turns an exception of an objective into a RecipeError with the file and line it came from."""
-    try:
-        yield
-    except (RecipeError, InputError):
-        raise
-    except SyntaxError as error:
-        raise RecipeError(
-            f"train.objective: {error.filename}:{error.lineno}: {what}: {error.msg}; correct the file"
-        ) from error
-    except Exception as error:
-        frame = _objective_frame(traceback.extract_tb(error.__traceback__))
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise RecipeError(
-            f"train.objective: {frame.filename}:{frame.lineno}: {what}: {type(error).__name__}: {message}; correct the "
-            "file or the recipe"
-        ) from error
-
-
-def _objective_frame(frames: list[traceback.FrameSummary]) -> traceback.FrameSummary:
-    """The innermost frame in an objective's file: outside of installed packages and of gristmill's engine."""
-    engine, objectives = str(Path(__file__).parents[1]), str(Path(__file__).parent)
-    for frame in reversed(frames):
-        is_engine = frame.filename.startswith(engine) and not frame.filename.startswith(objectives)
-        if not is_engine and "site-packages" not in frame.filename and not frame.filename.startswith("<"):
-            return frame
-    return frames[-1]

@@ -42,11 +42,14 @@ class Masked(Objective):
 
     def __init__(self, inputs: ObjectiveInputs, options: Any):
         super().__init__(inputs, options)
-        names = (options.start, options.separator, options.mask, options.padding)
-        self.start, self.separator, self.mask, self.padding = (inputs.id_of(name) for name in names)
+        self.start, self.separator, self.mask, self.padding = (inputs.id_of(name) for name in self.pieces(options))
         self.length = inputs.model.sequence_length
         whole = options.whole_words
         self.begins = word_starts(inputs.pieces) if whole else np.ones(inputs.vocab_size, dtype=bool)
+
+    @classmethod
+    def pieces(cls, options: Any) -> Sequence[str]:
+        return options.start, options.separator, options.mask, options.padding
 
     def sample(self, k: int) -> Mapping[str, np.ndarray]:
         pair = self.inputs.samples.pair(k)

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.training.objectives.record_files import records_digest
 
 SCORED_BY_TASKS = ("causal", "distillation", "span_corruption")  # their models give the next token
-FINE_TUNING = ("classification", "multiple_choice", "source_classification", "span_extraction")
-BUILT_IN = ("causal", "distillation", "masked", "span_corruption", *FINE_TUNING)
+OWN_DATA = ("classification", "multiple_choice", "span_extraction")  # read records of their own, no corpus
+RECORD_FILES = ("train", "validation", "test")  # the options that name them
+BUILT_IN = ("causal", "distillation", "masked", "span_corruption", "source_classification", *OWN_DATA)
 
 
 def objective_identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,6 +20,21 @@ def objective_identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": name, "options": dict(options)}
     path, class_name = parse_user_objective(name)
     return {"class": class_name, "sha256": hashlib.sha256(read_source(path)).hexdigest(), "options": dict(options)}
+
+
+def records_digests(options: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of each file of records that the options name. Raises InputError if one cannot be read."""
+    found = {}
+    for split in RECORD_FILES:
+        if options.get(split) is not None:
+            path = Path(str(options[split]))
+            try:
+                found[split] = records_digest(path)
+            except OSError as error:
+                raise InputError(
+                    f"train.objective_options.{split}: {path}: {error.strerror}; name a file of records"
+                ) from error
+    return found
 
 
 def parse_user_objective(name: str) -> tuple[Path, str]:

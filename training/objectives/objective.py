@@ -12,6 +12,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.model.output import ModelOutput
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.objective_errors import user_errors_named, wrong
 
 # B samples of a micro-batch
 
@@ -47,10 +48,21 @@ class TermSpec:
 
 
 @dataclass(frozen=True)
+class NoCorpus:
+    """Stands for the indexed corpus where an objective makes its samples without one."""
+
+    vocab_size: int
+    fingerprint: str = ""
+
+    def source_of(self, k: int) -> str:
+        return "all"
+
+
+@dataclass(frozen=True)
 class ObjectiveInputs:
     """What an objective is made from. samples: the indexed corpus of one split, in the form that the objective's `data`
-    names (None without a corpus); mask_documents: as the recipe's section `index` has it. seed: of the recipe.
-    split: of the samples. pieces: the tokenizer's pieces by id. encode: a text's token ids."""
+    names (`NoCorpus` where the objective makes its own); mask_documents: as the recipe's section `index` has it.
+    seed: of the recipe. split: of the samples. pieces: the tokenizer's pieces by id. encode: a text's token ids."""
 
     samples: Any
     model: ModelConfig
@@ -86,11 +98,20 @@ class Objective:
     # True where the first term is the negative log-likelihood of all text, so that the logs have bits per byte.
     bits_per_byte = False
     # The form of `inputs.samples`: windows of tokens (indexed/samples.py) or pairs of text segments, from data that is
-    # split into sentences (indexed/sentence_pairs.py).
-    data: Literal["windows", "sentence_pairs"] = "windows"
+    # split into sentences (indexed/sentence_pairs.py). own: the objective makes its samples without a corpus.
+    data: Literal["windows", "sentence_pairs", "own"] = "windows"
 
     def __init__(self, inputs: ObjectiveInputs, options: Any):
         self.inputs, self.options = inputs, options
+
+    @classmethod
+    def pieces(cls, options: Any) -> Sequence[str]:
+        """Symbols that the tokenizer must have."""
+        return ()
+
+    @classmethod
+    def check_records(cls, options: Any) -> None:
+        """Raises InputError, with file and line, if a record of a file that the options name is wrong."""
 
     def sample(self, k: int) -> Mapping[str, np.ndarray]:
         """Sample k by field, a pure function of k. Every sample has the same fields, shapes and dtypes.
@@ -107,12 +128,18 @@ class Objective:
         """Predictions by name, each [B, ...]."""
         raise NotImplementedError
 
-    def scores(self, k: int, prediction: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """Metrics of the prediction for sample k, whose means the stage evaluate reports; none by default."""
+    def scored_with(self, k: int) -> range:
+        """The samples whose predictions are scored together with that of sample k, such as the windows of one passage;
+        by default k alone."""
+        return range(k, k + 1)
+
+    def scores(self, k: int, predictions: Sequence[Mapping[str, Tensor]]) -> Mapping[str, float]:
+        """Metrics whose means the stage evaluate reports; none by default. k: the first of the samples that are scored
+        together; predictions: of all of them."""
         return {}
 
     def chances(self, k: int) -> Mapping[str, float]:
-        """The same metrics of an answer without looking at the sample."""
+        """The same metrics of an answer without looking at the samples."""
         return {}
 
     @property
@@ -123,11 +150,13 @@ class Objective:
     @property
     def fingerprint(self) -> str:
         """Identifies the data; a run resumes on equal data only."""
-        return "" if self.inputs.samples is None else self.inputs.samples.fingerprint
+        found: str = self.inputs.samples.fingerprint
+        return found
 
     def source_of(self, k: int) -> str:
         """The source of sample k, by which validation losses are listed."""
-        return "all" if self.inputs.samples is None else self.inputs.samples.source_of(k)
+        found: str = self.inputs.samples.source_of(k)
+        return found
 
 
 @dataclass(frozen=True)
@@ -138,7 +167,14 @@ class LossFunction:
     terms: tuple[TermSpec, ...]
 
     def __call__(self, model: ModelOutput, batch: Batch) -> Tensor:
-        return torch.stack([term.sum.to(model.loss_dtype) for term in self.objective.loss(model, batch)], dim=1)
+        with user_errors_named("loss fails"):
+            terms = self.objective.loss(model, batch)
+        found = tuple(TermSpec(term.name, term.count, float(term.weight)) for term in terms)
+        if found != self.terms:
+            raise wrong(
+                self.objective, "loss", f"returns {found} after {self.terms}; return the same terms for every batch"
+            )
+        return torch.stack([term.sum.to(model.loss_dtype) for term in terms], dim=1)
 
     @property
     def weighs_tokens(self) -> bool:

@@ -35,7 +35,11 @@ class SourceClassification(Objective):
             raise RecipeError(
                 f"train.objective_options.sources lacks {unknown}; name all of {list(inputs.samples.sources)}"
             )
-        self.start, self.separator = inputs.id_of(options.start), inputs.id_of(options.separator)
+        self.start, self.separator = (inputs.id_of(name) for name in self.pieces(options))
+
+    @classmethod
+    def pieces(cls, options: Any) -> Sequence[str]:
+        return options.start, options.separator
 
     def sample(self, k: int) -> Mapping[str, np.ndarray]:
         window = self.inputs.samples.sample(k)["tokens"][:-2]

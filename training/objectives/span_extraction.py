@@ -2,8 +2,9 @@
 
 import re
 import string
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.model.output import ModelOutput
 from gristmill.training.objectives.labelled_files import LabelledFiles, LabelledFilesOptions, text_of
-from gristmill.training.objectives.objective import Batch, Term
+from gristmill.training.objectives.objective import Batch, ObjectiveInputs, Term
 
 _WORD = re.compile(r"\S+")
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -24,10 +25,16 @@ NO_ANSWER = 0  # the place of [CLS] stands for "no answer", as in BERT's fine-tu
 
 
 class SpanExtractionOptions(LabelledFilesOptions):
-    """The records have the fields context, question and answers: [{"text", "answer_start"}], empty where there is none.
-    A passage that is too long is cut; an answer in what is cut off counts as none in training."""
+    """The records have the fields context, question and answers: [{"text", "answer_start"}], empty where there is none;
+    files of SQuAD are read as they are. A passage that is too long is cut into windows, each a sample; in training an
+    answer that does not lie in a window counts as none there."""
 
     output: str = Field("span", description="the output of size 2 over tokens in model.outputs: begin and end")
+    unanswerable: bool = Field(True, description="questions may have no answer (SQuAD 2); false: all have one (1.1)")
+    stride: int = Field(
+        128, ge=1, description="tokens from the beginning of one window of a passage to that of the next"
+    )
+    max_question_tokens: int = Field(64, ge=1, description="what is behind them is cut off")
     max_answer_tokens: int = Field(30, ge=1)
 
 
@@ -43,49 +50,65 @@ class Question:
     answer: tuple[int, int] | None
 
 
+@dataclass(frozen=True)
+class Window:
+    """first: of the context's tokens. question: its number; siblings: windows that the passage has, this one the
+    number-th."""
+
+    question: Question
+    first: int
+    number: int
+    siblings: int
+
+
 class SpanExtraction(LabelledFiles):
-    """[CLS] question [SEP] context [SEP]; begin and end are places of the first and the last token of the answer."""
+    """[CLS] question [SEP] window of the context [SEP]; begin and end are places of the first and the last token of the
+    answer."""
 
     Options = SpanExtractionOptions
 
-    def parsed(self, record: dict[str, Any], where: str) -> Question:
-        context, question = (text_of(record, field, where) for field in ("context", "question"))
-        answers = record.get("answers")
-        words = tuple(match.span() for match in _WORD.finditer(context))
-        if not isinstance(answers, list):
-            raise InputError(f"{where}: `answers` is no list; give [] where there is no answer")
-        if not answers:
-            return Question(context, question, (), words, None)
-        texts = []
-        for answer in answers:
-            text, start = (
-                (answer.get(name) for name in ("text", "answer_start")) if isinstance(answer, dict) else ("", -1)
-            )
-            if (
-                not (isinstance(text, str) and text and isinstance(start, int))
-                or context[start : start + len(text)] != text
-            ):
-                raise InputError(f"{where}: answer {answer!r} does not stand there in the context; correct the line")
-            texts.append(text)
-        first, behind = answers[0]["answer_start"], answers[0]["answer_start"] + len(texts[0])
-        inside = [number for number, (start, stop) in enumerate(words) if start < behind and stop > first]
-        return Question(context, question, tuple(texts), words, (inside[0], inside[-1]))
+    def __init__(self, inputs: ObjectiveInputs, options: Any):
+        super().__init__(inputs, options)
+        self.space = _space_before_words(self.encode)
+        self.words: dict[str, list[int]] = {}  # tokens of each word that was encoded
+        self.records = [window for question in self.records for window in self._windows(question)]
 
-    def fields(self, record: Question) -> dict[str, np.ndarray]:
-        question = self.encode(record.question)
-        tokens, word_of = self._context_tokens(record)
+    @classmethod
+    def parsed(cls, record: dict[str, Any], where: str, options: Any) -> Question:
+        context, question = (text_of(record, field, where) for field in ("context", "question"))
+        words = tuple(match.span() for match in _WORD.finditer(context))
+        answers = _answers(record, where)
+        if not answers:
+            if not options.unanswerable:
+                raise InputError(
+                    f"{where}: has no answer, and train.objective_options.unanswerable is false; correct the line or "
+                    "the option"
+                )
+            return Question(context, question, (), words, None)
+        for text, start in answers:
+            if not _stands_there(context, text, start):
+                raise InputError(
+                    f"{where}: answer {text!r} does not stand at character {start!r} of the context; correct the line"
+                )
+        first, behind = answers[0][1], answers[0][1] + len(answers[0][0])
+        inside = [number for number, (start, stop) in enumerate(words) if start < behind and stop > first]
+        return Question(context, question, tuple(text for text, _ in answers), words, (inside[0], inside[-1]))
+
+    def fields(self, record: Window) -> dict[str, np.ndarray]:
+        question, (tokens, word_of) = self._question_tokens(record.question), self._context_tokens(record.question)
         length = self.inputs.model.sequence_length
-        question = question[: max(1, length // 2 - 3)]
         offset = len(question) + 2
-        tokens, word_of = tokens[: length - offset - 1], word_of[: length - offset - 1]
+        shown = slice(record.first, record.first + length - offset - 1)
         begin = end = NO_ANSWER
-        if record.answer is not None and record.answer[1] in word_of:
-            begin = offset + word_of.index(record.answer[0])
-            end = offset + len(word_of) - 1 - word_of[::-1].index(record.answer[1])
+        if record.question.answer is not None:
+            first = bisect_left(word_of, record.question.answer[0]) - record.first
+            last = bisect_right(word_of, record.question.answer[1]) - 1 - record.first
+            if 0 <= first <= last < len(tokens[shown]):
+                begin, end = offset + first, offset + last
         candidates = np.zeros(length, dtype=np.float32)
-        candidates[[NO_ANSWER, *range(offset, offset + len(tokens))]] = 1.0
+        candidates[[NO_ANSWER, *range(offset, offset + len(tokens[shown]))]] = 1.0
         places = {"begin": np.array(begin, dtype=np.int64), "end": np.array(end, dtype=np.int64)}
-        return self.packed([question, tokens]) | places | {"candidates": candidates}
+        return self.packed([question, tokens[shown]]) | places | {"candidates": candidates}
 
     def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
         begin, end = self._scores(model, batch)
@@ -95,21 +118,30 @@ class SpanExtraction(LabelledFiles):
         return [Term("cross_entropy", (losses[0] + losses[1]) / 2)]
 
     def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
-        """The best span of at most max_answer_tokens that begins before it ends, or no answer."""
+        """The best span of at most max_answer_tokens that begins before it ends, its score, and that of no answer."""
         begin, end = self._scores(model, batch)
         tokens = begin.shape[1]
         pairs = begin.unsqueeze(2) + end.unsqueeze(1)
         ones = torch.ones(tokens, tokens, dtype=torch.bool, device=pairs.device)
         legal = ones.triu() & ones.tril(self.options.max_answer_tokens - 1)
-        legal[NO_ANSWER, NO_ANSWER + 1 :] = False
-        best = pairs.masked_fill(~legal, -torch.inf).flatten(1).argmax(dim=1)
-        return {"begin": best // tokens, "end": best % tokens}
+        legal[NO_ANSWER] = False
+        score, best = pairs.masked_fill(~legal, -torch.inf).flatten(1).max(dim=1)
+        none = begin[:, NO_ANSWER] + end[:, NO_ANSWER]
+        return {"span": torch.stack([best // tokens, best % tokens], dim=1), "score": score, "no_answer": none}
 
-    def scores(self, k: int, prediction: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """SQuAD's exact match and F1, the best over all given answers."""
-        record = self.record(k)
-        found = self._text(record, int(prediction["begin"]), int(prediction["end"]))
-        wanted = record.answers or ("",)
+    def scored_with(self, k: int) -> range:
+        window = self.record(k)
+        return range(k - window.number, k - window.number + window.siblings)
+
+    def scores(self, k: int, predictions: Sequence[Mapping[str, Tensor]]) -> Mapping[str, float]:
+        """SQuAD's exact match and F1, the best over all given answers. Of the passage's windows the best span counts,
+        and no answer where it scores higher in every window than that span (arXiv 1810.04805, section 4.3)."""
+        question = self.record(k).question
+        spans = [float(each["score"]) for each in predictions]
+        best = max(range(len(spans)), key=spans.__getitem__)
+        nothing = self.options.unanswerable and min(float(each["no_answer"]) for each in predictions) > spans[best]
+        found = "" if nothing else self._text(self.record(k + best), predictions[best]["span"])
+        wanted = question.answers or ("",)
         return {
             "exact match": max(float(normalized(found) == normalized(each)) for each in wanted),
             "F1": max(word_f1(found, each) for each in wanted),
@@ -117,7 +149,7 @@ class SpanExtraction(LabelledFiles):
 
     def chances(self, k: int) -> Mapping[str, float]:
         """Of answering nothing."""
-        empty = float(not self.record(k).answers)
+        empty = float(not self.record(k).question.answers)
         return {"exact match": empty, "F1": empty}
 
     def _scores(self, model: ModelOutput, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -125,22 +157,63 @@ class SpanExtraction(LabelledFiles):
         begin, end = spans.masked_fill(batch["candidates"].unsqueeze(-1) == 0, -1e9).unbind(dim=-1)
         return begin, end
 
-    def _context_tokens(self, record: Question) -> tuple[list[int], list[int]]:
+    def _windows(self, question: Question) -> list[Window]:
+        room = self.inputs.model.sequence_length - len(self._question_tokens(question)) - 3
+        if room < 1:
+            raise RecipeError(
+                f"model.sequence_length {self.inputs.model.sequence_length} leaves no room for the context behind the "
+                "question; raise it or lower train.objective_options.max_question_tokens"
+            )
+        surplus = max(0, len(self._context_tokens(question)[0]) - room)
+        firsts = range(0, surplus + min(self.options.stride, room), min(self.options.stride, room))
+        return [Window(question, first, number, len(firsts)) for number, first in enumerate(firsts)]
+
+    def _question_tokens(self, question: Question) -> list[int]:
+        return self.encode(question.question)[: self.options.max_question_tokens]
+
+    def _context_tokens(self, question: Question) -> tuple[list[int], list[int]]:
         """(tokens, the word that each belongs to): every word is encoded by itself, so that each token has a place."""
         tokens, word_of = [], []
-        for number, (start, stop) in enumerate(record.words):
-            found = self.encode(record.context[start:stop])
-            tokens += found
-            word_of += [number] * len(found)
+        for number, (start, stop) in enumerate(question.words):
+            word = self.space * (number > 0) + question.context[start:stop]
+            if word not in self.words:
+                self.words[word] = self.encode(word)
+            tokens += self.words[word]
+            word_of += [number] * len(self.words[word])
         return tokens, word_of
 
-    def _text(self, record: Question, begin: int, end: int) -> str:
-        if begin == NO_ANSWER:
-            return ""
-        offset = min(len(self.encode(record.question)), max(1, self.inputs.model.sequence_length // 2 - 3)) + 2
-        word_of = self._context_tokens(record)[1]
-        first, last = word_of[begin - offset], word_of[end - offset]
-        return record.context[record.words[first][0] : record.words[last][1]]
+    def _text(self, window: Window, span: Tensor) -> str:
+        question = window.question
+        word_of = self._context_tokens(question)[1]
+        offset = len(self._question_tokens(question)) + 2 - window.first
+        first, last = (word_of[int(place) - offset] for place in span)
+        return question.context[question.words[first][0] : question.words[last][1]]
+
+
+def _answers(record: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
+    """(text, first character) of each answer, from SQuAD's list of objects, or from an object of two lists."""
+    answers = record.get("answers")
+    if isinstance(answers, dict):
+        texts, starts = (answers.get(name) for name in ("text", "answer_start"))
+        if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
+            raise InputError(f"{where}: `answers` has no lists text and answer_start of one length; correct the line")
+        return list(zip(texts, starts, strict=True))
+    if not isinstance(answers, list):
+        raise InputError(f"{where}: `answers` is no list; give [] where there is no answer")
+    return [
+        (each.get("text"), each.get("answer_start")) if isinstance(each, dict) else (each, None) for each in answers
+    ]
+
+
+def _stands_there(context: str, text: Any, start: Any) -> bool:
+    if not (isinstance(text, str) and text.strip() and isinstance(start, int) and not isinstance(start, bool)):
+        return False
+    return start >= 0 and context[start : start + len(text)] == text
+
+
+def _space_before_words(encode: Callable[[str], list[int]]) -> str:
+    """What stands before a word that is encoded by itself, so that it gets the tokens it has within a text."""
+    return " " if encode("one") + encode(" one") == encode("one one") else ""
 
 
 def normalized(text: str) -> str:

@@ -58,20 +58,24 @@ HEADS = {
 }
 
 
-def _rules(norms: Mapping[str, str]) -> list[Rule]:
-    rules = [
+def rules(norms: Mapping[str, str], heads: Mapping[str, str]) -> list[Rule]:
+    """The rules of embeddings and layers, and of heads: their linear layers by name."""
+    found = [
         Rule("bert.embeddings.word_embeddings.weight", ("embedding.weight",)),
         Rule("bert.embeddings.position_embeddings.weight", ("positions.weight",)),
         Rule("bert.embeddings.token_type_embeddings.weight", ("segments.weight",)),
-        Rule("cls.predictions.bias", ("head.bias",)),
     ]
     layers = {f"bert.encoder.layer.{{i}}.{theirs}": f"layers.{{i}}.{ours}" for theirs, ours in LAYER_NAMES.items()}
-    for theirs, ours in (layers | dict(norms) | HEADS).items():
-        rules += weight_and_bias(theirs, (ours,), SAME, SAME)
-    return rules
+    for theirs, ours in (layers | dict(norms) | dict(heads)).items():
+        found += weight_and_bias(theirs, (ours,), SAME, SAME)
+    return found
 
 
-def _write(config: ModelConfig) -> Fields:
+def _pretraining_rules(norms: Mapping[str, str]) -> list[Rule]:
+    return [*rules(norms, HEADS), Rule("cls.predictions.bias", ("head.bias",))]
+
+
+def write(config: ModelConfig) -> Fields:
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
@@ -87,7 +91,7 @@ def _write(config: ModelConfig) -> Fields:
     }
 
 
-def _read(fields: Mapping[str, Any], constants: Mapping[str, Any]) -> Fields:
+def read(fields: Mapping[str, Any], constants: Mapping[str, Any]) -> Fields:
     activation = fields.get("hidden_act", "gelu")
     if activation not in ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"):
         require_value(fields, "hidden_act", "gelu")
@@ -104,7 +108,7 @@ def _read(fields: Mapping[str, Any], constants: Mapping[str, Any]) -> Fields:
     }
 
 
-def _unsupported(config: ModelConfig, constants: Mapping[str, Any]) -> list[str]:
+def unsupported(config: ModelConfig, constants: Mapping[str, Any]) -> list[str]:
     found = unsupported_fields(config, **constants, gelu=config.gelu, segments=config.segments)
     if config.num_kv_heads != config.heads:
         found.append(f"kv_heads={config.kv_heads}")
@@ -116,16 +120,16 @@ def _unsupported(config: ModelConfig, constants: Mapping[str, Any]) -> list[str]
 MEGATRON_BERT = Family(
     "MegatronBertForPreTraining",
     "megatron-bert",
-    lambda config: _unsupported(config, REARRANGED),
-    lambda _: _rules(REARRANGED_NORMS),
-    _write,
-    lambda fields: _read(fields, REARRANGED),
+    lambda config: unsupported(config, REARRANGED),
+    lambda _: _pretraining_rules(REARRANGED_NORMS),
+    write,
+    lambda fields: read(fields, REARRANGED),
 )
 BERT = Family(
     "BertForPreTraining",
     "bert",
-    lambda config: _unsupported(config, ORIGINAL),
-    lambda _: _rules(ORIGINAL_NORMS),
-    _write,
-    lambda fields: _read(fields, ORIGINAL),
+    lambda config: unsupported(config, ORIGINAL),
+    lambda _: _pretraining_rules(ORIGINAL_NORMS),
+    write,
+    lambda fields: read(fields, ORIGINAL),
 )

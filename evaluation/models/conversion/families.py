@@ -1,6 +1,7 @@
 """Hugging Face architectures that our models can be exported to and imported from."""
 
 from gristmill.evaluation.models.conversion.bert import BERT, MEGATRON_BERT
+from gristmill.evaluation.models.conversion.bert_tasks import BERT_TASKS
 from gristmill.evaluation.models.conversion.bloom import BLOOM
 from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
@@ -9,7 +10,7 @@ from gristmill.evaluation.models.conversion.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
-FAMILIES = (LLAMA, GPT2, BLOOM, MIXTRAL, QWEN3_MOE, OLMOE, MEGATRON_BERT, BERT)
+FAMILIES = (LLAMA, GPT2, BLOOM, MIXTRAL, QWEN3_MOE, OLMOE, MEGATRON_BERT, BERT, *BERT_TASKS)
 
 
 def family_for(config: ModelConfig) -> Family:
@@ -23,10 +24,12 @@ def family_for(config: ModelConfig) -> Family:
     raise InputError(f"this model cannot be written for transformers: {'; '.join(reasons)}")
 
 
-def family_named(model_type: str) -> Family:
-    """The family that a config.json names. Raises InputError if it is not supported."""
-    for family in FAMILIES:
-        if family.model_type == model_type:
-            return family
-    known = ", ".join(family.model_type for family in FAMILIES)
-    raise InputError(f"model_type {model_type!r} cannot be read; gristmill reads {known}")
+def family_named(model_type: str, architecture: str = "") -> Family:
+    """The family that a config.json names: that of the architecture, else the first of the model type.
+
+    Raises InputError if the model type is not supported."""
+    candidates = [family for family in FAMILIES if family.model_type == model_type]
+    if not candidates:
+        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise InputError(f"model_type {model_type!r} cannot be read; gristmill reads {known}")
+    return next((family for family in candidates if family.architecture == architecture), candidates[0])

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.bert import MEGATRON_BERT
@@ -17,9 +21,14 @@ from gristmill.evaluation.models.conversion.megatron_bert_345m import (
     megatron_bert_file,
     read_megatron_bert,
 )
+from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
 from gristmill.foundation.errors import InputError
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.checkpoint import read_model_config, step_folder
 from gristmill.training.model.transformer import Transformer
 from tests.training.model.test_bert import REARRANGED, VOCAB, batch, drawn_model, theirs_of
+from tests.training.objectives.test_bert_runs import bert_run
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 HEADS, WIDTH = 4, 8
 
@@ -113,3 +122,38 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     for name in ("a.zip", "b.pt"):
         with pytest.raises(InputError, match="cannot be read as model_optim_rng"):
             read_megatron_bert(tmp_path / name)
+
+
+def word_pieces(cased: bool) -> HuggingFaceTokenizer:
+    """As BERT's tokenizer.json: no end of document, and no settings beside it. 51 pieces, as many as SyntheticPairs."""
+    symbols = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+    pieces = [*symbols, "the", "The", "mill", "##er", *(f"##{number}" for number in range(42))]
+    made = HuggingFaceTokenizer(WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = BertNormalizer(lowercase=not cased), BertPreTokenizer()
+    made.add_special_tokens(list(symbols))
+    return made
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_a_published_model_is_imported_and_trained_on(cased: bool, tmp_path: Path) -> None:
+    """Its table has padding rows behind the tokenizer's pieces: 29,056 rows for 28,996 pieces, here 61 for 51."""
+    model = drawn_model(REARRANGED, "exact")
+    folder = tmp_path / "published"
+    folder.mkdir()
+    torch.save(as_nvidias(model, 0.0), folder / "model_optim_rng.pt")
+    word_pieces(cased).save(str(folder / "tokenizer.json"))
+    imported = import_checkpoint(folder, tmp_path / "in")
+    codec = load_tokenizer(tmp_path / "in/tokenizer")
+    assert codec.encode("The miller") == ([6, 7, 8] if cased else [5, 7, 8])
+    assert codec.pieces[codec.end_of_document] == "[SEP]"
+    assert read_model_config(imported)["padded_rows"] == 10
+    settings = {"init_from": str(imported), "tokens": 2 * 8 * 24, "batch_tokens": 8 * 24, "checkpoint": {"every": 2}}
+    run = bert_run(tmp_path / "run", model=model.config.model_dump(), end_of_document=2, **settings)
+    run._resume()
+    for name, value in model.named_parameters():
+        assert torch.equal(run.model.parameters[name].float(), value.float()), name
+    run.train()
+    trained = step_folder(tmp_path / "run/checkpoints", 2)
+    assert read_model_config(trained)["padded_rows"] == 10
+    export_checkpoint(trained, tmp_path / "out", tmp_path / "in/tokenizer")
+    assert load_file(tmp_path / "out/model.safetensors")["bert.embeddings.word_embeddings.weight"].shape == (61, 32)

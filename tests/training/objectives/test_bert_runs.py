@@ -29,11 +29,18 @@ def encode(text: str) -> list[int]:
 
 
 def bert_run(
-    folder: Path, mesh: Any = None, reporter: Reporter | None = None, model: Any = MODEL, **changes: Any
+    folder: Path,
+    mesh: Any = None,
+    reporter: Reporter | None = None,
+    model: Any = MODEL,
+    end_of_document: int = 0,
+    **changes: Any,
 ) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = SyntheticPairs(LENGTH - 3)
-    data = TrainingData(pairs, pairs, 0, mask_documents=False, bytes_per_token={}, pieces=PIECES, encode=encode)
+    data = TrainingData(
+        pairs, pairs, end_of_document, mask_documents=False, bytes_per_token={}, pieces=PIECES, encode=encode
+    )
     settings = {
         "objective": "masked",
         "precision": "fp64",

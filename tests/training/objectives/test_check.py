@@ -11,7 +11,7 @@ from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.names import objective_identity
 from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec
-from tests.support.training_runs import MODEL, Counting
+from tests.support.training_runs import MODEL, Counting, new_run
 
 GOOD = """
 import numpy as np
@@ -69,12 +69,53 @@ BAD = [
         'Term("nll", nll.sum(),',
         r"term 'nll': sum is \[\] for a batch of 2; give one number for each",
     ),
-    ('[Term("nll", nll, "weights")]', "nll", "loss returns Tensor; return a list of Term"),
+    ('[Term("nll", nll, "weights")]', "nll", r"mine\.py:10: returns Tensor; return a list of Term"),
     ('"weights")]', '"weights"), Term("nll", nll)]', "two terms of one name"),
-    ('"weights")]', '"weights", 0.0)]', "no term of loss with a weight depends on the model"),
+    ('"weights")]', '"weights", 0.0)]', "no term with a weight depends on the model"),
     ("nll, _ = model.token_losses", "x = model.output('tag'); nll, _ = model.token_losses", "has no output 'tag'"),
     ("nll, _ = model.token_losses", "x = model.teacher; nll, _ = model.token_losses", "there is no teacher"),
-    ("model.best_tokens()}", "model.best_tokens()[0]}", r"predict: 'best' is \[16\] for a batch of 2"),
+    ("model.best_tokens()}", "model.best_tokens()[0]}", r"mine\.py:14: 'best' is \[16\] for a batch of 2"),
+    ("import numpy as np\n", "raise SystemExit(0)\n", r"mine\.py:2: does not load: SystemExit: 0"),
+    ("import numpy as np\n", "\0\n", r"mine\.py.*: does not load"),
+    ("def predict", "def predicted", r"mine\.py: Mine does not define predict"),
+    ("def sample(self, k)", "def sample(self)", r"mine\.py:6: sample\(0\) fails: TypeError: .*takes 1 positional"),
+    ("def loss(self, model, batch)", "def loss(self, model)", r"mine\.py:10: loss fails .*TypeError"),
+    ("    def sample", "    Options = dict\n\n    def sample", "Mine.Options is no class that derives from Config"),
+    ("    def sample", "    data = 'pairs'\n\n    def sample", r"Mine.data is 'pairs'; one of \('windows', 'sen"),
+    (
+        "    def sample",
+        "    def __init__(self, inputs, options):\n        self.a = 1\n\n    def sample",
+        r"mine\.py:6: does not set self.inputs and self.options",
+    ),
+    (
+        "    def sample",
+        "    def __init__(self):\n        pass\n\n    def sample",
+        r"mine\.py:6: cannot be made: TypeError",
+    ),
+    ('drawn["weights"]}', 'np.array(["a", "b"])}', r"mine\.py:6: sample\(0\) field 'weights' is <U1; give booleans"),
+    ('drawn["weights"]}', "np.array([None])}", r"sample\(0\) field 'weights' is object"),
+    ('"tokens": drawn', "5: drawn", r"sample\(0\) has a field 5"),
+    (
+        '"targets": drawn',
+        '"teacher": drawn["tokens"], "targets": drawn',
+        "has a field 'teacher', which the engine adds",
+    ),
+    ('"tokens": drawn["tokens"]', '"tokens": np.zeros((0, 16), dtype=int)', r"tokens are int64\[0, 16\]; give"),
+    (
+        '"tokens": drawn["tokens"]',
+        '"tokens": drawn["tokens"].astype(float)',
+        r"tokens are float64\[16\]; give integers",
+    ),
+    ('"targets": drawn', '"documents": np.zeros(16), "targets": drawn', r"documents are float64\[16\], tok"),
+    (
+        'drawn["weights"]}',
+        "np.random.rand(16)}",
+        "another field 'weights' when it is drawn again",
+    ),
+    ('"weights")]', '"weights", "high")]', r"mine\.py:10: term 'nll': weight is 'high'; give a number"),
+    ('"weights")]', '"weights", float("nan"))]', "weight is nan; give a number"),
+    ('[Term("nll", nll, "weights")]', '[Term(None, nll, "weights")]', r"one without: \[None\]"),
+    ('[Term("nll", nll, "weights")]', "[]", "returns list; return a list of Term, at least one"),
 ]
 
 
@@ -83,6 +124,64 @@ def test_what_cannot_train_is_refused(there: str, instead: str, says: str, tmp_p
     assert there in GOOD
     with pytest.raises(RecipeError, match=says):
         checked(tmp_path, GOOD.replace(there, instead))
+
+
+SHARED = """
+    def __init__(self, inputs, options):
+        super().__init__(inputs, options)
+        self.tokens = np.zeros(16, dtype=np.int64)
+
+    def sample(self, k):
+        drawn = self.inputs.samples.sample(k)
+        self.tokens[:] = drawn["tokens"]
+        return {"tokens": self.tokens, "targets": drawn["targets"], "weights": drawn["weights"]}
+
+    def unused"""
+
+
+def test_arrays_that_are_written_again_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"sample\(1\) changes the arrays that sample\(0\) returned; return new ones"):
+        checked(tmp_path, GOOD.replace("\n    def sample", SHARED))
+
+
+LATER = {
+    "fails on a later sample": (
+        "drawn = self",
+        "assert k != 9; drawn = self",
+        r"mine\.py:7: sample\(9\) fails: AssertionError",
+    ),
+    "has other shapes later": (
+        'drawn["weights"]}',
+        'drawn["weights"][int(k == 9):]}',
+        r"mine\.py:6: the samples 8 to 11 do not fit together",
+    ),
+    "has other tokens later": (
+        '"tokens": drawn["tokens"]',
+        '"tokens": drawn["tokens"] + 50 * (k == 9)',
+        r"mine\.py:6: in the samples 8 to 11 tokens run from .* allowed are 0 to 49",
+    ),
+    "fails on a later batch": (
+        "nll, _ =",
+        "assert 9 not in batch.get('samples', []); nll, _ =",
+        r"mine\.py:11: loss fails: AssertionError",
+    ),
+    "has other terms later": (
+        '"weights")]',
+        '"weights", 2.0 if 9 in batch.get("samples", []) else 1.0)]',
+        r"mine\.py:10: returns .*weight=2\.0.* after .*weight=1\.0.*; return the same terms for every batch",
+    ),
+    "has no data at the end": ("drawn = self", "assert k < 19; drawn = self", r"mine\.py:7: sample\(19\) fails"),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_goes_wrong_in_the_run_is_named(name: str, tmp_path: Path) -> None:
+    there, instead, says = LATER[name]
+    (tmp_path / "mine.py").write_text(GOOD.replace(there, instead))
+    with pytest.raises(RecipeError, match=says):
+        run = new_run(tmp_path / "run", objective=f"{tmp_path}/mine.py:Mine", tokens=20 * 16, checkpoint={"every": 0})
+        assert name != "has no data at the end"  # this one is known before the first step
+        run.train()
 
 
 def test_experts_need_the_weights_of_tokens(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.labelled_files import packed
 from gristmill.training.objectives.load import make_objective
-from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec
+from gristmill.training.objectives.objective import NoCorpus, ObjectiveInputs, TermSpec
 from tests.support.synthetic_pairs import PIECES, VOCAB
 from tests.training.objectives.test_masked import CLS, PAD, SEP, model
 
@@ -21,7 +21,7 @@ def objective(folder: Path, text: str = LINES, classes: int = 2, **options: Any)
     (folder / "train.jsonl").write_text(text)
     config = model(8, outputs=[{"name": "classes", "size": classes}])
     inputs = ObjectiveInputs(
-        None, config, VOCAB, 0, 1, pieces=PIECES, encode=lambda text: [10 + ord(c) % 32 for c in text]
+        NoCorpus(VOCAB), config, VOCAB, 0, 1, pieces=PIECES, encode=lambda text: [10 + ord(c) % 32 for c in text]
     )
     settings = {"train": str(folder / "train.jsonl"), "labels": ["no", "yes"]} | options
     return make_objective("classification", settings, inputs)
@@ -46,11 +46,14 @@ def test_records_become_samples_and_a_term(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (
-            LINES + '{"first": "a", "label": "maybe"}\n',
+            LINES + '{"first": "a", "second": "b", "label": "maybe"}\n',
             r"train\.jsonl:3: label 'maybe' is outside the classes \['no', 'yes'\]",
         ),
         (LINES + "not json\n", r"train\.jsonl:3: not JSON"),
         ('{"text": "a", "label": "no"}\n', r"train\.jsonl:1: no text 'first', the fields are \['label', 'text'\]"),
+        (LINES + '{"first": "a", "label": "no"}\n', r"train\.jsonl:3: no text 'second'"),
+        (LINES + '{"first": "a", "second": "b"}\n', r"train\.jsonl:3: no field 'label'"),
+        (LINES + '["a", "b"]\n', r"train\.jsonl:3: no JSON object"),
         ('{"first": 5, "label": "no"}\n', r"train\.jsonl:1: no text 'first'"),
         ("", "holds no record"),
     ],
@@ -58,6 +61,16 @@ def test_records_become_samples_and_a_term(tmp_path: Path) -> None:
 def test_bad_records_are_named(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=says):
         objective(tmp_path, text)
+
+
+def test_labels_may_be_numbers_and_some_are_left_out(tmp_path: Path) -> None:
+    text = '{"first": "a", "label": 1}\n{"first": "b", "label": 0}\n{"first": "c", "label": -1}\n'
+    made = objective(tmp_path, text, labels=[0, 1], left_out=[-1], second=None)
+    assert sorted(made.records) == [(["a"], 1), (["b"], 0)]
+    with pytest.raises(RecipeError, match="name each label once"):
+        objective(tmp_path, text, labels=[0, 0], second=None)
+    with pytest.raises(InputError, match="no record is left"):
+        objective(tmp_path, text.splitlines()[2], labels=[0, 1], left_out=[-1], second=None)
 
 
 def test_classes_and_output_belong_together(tmp_path: Path) -> None:

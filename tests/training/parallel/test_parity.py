@@ -73,6 +73,11 @@ GRID = [
     Case({"tensor": 4, "data": 2}, "one_kv_head"),
     Case(CUBE, "one_kv_head"),
     Case({"tensor": 2, "data": 2}, "windows"),
+    Case({"data": 4, "replicate": 2}, "banded"),
+    Case({"tensor": 2, "recompute": "full"}, "banded"),
+    Case(PP2 | {"schedule": "interleaved", "recompute": "attention"}, "banded"),
+    Case(PP2 | {"schedule": "zbv"}, "banded"),
+    Case(CUBE | {"recompute": "operators"}, "banded", documents=True),
     Case({"tensor": 2, "data": 2}, documents=True),
     Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
     # ALiBi, whose slopes go with the heads, and a norm right behind the embedding

@@ -31,6 +31,7 @@ MODELS = {
     "llama": ModelConfig(**SIZE, kv_heads=2),
     "gpt2": ModelConfig(**SIZE, **GPT2),
     "gpt2_dropout": ModelConfig(**SIZE, **GPT2, dropout=0.1),
+    "banded": ModelConfig(**SIZE, **GPT2, window=(None, 16)),
     "qk_norm": ModelConfig(**SIZE, kv_heads=4, qk_norm=True),
     "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "hidden": 96}),
     "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "hidden": 64, "shared_experts": 1}),

@@ -18,7 +18,18 @@ from gristmill.training.planner.step_time import StepModel
 
 EXPERTS = ("dsmoe_1.3b_128e", "prmoe_31b", "mos_27b", "qwen3_30b_a3b")
 BERTS = ("bert_tiny", "bert_tiny_sources", "bert_345m", "bert_1.3b", "bert_3.9b")
-RECIPES = ("demo", *BERTS, "gpt2_124m", "llama_1b", "megatron_8.3b", "ptdp_1t", "mt_nlg_530b", *EXPERTS)
+RECIPES = (
+    "demo",
+    *BERTS,
+    "mgpt_1.3b",
+    "mgpt_13b",
+    "gpt2_124m",
+    "llama_1b",
+    "megatron_8.3b",
+    "ptdp_1t",
+    "mt_nlg_530b",
+    *EXPERTS,
+)
 
 
 @pytest.mark.parametrize("name", RECIPES)
