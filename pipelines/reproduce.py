@@ -35,15 +35,10 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
     if stage is None:
         raise InputError(f"{folder}: {original.stage!r} is not a stage of this version of gristmill")
     recipe = validate(original.origin["recipe"], str(folder / MANIFEST_NAME))
-<<<<<<< HEAD
-    lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
-    runner = Runner(recipe, workdir, stages, lock, engine.reporter, Processes(engine))
-=======
     lock = Lock(sources=())
     if recipe.sources:
         lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
-    runner = Runner(recipe, workdir, stages, lock, reporter, Processes(workers))
->>>>>>> 39ab0b5 (Fine-tuning without a corpus: records of their own files (SQuAD, RACE, GLUE as they are), windows of long passages, checked before the first stage; fine-tuned heads of BERT leave and come back; an import's padding rows stay; errors of users' objectives at any batch name file and line; blend of pairs)
+    runner = Runner(recipe, workdir, stages, lock, engine.reporter, Processes(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
         pin(recipe, workdir, engine)

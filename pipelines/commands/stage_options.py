@@ -88,14 +88,9 @@ def run_stage(
     update_lock: bool = False,
 ) -> None:
     """Runs one stage of a recipe; its inputs must be complete."""
-<<<<<<< HEAD
     recipe = load_recipe(reference, options.set_ or [])
-    make_runner(recipe, stages_up_to(recipe, STAGES, name), options, update_lock, name).run(only=name)
-=======
-    recipe = load_recipe(reference, overrides or [])
     stages = stages_up_to(recipe, stages_of(recipe), name)
-    make_runner(recipe, stages, workdir, workers, update_lock, name).run(only=name)
->>>>>>> 39ab0b5 (Fine-tuning without a corpus: records of their own files (SQuAD, RACE, GLUE as they are), windows of long passages, checked before the first stage; fine-tuned heads of BERT leave and come back; an import's padding rows stay; errors of users' objectives at any batch name file and line; blend of pairs)
+    make_runner(recipe, stages, options, update_lock, name).run(only=name)
 
 
 def selected_stages(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], str]:

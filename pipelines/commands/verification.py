@@ -8,13 +8,9 @@ import typer
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
-<<<<<<< HEAD
 from gristmill.pipelines.commands.engine_options import EngineOptions
 from gristmill.pipelines.commands.option_groups import with_option_groups
-=======
-from gristmill.pipelines.commands.stage_options import WorkersOption
 from gristmill.pipelines.recipe_file import validate
->>>>>>> 39ab0b5 (Fine-tuning without a corpus: records of their own files (SQuAD, RACE, GLUE as they are), windows of long passages, checked before the first stage; fine-tuned heads of BERT leave and come back; an import's padding rows stay; errors of users' objectives at any batch name file and line; blend of pairs)
 from gristmill.pipelines.reproduce import reproduce as reproduce_stage
 from gristmill.pipelines.stage_list import stages_of
 from gristmill.pipelines.verify import verify as verify_folder
@@ -41,15 +37,10 @@ def reproduce(
 ) -> None:
     """Rebuild a stage from its manifest and report whether every byte is identical."""
     folder = manifest.parent if manifest.name == MANIFEST_NAME else manifest
-<<<<<<< HEAD
-    target = workdir or Path("work") / f"reproduce-{read_manifest(folder).fingerprint[:12]}"
-    result = reproduce_stage(manifest, target, STAGES, engine.open(Reporter.to_terminal(), target))
-=======
     original = read_manifest(folder)
     stages = stages_of(validate(original.origin["recipe"], str(folder / MANIFEST_NAME)))
     target = workdir or Path("work") / f"reproduce-{original.fingerprint[:12]}"
-    result = reproduce_stage(manifest, target, stages, workers, Reporter.to_terminal())
->>>>>>> 39ab0b5 (Fine-tuning without a corpus: records of their own files (SQuAD, RACE, GLUE as they are), windows of long passages, checked before the first stage; fine-tuned heads of BERT leave and come back; an import's padding rows stay; errors of users' objectives at any batch name file and line; blend of pairs)
+    result = reproduce_stage(manifest, target, stages, engine.open(Reporter.to_terminal(), target))
     for line in result.libraries:
         print(f"library {line}")
     if result.differences:
