@@ -32,7 +32,7 @@ class Recipe(Config):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)  # of the work folder, too
     seed: int = Field(default=1234, ge=0, strict=True)
-    sources: tuple[SourceConfig, ...] = Field(default=(), min_length=1)
+    sources: tuple[SourceConfig, ...] = Field(default=(), json_schema_extra={"minItems": 1})
     curate: CurateConfig = CurateConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     index: IndexConfig = IndexConfig()
@@ -54,8 +54,8 @@ class Recipe(Config):
             return self
         if self.train is None or (self.train.objective in BUILT_IN and self.train.objective not in OWN_DATA):
             raise ValueError(
-                "sources is missing; name at least one, or in train.objective one that reads records of its own "
-                f"({', '.join(OWN_DATA)}, or your file)"
+                "sources: missing or empty; name at least 1 item, or in train.objective one that reads records of its "
+                f"own ({', '.join(OWN_DATA)}, or your file)"
             )
         if self.tokenizer.pretrained is None:
             raise ValueError(

@@ -118,7 +118,7 @@ def test_fine_tuning_needs_no_sources(call, write, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"objective": "masked"}, "sources is missing; name at least one"),
+        ({"objective": "masked"}, "sources: missing or empty; name at least 1 item"),
         ({"objective": "own.py:Own"}, "own.py:Own draws windows from a corpus, and the recipe has no sources"),
         ({"pretrained": "x", "tokenizer": ""}, "without sources there is no text to train a tokenizer on"),
     ],

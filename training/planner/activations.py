@@ -135,6 +135,8 @@ def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSiz
     total += blocks * sizes.compute if blocks else w.tokens * w.heads * sizes.statistics
     # The blocks' output is laid out by heads, so the product after it reads a copy.
     total += w.tokens * w.query * sizes.compute if blocks else 0
+    if block.window is not None and block.window < sequence_length and not sizes.cuda:
+        total += sequence_length**2 * sizes.compute  # the mask of the window, which torch turns into numbers
     if block.qk_norm:
         heads = w.tokens * (w.query + w.key_value) / block.head_dim
         total += _norm(heads, block.head_dim, sizes, norm)

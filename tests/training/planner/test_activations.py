@@ -78,8 +78,8 @@ def test_forecast_is_within_5_percent_of_what_autograd_keeps(name, dtype, tensor
         with fake_process(tensor, 0) if tensor > 1 else nullcontext():
             real = saved_bytes(model, layout, samples, dtype)
         shape, planned = shape_of(model, 512), from_config(layout, samples)
-        one = layer_bytes(shape.blocks[0], shape, planned, GRISTMILL, NUMBERS[dtype])
-        forecast = model.layers * one.kept + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
+        layers = [layer_bytes(block, shape, planned, GRISTMILL, NUMBERS[dtype]) for block in shape.blocks]
+        forecast = sum(layer.kept for layer in layers) + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
         assert forecast == pytest.approx(real, rel=0.05)
 
 
