@@ -74,7 +74,7 @@ class Kernel:
             return None
         try:
             return linked(Entry(*pickle.loads(payload)), self.py_func)
-        except RuntimeError as error:
+        except (LookupError, RuntimeError) as error:
             report(f"kernel cache: {path} cannot be linked ({error}); numba reads it")
             return None
 

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from gristmill.foundation.hidden_modules import hidden_modules
 from gristmill.foundation.kernel_cache import KernelCache
-from gristmill.foundation.kernel_entry import Entry
+from gristmill.foundation.kernel_entry import Entry, imported_names
 from gristmill.foundation.kernel_files import read_kernel
 
 
@@ -58,7 +58,8 @@ def compiled_entry(dispatcher: Any, arguments: Sequence[Any]) -> Entry | None:
         one.env_name: (one.globals["__name__"], list(one.consts)) for one in (environment, *referenced) if one.consts
     }
     constants.setdefault(environment.env_name, (environment.globals["__name__"], []))
-    return Entry(library[2][0], description.llvm_cpython_wrapper_name, constants)
+    code = library[2][0]
+    return Entry(code, description.llvm_cpython_wrapper_name, imported_names(code), constants)
 
 
 def intrinsic_type(define: Callable[..., Any]) -> Any:

@@ -26,21 +26,23 @@ _numbers = itertools.count()
 
 
 class Entry(NamedTuple):
-    """object_code: of a kernel and all that it calls. symbol: of the function that takes Python's arguments.
-    constants: symbol of an environment -> (module, Python objects that the code refers to)."""
+    """object_code: of a kernel and all that it calls. symbol: of the function that takes Python's arguments. imported:
+    what it needs of numba's functions. constants: symbol of an environment -> (module, Python objects that the code
+    refers to)."""
 
     object_code: bytes
     symbol: str
+    imported: Sequence[str]
     constants: Mapping[str, tuple[str, Sequence[Any]]]
 
 
 def linked(entry: Entry, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as a built-in function. Raises RuntimeError if the code refers to something that is not there."""
+    """The kernel as a built-in function. Raises LookupError or RuntimeError if the code refers to
+    something that is not there."""
     dynamic = _extension("_dynfunc")
     builder = llvm.JITLibraryBuilder().add_object_img(entry.object_code).add_current_process()
-    for name, address in _symbols().items():
-        if name.encode() + b"\0" in entry.object_code:
-            builder.import_symbol(name, address)
+    for name in entry.imported:
+        builder.import_symbol(name, _symbols()[name])
     for name in (entry.symbol, *entry.constants):
         builder.export_symbol(name)
     library = builder.link(_linker(), f"{function.__qualname__}-{next(_numbers)}")
@@ -66,6 +68,11 @@ def _unpickle(address: int, num_bytes: int, _: int) -> Any:
 def processor() -> tuple[str, str, str]:
     """What the machine code is for: the triple, the CPU's name and its features."""
     return (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def imported_names(object_code: bytes) -> tuple[str, ...]:
+    """The names of numba's functions that occur in the code's table of symbols."""
+    return tuple(name for name in _symbols() if name.encode() + b"\0" in object_code)
 
 
 @cache

@@ -107,7 +107,7 @@ def write_kernel(path: Path, payload: bytes) -> None:
 def _remove_unused(folder: Path) -> None:
     """Once a process: remove what no process has read for UNUSED_SECONDS."""
     oldest = time.time() - UNUSED_SECONDS
-    for path in (*folder.glob(f"*.{KERNEL}"), *folder.glob(f"*.{ENTRY}")):
+    for path in folder.glob("*.*"):
         try:
             if path.stat().st_mtime < oldest:
                 path.unlink()

@@ -4,41 +4,45 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gristmill.foundation import interrupts
+from gristmill.foundation.deferred_module import DeferredModule
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Workers print nothing, and a log has no bar.
+rich_console, rich_progress = DeferredModule("rich.console"), DeferredModule("rich.progress")
 
 SECONDS_BETWEEN_LOG_LINES = 10.0
 NO_WRAP_WIDTH = 100_000  # columns of a log or a pipe: lines and tables are as long as their text
 
 
-def plain_console(file: TextIO, quiet: bool = False) -> Console:
+def plain_console(file: TextIO, quiet: bool = False) -> "Console":
     """A console without markup: `[bold]` and `:100:` in a message or file name are printed unchanged. Lines are wrapped
     on a terminal only."""
     width = None if file.isatty() else NO_WRAP_WIDTH
-    return Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+    return rich_console.Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 class ProgressMeter:
     """Progress of one task in units of work. `advance` may be called at any rate."""
 
-    def __init__(self, description: str, total: float, unit: str, console: Console):
+    def __init__(self, description: str, total: float, unit: str, console: "Console"):
         self.description, self.total, self.unit, self.console = description, total, unit, console
         self.done = 0.0
         self.note = ""
         self._started = self._last_line = time.monotonic()
-        self._bar: Progress | None = None
+        self._bar: Any = None
         if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=30),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}", markup=False),
+            self._bar = rich_progress.Progress(
+                rich_progress.TextColumn("{task.description}", markup=False),
+                rich_progress.BarColumn(bar_width=30),
+                rich_progress.TaskProgressColumn(),
+                rich_progress.TextColumn("{task.fields[rate]}"),
+                rich_progress.TimeRemainingColumn(),
+                rich_progress.TextColumn("{task.fields[note]}", markup=False),
                 console=console,
                 transient=True,
             )
@@ -81,7 +85,7 @@ class ProgressMeter:
 class Reporter:
     """Creates progress meters and prints messages; `Reporter.silent()` prints nothing."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: "Console"):
         self.console = console
 
     @classmethod

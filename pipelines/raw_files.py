@@ -45,6 +45,13 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, wri
     return lock
 
 
+def local_bytes(recipe: Recipe) -> int:
+    """Bytes of the recipe's raw files on this machine. Raises InputError for a path that matches nothing."""
+    sources = [source for source in recipe.sources if source.format not in ("python_docs", "datasets")]
+    found = [location for source in sources for location in locate(source).values() if not is_address(location)]
+    return sum(os.path.getsize(location) for location in found if os.path.exists(location))
+
+
 def _check_outside(source: SourceConfig, workdir: Path) -> None:
     """Raises InputError if the source reads what stages write: it would find other files in every run."""
     if source.format in ("python_docs", "datasets"):

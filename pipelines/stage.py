@@ -36,7 +36,8 @@ class Stage:
     config: the recipe fields that determine the output, as JSON; with the inputs' fingerprints they identify the
     stage. run: writes the folder and returns metadata for the manifest (counts, sizes, vocabulary).
     sections: the recipe sections the stage reads; those without defaults are required to run it.
-    reads_raw: the identity includes the locked raw files. parallel: under torchrun the stage runs on every rank."""
+    reads_raw: the identity includes the locked raw files. parallel: under torchrun the stage runs on every rank.
+    worker_modules: what workers import for its tasks."""
 
     name: str
     code_version: int
@@ -47,3 +48,4 @@ class Stage:
     libraries: tuple[str, ...] = ()
     reads_raw: bool = False
     parallel: bool = False
+    worker_modules: tuple[str, ...] = ()

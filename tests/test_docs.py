@@ -8,7 +8,7 @@ import pytest
 import typer
 import yaml
 
-from gristmill.pipelines.cli import app
+from gristmill.pipelines.application import app
 from gristmill.pipelines.schema import recipe_schema
 
 ROOT = Path(__file__).parent.parent

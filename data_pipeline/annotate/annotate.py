@@ -16,15 +16,11 @@ import xxhash
 
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
-from gristmill.data_pipeline.annotate.site_boilerplate import find_site_boilerplate
-from gristmill.data_pipeline.extraction.html_extraction import compile_blocks
 from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
-from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
-from gristmill.data_pipeline.readers.compression import SUFFIXES
+from gristmill.data_pipeline.readers.compression import COMPRESSION_RATIO, SUFFIXES
 from gristmill.data_pipeline.readers.document import doc_ids
-from gristmill.data_pipeline.readers.json_columns import compile_json_kernel
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
 from gristmill.data_pipeline.readers.record_columns import RecordColumns
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
@@ -37,14 +33,19 @@ from gristmill.data_pipeline.signals.table import measure_edited
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 from gristmill.foundation.config import Config
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import LockedSource, RawFile
 
+# For HTML alone.
+extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")
+site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerplate")
+
 ANNOTATE_VERSION = 16  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
-COMPRESSION_RATIO = 4  # of text in zstd or gzip, about
+MIN_COMPRESSED_RANGES = 4  # of a source's large files of compressed JSON lines
 SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
 ROW_GROUP_ROWS = 16_384
 ROW_GROUP_BYTES = 32_000_000  # limits the memory of a row group of long documents
@@ -102,7 +103,7 @@ class AnnotateTask:
 
     @property
     def bytes(self) -> int:
-        return sum(one.end - one.start if one.end else one.file.bytes for one in self.ranges)
+        return int(sum(one.share * one.file.bytes for one in self.ranges))
 
 
 def annotation_tasks(
@@ -112,9 +113,11 @@ def annotation_tasks(
     total = sum(file.bytes for file in locked.files)
     range_bytes = min(max(total // TARGET_RANGES, MIN_RANGE_BYTES), MAX_RANGE_BYTES)
     located = located_files(source, locked)
-    large = [(file, location, source, range_bytes) for file, location in located if file.bytes > range_bytes]
+    large = [(file, location) for file, location in located if file.bytes > range_bytes]
+    parts = -(-MIN_COMPRESSED_RANGES // max(len(large), 1))
     sizes = [float(file.bytes) for file, *_ in large]
-    split = iter(engine.map(_file_ranges, large, f"ranges of {source.name}", sizes, "B"))
+    to_split = [(file, location, source, range_bytes, parts) for file, location in large]
+    split = iter(engine.map(_file_ranges, to_split, f"ranges of {source.name}", sizes, "B"))
     ranges = [
         one
         for file, location in located
@@ -124,8 +127,7 @@ def annotation_tasks(
     groups = grouped(ranges, range_sizes, range_bytes)
     boilerplate = None
     if source.extracted_by_blocks and source.blocks.site_boilerplate is not None:
-        compile_blocks(source.blocks)
-        boilerplate = find_site_boilerplate(
+        boilerplate = site_boilerplate.find_site_boilerplate(
             source, groups, folder.parent / SITE_BOILERPLATE_FOLDER / source.name, engine
         )
     tasks = []
@@ -141,7 +143,7 @@ def _text_bytes(file_range: FileRange) -> int:
     return file_range.file.bytes * (COMPRESSION_RATIO if is_compressed else 1)
 
 
-def _file_ranges(task: tuple[RawFile, str, SourceConfig, int]) -> list[FileRange]:
+def _file_ranges(task: tuple[RawFile, str, SourceConfig, int, int]) -> list[FileRange]:
     return file_ranges(*task)
 
 
@@ -149,20 +151,7 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
     """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
     if missing:
-        _compile_kernels(missing[0].config)
-        if any(task.source.format == "jsonl" for task in missing):
-            compile_json_kernel()
-        for blocks in {task.source.blocks for task in missing if task.source.extracted_by_blocks}:
-            compile_blocks(blocks)
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
-
-
-def _compile_kernels(config: AnnotateConfig) -> None:
-    """Compile the kernels once, so that the workers load them from the cache."""
-    texts, _ = normalize_texts(TextBuffer.of(["A text with an accent: é.\r\n"]), config.normalize)
-    languages = detect_buffer(texts, config.language_id)
-    final, _ = _edited(texts, config)
-    config.optional.columns(final, languages, pa.array([""]))
 
 
 def annotate(task: AnnotateTask) -> None:
@@ -281,7 +270,11 @@ def _identity(
             mode="json",
             exclude={"paths": True, "weight": True, "priority": True, "filters": True, "blocks": {"weights"}},
         ),
-        **({"extractor_weights": weights_digest(source.blocks.weights)} if source.extracted_by_blocks else {}),
+        **(
+            {"extractor_weights": extraction_weights.weights_digest(source.blocks.weights)}
+            if source.extracted_by_blocks
+            else {}
+        ),
         **({} if boilerplate is None else {"boilerplate": file_digest(boilerplate)}),
         "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
         "ranges": [[r.file.name, r.file.sha256, r.file.copy_index, r.first_record, r.start, r.end] for r in ranges],

@@ -17,7 +17,6 @@ from gristmill.data_pipeline.signals.stop_words import (
     STOP_WORD_FIELDS,
     StopWordTable,
     make_table,
-    matched_words,
     stop_word_columns,
 )
 from gristmill.data_pipeline.signals.word_order import WORD_ORDER_FIELDS, word_order_columns
@@ -51,6 +50,6 @@ def _profiles(pinned: PinnedProfiles) -> tuple[Profiles, StopWordTable]:
 
 def profile_table(profiles: Profiles) -> StopWordTable:
     """Stop words that our word splitting can match, of the profiles with at least one."""
-    lists = {key: matched_words(profile.stop_words) for key, profile in profiles.by_key.items()}
+    lists = {key: profile.matched_words for key, profile in profiles.by_key.items()}
     lowered = frozenset(key for key, profile in profiles.by_key.items() if profile.stop_words_lowered)
     return make_table({key: words for key, words in lists.items() if words}, lowered)

@@ -74,11 +74,13 @@ def count_files(
 def _count_file(task: tuple[Path, np.ndarray | None, EvidenceFiles]) -> FileCounts:
     path, kept, files = task
     changes: Counter[str] = Counter()
-    for entry in pc.value_counts(pc.list_flatten(pq.read_table(path, columns=["changes"])["changes"])).to_pylist():
+    with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset
+        found = file.read(["changes"] if kept is None else ["changes", "doc_id"])
+    for entry in pc.value_counts(pc.list_flatten(found["changes"])).to_pylist():
         changes[entry["values"]] += entry["counts"]
     if kept is None:
         return FileCounts(changes, {}, 0)
-    doc_ids = pq.read_table(path, columns=["doc_id"]).column("doc_id").combine_chunks().filter(pa.array(kept))
+    doc_ids = found.column("doc_id").combine_chunks().filter(pa.array(kept))
     evidence = read_evidence(files)
     spans, _ = rows_by_document(evidence.removed_spans, "doc_id", doc_ids)
     pieces, _ = rows_by_document(evidence.pieces, "parent_id", doc_ids)

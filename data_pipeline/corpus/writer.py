@@ -27,10 +27,12 @@ from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import write_atomic
 
 # A source of 16 MB and more has several shards, so that several workers can write them.
 TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
+POOL_ROWS = 1000  # fewer are written in less time than a worker needs to start
 MAX_RUN = 4  # consecutive shards that one task writes
 HELD_OUT_FOLDER = "held_out"  # of intermediate files
 QUARANTINE_NAME = "quarantine.jsonl"
@@ -66,7 +68,9 @@ def write_shards(
             held_out += _held_out_shards(tasks, source, split, shard_bytes)
     for tasks, name in ((training, "write corpus"), (held_out, "write held-out documents")):
         runs = _runs(tasks, engine.workers)
-        engine.map(write_shard_run, runs, name, [len(run) for run in runs], "shards")
+        num_rows = sum(int(one.mask.sum()) for task in tasks for one in task.row_ranges)
+        sized = engine if num_rows >= POOL_ROWS else LocalEngine(1, engine.reporter)
+        sized.map(write_shard_run, runs, name, [len(run) for run in runs], "shards")
 
 
 def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...]]:

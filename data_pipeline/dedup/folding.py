@@ -7,13 +7,13 @@ The rules, by Unicode code point (the tables are those of the running Python's `
 - in scripts written without spaces (`STANDS_ALONE`) every letter and mark is a word of its own, so that a word
   5-gram is five characters there."""
 
-from functools import cache
 from typing import Literal
 
 import numpy as np
 
 from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, first_code_points
 from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.kept_values import kept_array
 
 Fold = Literal["word", "character", "space"]
 
@@ -44,7 +44,7 @@ LETTER = np.uint8(255)
 GROWTH = 1.5
 
 
-@cache
+@kept_array
 def folding_table(fold: Fold) -> np.ndarray:
     """uint32[0x110000]: what each code point becomes, with the flags above.
 

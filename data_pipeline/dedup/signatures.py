@@ -72,7 +72,8 @@ class SignatureStore:
         """doc_id, row, length and shingles of the documents of file `number`."""
         path = documents_file(self.folder, number)
         try:
-            found = pq.read_table(path, columns=["doc_id", "row", "length", "shingles"])
+            with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset
+                found = file.read(["doc_id", "row", "length", "shingles"])
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: no readable table of a signature store ({error}); {SIGN_AGAIN}") from error
         self._check_rows(path, number, len(found))

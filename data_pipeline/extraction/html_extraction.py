@@ -110,11 +110,6 @@ def main_blocks(html: bytes, charset: str | None, config: BlocksConfig) -> list[
         raise NotExtracted(refused.kind, str(refused)) from None
 
 
-def compile_blocks(config: BlocksConfig) -> None:
-    """Compile the kernels of blocks once, so that workers load them from the cache."""
-    extract_blocks(b"<p>A text.</p>", load_weights(config.weights), config, None)
-
-
 def _trafilatura(page: str, extractor: Extractor) -> str:
     try:
         return trafilatura.extract(page, **TRAFILATURA_OPTIONS[extractor]) or ""

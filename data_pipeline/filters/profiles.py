@@ -4,11 +4,13 @@ A folder has one YAML file per language, LANGUAGE_Script: ours (filters/language
 FineWeb-2's `configs/*.yml`. und_Script is the fallback for languages of that script, und_Zyyy for all others. English
 keeps the published thresholds."""
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,6 +21,7 @@ from gristmill.data_pipeline.signals.stop_words import matched_words
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.kept_values import kept_json
 from gristmill.foundation.strict_yaml import read_yaml
 
 SHIPPED = "gristmill"
@@ -44,9 +47,9 @@ class Profile(Config):
         return f"{self.language}_{self.script}"
 
     @cached_property
-    def num_matched(self) -> int:
-        """Number of stop words that our word splitting can match; a rule that needs more is off."""
-        return len(matched_words(self.stop_words))
+    def matched_words(self) -> tuple[str, ...]:
+        """The stop words that our word splitting can match; a rule that needs more of them is off."""
+        return matched_words(self.stop_words)
 
     @model_validator(mode="after")
     def names_known_rules(self) -> "Profile":
@@ -64,7 +67,7 @@ class Profile(Config):
         """Threshold of the rule FILTER.NAME; NaN if the rule is off."""
         preset, _, name = label.partition(".")
         wanted = self.thresholds.get(preset, {}).get(name, preset_threshold)
-        if name == "min_language_stop_words" and wanted is not None and wanted > self.num_matched:
+        if name == "min_language_stop_words" and wanted is not None and wanted > len(self.matched_words):
             return math.nan
         return math.nan if wanted is None else float(wanted)
 
@@ -139,20 +142,41 @@ def read_folder(folder: Path) -> Mapping[str, Profile]:
     if not paths:
         raise RecipeError(f"curate.profiles: {folder} contains no .yaml or .yml file; name a folder of profiles")
     found: dict[str, Profile] = {}
-    for path in paths:
-        profile = read_profile(path)
+    for path, profile in zip(paths, _read_profiles(paths), strict=True):
         if profile.key in found:
             raise RecipeError(f"{path}: a second profile of {profile.key} in this folder; keep one of the two files")
         found[profile.key] = profile
     return found
 
 
-def read_profile(path: Path) -> Profile:
-    """One file. Raises RecipeError that names the file, the field and the fix."""
+def _read_profiles(paths: Sequence[Path]) -> list[Profile]:
+    """read_profile of each. The YAML of the same files is parsed and their stop words are split once per machine; both
+    take 0.15 s for ours."""
+    digest = hashlib.sha256(b"".join(hashlib.sha256(_content(path)).digest() for path in paths)).hexdigest()
+    names = [path.name for path in paths]
+    kept = kept_json(lambda: [_kept_profile(path) for path in paths], read_profile, f"{names} {digest}")
+    profiles = []
+    for fields, matched in kept:
+        profiles.append(Profile.model_validate(fields))
+        vars(profiles[-1])["matched_words"] = tuple(matched)  # as cached_property does
+    return profiles
+
+
+def _kept_profile(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    profile = read_profile(path)
+    return profile.model_dump(mode="json"), profile.matched_words
+
+
+def _content(path: Path) -> bytes:
     try:
-        fields = read_yaml(path.read_bytes(), str(path)).value
+        return path.read_bytes()
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); fix or remove the file") from error
+
+
+def read_profile(path: Path) -> Profile:
+    """One file. Raises RecipeError that names the file, the field and the fix."""
+    fields = read_yaml(_content(path), str(path)).value
     if not isinstance(fields, dict):
         raise RecipeError(f"{path}: a profile is a mapping of fields, and this is {type(fields).__name__}; see docs")
     try:

@@ -24,6 +24,8 @@ PLAIN_BYTES = 1 << 20
 XZ_MEMORY_BYTES = 256 << 20
 LINE_END_BYTES = 2  # of "\r\n", which is not part of a record
 SUFFIXES = ("gz", "zst", "bz2", "xz", "lz4")
+COMPRESSION_RATIO = 4  # of text in zstd or gzip, about
+FRAME_HEADER_BYTES = 18  # of zstd, at most (RFC 8878, 3.1.1.1)
 
 
 class Damaged(Exception):
@@ -40,6 +42,16 @@ class TooLong:
     """A line over the size limit, whose content was dropped. num_bytes: with its line end."""
 
     num_bytes: int
+
+
+def content_bytes(head: bytes, name: str, compressed_bytes: int) -> int:
+    """About how many bytes a compressed file holds: what its zstd frame says, if it says so, else COMPRESSION_RATIO
+    times its own. head: the first FRAME_HEADER_BYTES."""
+    found = -1
+    if name.endswith(".zst"):
+        with suppress(zstandard.ZstdError):
+            found = zstandard.frame_content_size(head)
+    return found if found > compressed_bytes else COMPRESSION_RATIO * compressed_bytes
 
 
 def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:

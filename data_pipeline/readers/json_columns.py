@@ -6,9 +6,8 @@ from typing import BinaryIO
 import numpy as np
 import orjson
 
-from gristmill.data_pipeline.readers.compression import LINE_END_BYTES, Damaged, TooLong, blocks, whole_lines
+from gristmill.data_pipeline.readers.compression import LINE_END_BYTES, Damaged, TooLong, whole_lines
 from gristmill.data_pipeline.readers.document import Unreadable, too_large
-from gristmill.data_pipeline.readers.encodings import in_utf8
 from gristmill.data_pipeline.readers.fields import FieldMap, metadata_json
 from gristmill.data_pipeline.readers.json_kernel import (
     AT,
@@ -23,7 +22,7 @@ from gristmill.data_pipeline.readers.json_kernel import (
     parse_lines,
 )
 from gristmill.data_pipeline.readers.json_members import ALL_METADATA, NO_METADATA, SOME_METADATA, new_members
-from gristmill.data_pipeline.readers.jsonl import byte_range, line_record, wide_records
+from gristmill.data_pipeline.readers.jsonl import json_lines, line_record, line_records
 from gristmill.data_pipeline.readers.record_columns import BATCH_BYTES, BATCH_RECORDS, RecordBuilder, RecordColumns
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.buffer import PADDING
@@ -118,24 +117,14 @@ def read_json_columns(
     """jsonl.read_jsonl, as columns. byte_bounds: (number of the first record, start, end), as there.
 
     Yields the builder's records whenever it is full; the last ones stay in it."""
-    number, start, end = byte_bounds
-    if end is not None:
-        yield from JsonColumns(builder, source, number, start).read(byte_range(file, start, end))
+    lines = json_lines(file, name, *byte_bounds)
+    if not lines.was_wide:
+        yield from JsonColumns(builder, source, lines.number, lines.offset).read(lines.stream)
         return
-    stream, was_wide = in_utf8(blocks(file, name))
-    if not was_wide:
-        yield from JsonColumns(builder, source, number, 0).read(stream)
-        return
-    for found in wide_records(stream, source):
+    for found in line_records(lines, source):
         builder.add(found)
         if builder.is_full:
             yield builder.take()
-
-
-def compile_json_kernel() -> None:
-    """Compile the kernel, or read it from the cache, so that no worker has to compile it."""
-    source = SourceConfig(name="any", format="jsonl", paths=("any.jsonl",))
-    list(JsonColumns(RecordBuilder(), source, 0, 0).read(iter([b'{"text": ""}\n'])))
 
 
 def line_rules(source: SourceConfig) -> LineRules:

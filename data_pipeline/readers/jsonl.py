@@ -1,14 +1,17 @@
 """Reader of JSON lines: one object per line, plain or compressed, a complete file or a byte range of it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
-from typing import Any, BinaryIO
+from itertools import chain
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from gristmill.data_pipeline.readers.compression import (
     BLOCK_BYTES,
     LINE_END_BYTES,
+    SUFFIXES,
     Damaged,
     TooLong,
     blocks,
@@ -27,19 +30,65 @@ def read_jsonl(
     """Read every line as a record; lines that are not objects, have no text, are too large or not UTF-8 are Unreadable.
     Blank lines are numbered and skipped.
 
-    start, end: only these bytes of a plain file; both are line starts. A file in UTF-16 is converted to UTF-8, and
-    offsets count its UTF-8 bytes."""
-    if end is not None:
-        yield from _records(byte_range(file, start, end), source, first_record, start)
-        return
+    start, end: as of `json_lines`. A file in UTF-16 is converted to UTF-8, and offsets count its UTF-8 bytes."""
+    yield from line_records(json_lines(file, name, first_record, start, end), source)
+
+
+class JsonLines(NamedTuple):
+    """Blocks of bytes that begin at a line start. number, offset: of their first line. was_wide: they were converted
+    from UTF-16 or UTF-32."""
+
+    stream: Iterator[bytes]
+    number: int
+    offset: int
+    was_wide: bool = False
+
+
+def json_lines(file: BinaryIO, name: str, first_record: int, start: int, end: int | None) -> JsonLines:
+    """The lines from start to end. Of a plain file, both are line starts, and first_record is the number of the first
+    line. Of a compressed one they are offsets in its content: the lines that begin between them, counted here."""
+    is_plain = name.rpartition(".")[2] not in SUFFIXES
+    if is_plain and end is not None:
+        return JsonLines(byte_range(file, start, end), first_record, start)
     stream, was_wide = in_utf8(blocks(file, name))
-    yield from wide_records(stream, source) if was_wide else _records(stream, source, first_record, 0)
+    number, offset = 0, 0
+    if start:
+        number, offset, stream = _skipped(stream, start)
+    return JsonLines(stream if end is None else _up_to(stream, offset, end), number, offset, was_wide)
 
 
-def wide_records(stream: Iterator[bytes], source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The records of a file in UTF-16 or UTF-32 that was converted to UTF-8."""
-    for found in _records(stream, source, 0, 0):
-        yield found.repaired(WIDE_ENCODING) if isinstance(found, Record) else found
+def _skipped(stream: Iterator[bytes], start: int) -> tuple[int, int, Iterator[bytes]]:
+    """(lines before the first one that begins at `start` or behind it, where that begins, the rest of the stream).
+
+    Of a stream that is damaged before, nothing is left: whoever reads up to the damage reports it."""
+    lines = position = 0
+    with suppress(Damaged):
+        for block in stream:
+            at = block.find(b"\n", max(start - 1 - position, 0))
+            cut = at + 1 or len(block)
+            lines += block.count(b"\n", 0, cut)
+            position += cut
+            if at >= 0:
+                return lines, position, chain((block[cut:],), stream)
+    return lines, position, iter(())
+
+
+def _up_to(stream: Iterator[bytes], offset: int, end: int) -> Iterator[bytes]:
+    """The stream, which begins with a line at `offset`, up to the last line that begins before `end`."""
+    if offset >= end:
+        return
+    for block in stream:
+        at = block.find(b"\n", max(end - 1 - offset, 0))
+        if at >= 0:
+            yield block[: at + 1]
+            return
+        yield block
+        offset += len(block)
+
+
+def line_records(lines: JsonLines, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    for found in _records(lines.stream, source, lines.number, lines.offset):
+        yield found.repaired(WIDE_ENCODING) if lines.was_wide and isinstance(found, Record) else found
 
 
 def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset: int) -> Iterator[Record | Unreadable]:

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract_page
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks, RepeatedBlocks
 from gristmill.data_pipeline.readers.arc import read_arc
-from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, blocks
+from gristmill.data_pipeline.readers.compression import FRAME_HEADER_BYTES, SUFFIXES, Damaged, blocks, content_bytes
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.files import open_raw
 from gristmill.data_pipeline.readers.hub import read_dataset
@@ -23,30 +22,39 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.urls import split_url
 from gristmill.data_pipeline.readers.verified_files import BlockDigests, HashedFile, VerifiedFile, digest_blocks
 from gristmill.data_pipeline.readers.warc import read_warc
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.lock import RawFile
+
+html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for HTML alone
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Some records of a raw file: those that begin in bytes start to end (JSON lines), in row groups start to end
-    (Parquet), or all of them (end None). first_record: number of the first. blocks: digests that verify a file read by
-    ranges; without them the file is read from start to end and its digest is compared."""
+    """Some records of a raw file: those that begin in bytes start to end of its content (JSON lines), in row groups
+    start to end (Parquet), or all from the start on (end None). first_record: number of the first, but for compressed
+    files, whose reader counts them. share: of the file's work. blocks: digests that verify a file read by ranges;
+    without them the file is read from start to end and its digest is compared."""
 
     file: RawFile
     location: str
     first_record: int = 0
     start: int = 0
     end: int | None = None
+    share: float = field(default=1.0, compare=False)
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
 
-def file_ranges(file: RawFile, location: str, source: SourceConfig, range_bytes: int) -> list[FileRange]:
-    """Split the file into record ranges of about range_bytes if its format allows it, else one range.
+def file_ranges(
+    file: RawFile, location: str, source: SourceConfig, range_bytes: int, max_compressed: int = 1
+) -> list[FileRange]:
+    """Split the file into record ranges of about range_bytes if its format allows it, else one range; compressed JSON
+    lines into at most max_compressed, since each of them decompresses the file from its beginning.
 
     A file that is split is read once to verify it: raises InputError if it is not the file in the lock."""
-    is_plain = location.rpartition(".")[2] not in SUFFIXES
-    if file.bytes <= range_bytes or not (source.format == "parquet" or (source.format == "jsonl" and is_plain)):
+    if file.bytes <= range_bytes or source.format not in ("parquet", "jsonl"):
         return [FileRange(file, location)]
+    if source.format == "jsonl" and location.rpartition(".")[2] in SUFFIXES:
+        return _compressed_ranges(file, location, max_compressed)
     with open_raw(location) as raw:
         digests = digest_blocks(raw, file, location)
         opened: Any = VerifiedFile(raw, digests, location)
@@ -55,7 +63,21 @@ def file_ranges(file: RawFile, location: str, source: SourceConfig, range_bytes:
         opened.finish()
     if not ranges:
         return [FileRange(file, location, blocks=digests if source.format == "parquet" else None)]
-    return [FileRange(file, location, first, start, end, digests) for first, start, end in ranges]
+    return [FileRange(file, location, first, start, end, 1 / len(ranges), digests) for first, start, end in ranges]
+
+
+def _compressed_ranges(file: RawFile, location: str, count: int) -> list[FileRange]:
+    if count == 1:
+        return [FileRange(file, location)]
+    with open_raw(location) as raw:
+        step = max(content_bytes(raw.read(FRAME_HEADER_BYTES), location, file.bytes) // count, 1)
+        raw.seek(0)
+        digests = digest_blocks(raw, file, location)
+    starts = range(0, count * step, step)
+    ends = [*starts[1:], None]
+    return [
+        FileRange(file, location, 0, start, end, 1 / count, digests) for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def read_range(
@@ -127,8 +149,8 @@ def _extracted(record: Record, source: SourceConfig, repeated: RepeatedBlocks | 
     host = "" if repeated is None else split_url(record.url)[0]
     of_host = HostBlocks(repeated, host) if repeated is not None and host else None
     try:
-        page = extract_page(record.html, record.charset, source.extractor, source.blocks, of_host)
-    except NotExtracted as failure:
+        page = html_extraction.extract_page(record.html, record.charset, source.extractor, source.blocks, of_host)
+    except html_extraction.NotExtracted as failure:
         return Unreadable(record.number, failure.kind, str(failure), -1, record.url or excerpt(record.html))
     language = record.language or source.language or ""
     metadata = {**record.metadata, **page.metadata} if page.metadata else record.metadata

@@ -1,10 +1,9 @@
 """Table of flags of every code point (space, word character, digit ...), from the properties of Unicode."""
 
-from functools import lru_cache
-
 import numpy as np
 
 from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, first_code_points
+from gristmill.foundation.kept_values import kept_array
 
 SPACE = 1  # str.isspace: what str.split separates words at
 LINE_END = 2  # what str.splitlines ends a line at
@@ -52,9 +51,9 @@ _WITHOUT_SPACES = """
 _LAST_ASSIGNED = 0x323AF
 
 
-@lru_cache(maxsize=1)
+@kept_array
 def character_table() -> np.ndarray:
-    """uint16[0x110000]: the flags of every code point. Takes 0.05 s, once per process."""
+    """uint16[0x110000]: the flags of every code point. Takes 0.05 s, once per machine."""
     table_C = _properties()
     table_C[_codes(_TERMINAL)] |= TERMINAL | PUNCTUATION
     table_C[_codes(_STOPS)] |= STOP

@@ -4,6 +4,7 @@ The layout of the file is that of fastText 0.9.2: args.cc, dictionary.cc, densem
 productquantizer.cc (github.com/facebookresearch/fastText, src/)."""
 
 import struct
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -124,14 +125,14 @@ def _decoded(codes_RS: np.ndarray, quantizer: _Quantizer) -> np.ndarray:
     return np.concatenate(columns, axis=1)
 
 
-def _entry(file: BinaryIO) -> bytes:
+def _entry(file: BufferedReader) -> bytes:
     """The bytes before the next NUL."""
-    found = bytearray()
-    while (byte := file.read(1)) != b"\0":
-        if not byte or len(found) > MAX_ENTRY_BYTES:
+    found = b""
+    while (end := (ahead := file.peek()).find(b"\0")) < 0:
+        if not ahead or len(found) > MAX_ENTRY_BYTES:
             raise ValueError("its dictionary ends too early")
-        found += byte
-    return bytes(found)
+        found += file.read(len(ahead))
+    return found + file.read(end + 1)[:-1]
 
 
 def _read(file: BinaryIO, layout: str) -> tuple:

@@ -1,7 +1,5 @@
 """Texts in lower case, as str.lower writes them."""
 
-from functools import lru_cache
-
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, decode, encode, first_bit
@@ -9,6 +7,7 @@ from gristmill.data_pipeline.signals.buffer import PADDING, TextBuffer, joined
 from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, copy_lowered, pointer
 from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.kept_values import kept_array
 
 # U+0130 becomes two characters, U+03A3 depends on those beside it: texts with one of them are lowered in Python.
 IRREGULAR = 0x0130, 0x03A3
@@ -29,7 +28,7 @@ def lowered(texts: TextBuffer, wanted: np.ndarray) -> TextBuffer:
     return TextBuffer(*joined(pieces))
 
 
-@lru_cache(maxsize=1)
+@kept_array
 def _lower_codes() -> np.ndarray:
     """int32[0x110000]: the lower case of every code point; -1 for the irregular ones."""
     codes_C = np.arange(NUM_CODE_POINTS, dtype=np.int32)

@@ -31,9 +31,7 @@ class Measured(NamedTuple):
     word_signals: np.ndarray
 
 
-def measure_edited(
-    buffer: TextBuffer, word_rule: WordRule, before: tuple[np.ndarray, np.ndarray] | None
-) -> Measured:
+def measure_edited(buffer: TextBuffer, word_rule: WordRule, before: tuple[np.ndarray, np.ndarray] | None) -> Measured:
     """measure_buffer of edited texts. before: the word_signals before the edit, and bool[N]: texts of which the edit
     removed white space alone, so that their words are not counted again. None: nothing is known."""
     count = len(buffer)

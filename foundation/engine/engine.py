@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gristmill.foundation.engine.unused_memory import release_unused_memory
 from gristmill.foundation.progress import Reporter
 
 Task = TypeVar("Task")
@@ -48,7 +49,11 @@ class Engine(ABC):
                 for index, result in results:
                     found[index] = result
                     meter.advance(weights[index])
-            return [found[index] for index in range(len(tasks))]
+        release_unused_memory()
+        return [found[index] for index in range(len(tasks))]
+
+    def start(self, modules: Sequence[str]) -> None:  # noqa: B027 - most engines start nothing early
+        """Start the workers and return at once: they import these modules while the driver prepares their tasks."""
 
     @abstractmethod
     def _results(

@@ -19,8 +19,8 @@ CAUSES: dict[int, str] = {
 class LocalEngine(Engine):
     """Runs tasks on this machine. `workers=1` runs them in this process.
 
-    The pool is started by the first map that needs it and reused, since starting it costs a second or two of imports.
-    It ends with the engine, or at `close`."""
+    The pool is started by `start` or by the first map that needs it, and reused, since starting it costs a second of
+    imports. It ends with the engine, or at `close`. Workers take the tasks of the largest weights first."""
 
     def __init__(self, workers: int, reporter: Reporter):
         self._workers = workers
@@ -40,7 +40,8 @@ class LocalEngine(Engine):
             return
         try:
             pool = self._started()
-            yield from pool.run(function, tasks)
+            order = sorted(range(len(tasks)), key=lambda index: -weights[index])
+            yield from pool.run(function, tasks, order)
         except BaseException as error:
             self._end()
             if isinstance(error, WorkerDied):
@@ -51,16 +52,20 @@ class LocalEngine(Engine):
                 ) from error
             raise
 
+    def start(self, modules: Sequence[str]) -> None:
+        if self.workers > 1:
+            self._started(modules)
+
     def close(self) -> None:
         """Stop the workers and wait for them."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
-    def _started(self) -> WorkerPool:
+    def _started(self, modules: Sequence[str] = ()) -> WorkerPool:
         if self._pool is None:
             try:
-                self._pool = WorkerPool(self.workers)
+                self._pool = WorkerPool(self.workers, modules)
             except OSError as error:
                 raise InputError(
                     f"{self.workers} worker processes cannot be started ({error.strerror}); give fewer --workers"

@@ -4,6 +4,7 @@
 reader waits forever, because the other workers keep the pipe open."""
 
 import ctypes
+import importlib
 import multiprocessing
 import multiprocessing.reduction
 import os
@@ -14,6 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -40,14 +42,15 @@ class RemoteTraceback(Exception):
 
 
 class Worker:
-    """One process and the driver's end of its pipe. task: index of its current task."""
+    """One process and the driver's end of its pipe. modules: what it imports before its first task. task: index of its
+    current task."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, remote = context.Pipe()
         from_main_thread = threading.current_thread() is threading.main_thread()
         self.process: SpawnProcess = context.Process(
-            target=_work, args=(remote, os.getpid(), from_main_thread), daemon=True
+            target=_work, args=(remote, os.getpid(), from_main_thread, tuple(modules)), daemon=True
         )
         self.process.start()
         remote.close()  # the worker has the only copy, so its death closes the pipe
@@ -83,18 +86,21 @@ class Worker:
 class WorkerPool:
     """A fixed number of workers, started at construction, for successive calls of `run`."""
 
-    def __init__(self, workers: int):
+    def __init__(self, workers: int, modules: Sequence[str] = ()):
         self._workers: list[Worker] = []
         try:
             for _ in range(workers):
-                self._workers.append(Worker())
+                self._workers.append(Worker(modules))
         except BaseException:
             self.end()
             raise
 
-    def run(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (index, result) of every task as they finish. Raises a task's exception, or WorkerDied."""
-        waiting = deque(range(len(tasks)))
+    def run(
+        self, function: Callable[[Any], Any], tasks: Sequence[Any], order: Sequence[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (index, result) of every task as they finish. order: the indices of the tasks, as they are begun.
+        Raises a task's exception, or WorkerDied."""
+        waiting = deque(order)
         while True:
             for worker in self._workers:
                 if worker.task is None and waiting:
@@ -132,12 +138,15 @@ class WorkerPool:
                 worker.connection.close()
 
 
-def _work(connection: Connection, parent: int, from_main_thread: bool) -> None:
-    """Main loop of a worker: receive tasks and send results until the driver closes the pipe. Only the driver handles
-    Ctrl-C."""
+def _work(connection: Connection, parent: int, from_main_thread: bool, modules: Sequence[str]) -> None:
+    """Main loop of a worker: import the modules, receive tasks and send results until the driver closes the pipe. Only
+    the driver handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     _leave_with_parent(parent, from_main_thread)
+    for name in modules:
+        with suppress(ImportError):  # a task that needs the module reports it
+            importlib.import_module(name)
     while True:
         try:
             order = connection.recv_bytes()

@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
+from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.torchrun_variables import rank_and_world_size
 from gristmill.pipelines.commands.engine_options import EngineOptions
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.lease import lease
 from gristmill.pipelines.preflight import check_workdir, require_ready
-from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.raw_files import local_bytes, pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage import Stage
@@ -44,6 +46,7 @@ WorkdirOption = Annotated[
     typer.Option(metavar="DIR", parser=parse_workdir, help="Work folder for all stages (default: work/NAME)."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
+MIN_PARALLEL_BYTES = 4_000_000  # of raw files; less is curated in about the time in which workers start
 UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
 
 
@@ -76,9 +79,19 @@ def make_runner(
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
     engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
+    if rank == 0:
+        _start_workers(engine, recipe, folder, [one for one in stages if only in (None, one.name)])
     with lease(folder) if rank == 0 else nullcontext():
         lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
     return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank))
+
+
+def _start_workers(engine: Engine, recipe: Recipe, folder: Path, stages: Sequence[Stage]) -> None:
+    """Start the workers of the first stage that is not complete while its raw files are looked up, if they are large
+    enough for workers."""
+    waiting = [one for one in stages if not (folder / one.name / MANIFEST_NAME).is_file()]
+    if waiting and waiting[0].worker_modules and local_bytes(recipe) >= MIN_PARALLEL_BYTES:
+        engine.start(waiting[0].worker_modules)
 
 
 def run_stage(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
@@ -31,6 +31,8 @@ from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.pipelines.runner import Runner
 from gristmill.training.limits import MAX_PROCESSES
+
+rich_table = DeferredModule("rich.table")  # for `plan` alone
 
 
 @with_option_groups
@@ -104,7 +106,7 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
     stages, skip_reason = selected_stages(loaded, None)
     folder, reporter = workdir_of(loaded, workdir), Reporter.to_terminal()
     lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
-    table = Table("stage", "action", "reason", "fingerprint")
+    table = rich_table.Table("stage", "action", "reason", "fingerprint")
     for planned in Runner(loaded, folder, stages, lock, reporter).plan():
         table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
     print_block(table)

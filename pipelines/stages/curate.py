@@ -10,14 +10,15 @@ from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
 from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
-from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language_model import model_digest
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.pipelines.config import Recipe, identity
 from gristmill.pipelines.stage import Stage, StageContext
 
+extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")  # for HTML alone
 # Paths and training weights do not affect the corpus.
 IGNORED_FIELDS = ("paths", "weight")
 MAX_SHOWN = 5
@@ -43,7 +44,9 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
         found["language_model"] = model
     extractor_weights = {
-        source.name: weights_digest(source.blocks.weights) for source in recipe.sources if source.extracted_by_blocks
+        source.name: extraction_weights.weights_digest(source.blocks.weights)
+        for source in recipe.sources
+        if source.extracted_by_blocks
     }
     if extractor_weights:
         found["extractor_weights"] = extractor_weights
@@ -129,6 +132,7 @@ STAGE: Stage = Stage(
         "xxhash",
     ),
     reads_raw=True,
+    worker_modules=("gristmill.data_pipeline.run_curation",),
 )
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ def test_a_kernel_that_others_can_write_to_is_not_read(call, tmp_path):
 def test_an_entry_that_cannot_be_linked_is_left_to_numba(call, tmp_path):
     call()
     (entry,) = (tmp_path / "cache").glob("*.entry")
-    code, _, constants = pickle.loads(read_kernel(entry))
-    write_kernel(entry, pickle.dumps((code, "absent", constants)))
+    code, _, imported, constants = pickle.loads(read_kernel(entry))
+    write_kernel(entry, pickle.dumps((code, "absent", imported, constants)))
     value, error = call()
     assert value == "4 1" and error.startswith(f"kernel cache: {entry} cannot be linked")
 

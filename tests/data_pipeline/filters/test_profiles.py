@@ -40,7 +40,7 @@ def records(path: Path) -> list[dict]:
 def test_a_file_of_fineweb2_becomes_a_profile(tmp_path):
     (tmp_path / "deu_Latn.yml").write_text(FINEWEB2)
     profile = read_profile(tmp_path / "deu_Latn.yml")
-    assert (profile.key, profile.stop_words, profile.num_matched) == ("de_Latn", ("der", "und", "no", "l'"), 3)
+    assert (profile.key, profile.stop_words, len(profile.matched_words)) == ("de_Latn", ("der", "und", "no", "l'"), 3)
     assert profile.threshold("gopher_repetition.top_3gram_char_ratio", 0.18) == 0.15
     assert profile.threshold("gopher_repetition.dup_line_ratio", 0.3) == 0.25
     assert profile.threshold("fineweb_quality.repeated_line_char_ratio", 0.01) == 0.1

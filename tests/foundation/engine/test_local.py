@@ -101,6 +101,21 @@ def test_a_stopped_worker_goes_on():
     engine.close()
 
 
+def imported_and_process(name):
+    time.sleep(0.3)  # so that both workers get a task
+    return name in sys.modules, os.getpid()
+
+
+def test_workers_that_are_started_early_import_their_modules_and_run_the_tasks():
+    engine = LocalEngine(2, Reporter.silent())
+    engine.start(["absent_module_of_nobody", "nturl2path"])
+    started = {worker.pid for worker in spawned(os.getpid())}
+    results = engine.map(imported_and_process, ["nturl2path"] * 4, "modules")
+    engine.close()
+    assert {process for _, process in results} == started and len(started) == 2
+    assert all(imported for imported, _ in results)
+
+
 def return_a_function(number):
     return lambda: number
 
