@@ -2,12 +2,9 @@
 
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -159,52 +156,6 @@ def test_a_stage_is_a_script_too(whole, place):
         text=True,
     )
     assert done.returncode == 0 and "curate: complete, skipped" in done.stderr
-
-
-@pytest.mark.parametrize(("stage", "kills"), [("curate", 3), ("train", 3)])
-def test_kill_at_random_moments_gives_the_same_bytes(whole, place, stage, kills):
-    """kill -9, the same command, as often as it takes: the bytes of an undisturbed run."""
-    workdir = place / f"killed_{stage}"
-    for earlier in STAGES[: STAGES.index(stage)]:
-        shutil.copytree(whole / earlier, workdir / earlier)
-    moments = random.Random(f"{stage} 1")
-    killed = 0
-    while not (workdir / stage / "manifest.json").exists():
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gristmill.pipelines.cli",
-                "run",
-                "tiny.yaml",
-                "--workdir",
-                str(workdir),
-                "--to",
-                stage,
-            ],
-            cwd=place,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if killed < kills and wait_for_work(workdir, stage, process):
-            time.sleep(moments.uniform(0.0, 1.5))
-            process.send_signal(signal.SIGKILL)
-            killed += 1
-        error = process.communicate()[1]
-        assert process.returncode in (0, -signal.SIGKILL), error
-    assert killed > 0
-    assert all_bytes(workdir)[stage] == all_bytes(whole)[stage]
-
-
-def wait_for_work(workdir: Path, stage: str, process: subprocess.Popen) -> bool:
-    """True once the stage has begun to fill its folder."""
-    while process.poll() is None:
-        if any(workdir.glob(f".{stage}-*")):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_two_processes_train_the_same_model(whole, place):

@@ -9,18 +9,17 @@ merges.py where the model allows."""
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from gristmill.data_pipeline.signals.intrinsics import load64, prefetch
 from gristmill.foundation.cached_njit import cached_njit
 from gristmill.tokenizers.encoders import Encoder
-from gristmill.tokenizers.merges import SPACE_SIGN, MergeTable
+from gristmill.tokenizers.merges import MergeTable
+from gristmill.tokenizers.segment_boundaries import adjacent_bytes, marked_spaces, split_segments
 
 # What an encoder's name says, so that a worker process builds the one that was compared.
 SEGMENTS, MERGES = "segments", "merges"
-BPE = 2  # TrainerSpec.ModelType
 
 # Longer segments (text without spaces, encoded data) hardly repeat; they are encoded each time.
 MAX_KEY_BYTES = 48
@@ -36,7 +35,6 @@ ENTRY_COLUMNS = 8
 COPIED_IDS = 4  # ids copied without a look at their number: few segments have more
 BLOCK = 128  # segments whose memory accesses are started before the first one is waited for
 NO_ENTRY = -1
-MARK = 0xFF  # a byte that no UTF-8 holds
 LOW_32 = 0xFFFFFFFF
 U1, U29, U32, U33 = (np.uint64(number) for number in (1, 29, 32, 33))
 PADDING = MAX_KEY_BYTES
@@ -83,11 +81,13 @@ class SegmentEncoder(Encoder):
         found: list[np.ndarray] = [np.zeros(0, np.int32)]
         starts = np.empty(min(WINDOW_BYTES, len(buffer)) + 2, dtype=np.int64)
         padded = np.concatenate([buffer, np.zeros(PADDING, np.uint8)])
-        marked, masks = _marked(padded), np.array(MASKS, np.uint64)
+        marked, masks = marked_spaces(padded), np.array(MASKS, np.uint64)
         position = document = 0
         while document < len(ends):
             place = position, document
-            count, position, document = _split(marked, ends, place, WINDOW_BYTES, self._adjacent, starts, finished)
+            count, position, document = split_segments(
+                marked, ends, place, WINDOW_BYTES, self._adjacent, starts, finished
+            )
             self._reserve(count, int(starts[count] - starts[0]))
             known = int(self._sizes[0])
             segments = np.empty(count, dtype=np.int32)
@@ -142,66 +142,6 @@ class SegmentEncoder(Encoder):
         if key_bytes + new_bytes > len(self._keys):
             extra = max(new_bytes, len(self._keys))
             self._keys = np.concatenate([self._keys[:key_bytes], np.zeros(extra, np.uint8)])
-
-
-def is_local(proto: Any) -> bool:
-    """True if a SentencePiece model (its ModelProto) can be encoded segment by segment.
-
-    That is BPE without a normaliser, a leading space or the removal of spaces. Unigram is excluded: sentencepiece sums
-    its scores in float32, so on long texts the ids depend on the preceding text."""
-    spec = proto.normalizer_spec
-    changes_text = spec.precompiled_charsmap or spec.add_dummy_prefix or spec.remove_extra_whitespaces
-    return proto.trainer_spec.model_type == BPE and spec.escape_whitespaces and not changes_text
-
-
-def adjacent_bytes(pieces: Sequence[str]) -> np.ndarray:
-    """bool[65536]: entry 256 * a + b says that byte b follows byte a somewhere inside a piece, "▁" read as a space.
-
-    Characters are never cut: a byte that continues one follows any. MARK follows any byte and any byte follows it."""
-    adjacent = np.zeros((256, 256), dtype=np.bool_)
-    between = bytes([MARK])
-    raw = np.frombuffer(between.join(piece.replace("▁", " ").encode() for piece in pieces), dtype=np.uint8)
-    adjacent[raw[:-1], raw[1:]] = True
-    adjacent[:, 0x80:0xC0] = True
-    adjacent[MARK, :] = adjacent[:, MARK] = True
-    return adjacent.reshape(-1)
-
-
-def _marked(buffer: np.ndarray) -> np.ndarray:
-    """The bytes of the texts, with every literal "▁" changed so that no segment begins or ends next to it: its first
-    byte follows any byte, and any byte follows its last one."""
-    raw = buffer.tobytes()
-    if SPACE_SIGN.encode() not in raw:
-        return buffer
-    return np.frombuffer(raw.replace(SPACE_SIGN.encode(), bytes((0x80, 0x80, MARK))), np.uint8)
-
-
-@cached_njit()
-def _split(marked, ends, place, window, adjacent, starts, finished):
-    """Writes the first byte of every segment of about a window of bytes, followed by the end of the last one, and for
-    every text that ends there the number of segments up to its end. marked: the texts as `_marked` returns them.
-
-    Returns the number of segments, and the position and text to continue with."""
-    position, document = place
-    limit = position + window
-    count = 0
-    starts[0] = position
-    while document < len(ends) and position < limit:
-        end = ends[document]
-        stop = min(end, limit)
-        for at in range(position + 1, stop):
-            starts[count + 1] = at  # written over by the next one if this is no boundary
-            count += not adjacent[np.int64(marked[at - 1]) << 8 | np.int64(marked[at])]
-        at = max(position + 1, stop)
-        while at < end and adjacent[np.int64(marked[at - 1]) << 8 | np.int64(marked[at])]:
-            at += 1
-        if position < end:
-            count += 1
-            starts[count] = position = min(at, end)
-        if position == end:
-            finished[document] = count
-            document += 1
-    return count, position, document
 
 
 @cached_njit()

@@ -61,10 +61,10 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         layout,
         request.samples,
         request.framework,
-        planner.steps.dense_parameters(layout.tensor, held),
+        planner.steps.parameters.dense(layout.tensor, held),
         sum(held.kinds),
     )
-    experts = planner.steps.expert_parameters(layout, held)
+    experts = planner.steps.parameters.experts(layout, held)
     reduced, gathered = expert_data_volumes(experts, layout, request.samples, request.framework)
     sent = replace(sent, reduce=sent.reduce + reduced, gather=sent.gather + gathered)
     return {

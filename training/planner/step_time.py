@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import log2
 
 from gristmill.training.costs.model_shape import ModelShape
-from gristmill.training.costs.parameters import block_weights, embedding_weights, head_weights, rank_count
 from gristmill.training.costs.stage_splitting import split_by_cost, split_evenly, stages_at
 from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_times, embedding_times, head_times
 from gristmill.training.planner.framework import Framework
@@ -20,6 +19,7 @@ from gristmill.training.planner.network import (
     send_seconds,
 )
 from gristmill.training.planner.rank_layers import RankLayers, layers_by_rank
+from gristmill.training.planner.rank_parameters import RankParameters
 from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.schedule import bubble_seconds
 
@@ -84,8 +84,8 @@ class StepModel:
 
     def __init__(self, shape: ModelShape, rates: Rates, framework: Framework, offload: bool = False) -> None:
         self.shape, self.rates, self.framework, self.offload = shape, rates, framework, offload
+        self.parameters = RankParameters(shape)
         self._block_times: dict[tuple[object, ...], tuple[list[BlockTimes], BlockTimes, BlockTimes]] = {}
-        self._counts: dict[tuple[int, RankLayers], int] = {}
         self._rank_layers: dict[tuple[object, ...], list[RankLayers]] = {}
 
     def split_points(self, layout: Layout) -> tuple[int, ...]:
@@ -131,37 +131,6 @@ class StepModel:
             last = head_times(self.shape, layout, length, self.framework, self.rates, links.tensor)
             self._block_times[key] = (blocks, first, last)
         return self._block_times[key]
-
-    def local_parameters(self, layout: Layout, rank_layers: RankLayers) -> int:
-        """Parameters on tensor rank 0 of a pipeline rank, before the data axis shards them."""
-        return self.dense_parameters(layout.tensor, rank_layers) + self.expert_parameters(layout, rank_layers)
-
-    def expert_parameters(self, layout: Layout, rank_layers: RankLayers) -> int:
-        """Those of them that are experts'."""
-        if not self.shape.has_experts:
-            return 0
-        sharding = layout.expert_sharding
-        return sum(
-            count * sharding.count(block_weights(block))
-            for block, count in zip(self.shape.distinct, rank_layers.kinds, strict=True)
-            if block.experts
-        )
-
-    def dense_parameters(self, tensor: int, rank_layers: RankLayers) -> int:
-        """Those of them that are not."""
-        key = (tensor, rank_layers)
-        if key not in self._counts:
-            shape, kv_heads = self.shape, self.shape.model.num_kv_heads
-            total = sum(
-                count * rank_count(block_weights(block), tensor, 0, kv_heads)
-                for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
-            )
-            if rank_layers.embeds:
-                total += rank_count(embedding_weights(shape), tensor, 0, kv_heads)
-            if rank_layers.scores:
-                total += rank_count(head_weights(shape, not (shape.tied and rank_layers.embeds)), tensor, 0, kv_heads)
-            self._counts[key] = total
-        return self._counts[key]
 
     def step(
         self,
@@ -235,7 +204,7 @@ class StepModel:
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)
         if microbatches > 1:
-            added = self.local_parameters(layout, rank_layers) * self.framework.accumulate_bytes
+            added = self.parameters.all(layout, rank_layers) * self.framework.accumulate_bytes
             backward = backward.plus(TimeParts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
         if speed != 1.0:
             forward, backward, again = (TimeParts().plus(part, 1 / speed) for part in (forward, backward, again))
@@ -272,9 +241,9 @@ class StepModel:
         them. fsdp: reduce-scatter over the shard ranks, all-reduce of the shard over the replicate ranks; weights are
         gathered once with a pipeline, else in each forward pass; the layers' again in each backward pass where they are
         resharded (ZeRO-3)."""
-        framework, dense = self.framework, self.dense_parameters(layout.tensor, rank_layers)
+        framework, dense = self.framework, self.parameters.dense(layout.tensor, rank_layers)
         groups = [(dense, layout.shard * layout.context, layout.replicate, links.shard, links.data)]
-        experts = self.expert_parameters(layout, rank_layers)
+        experts = self.parameters.experts(layout, rank_layers)
         if experts:
             shard, copies = layout.expert_sharding.shard, layout.expert_replicate
             groups.append((experts, shard, copies, links.expert_data, links.expert_data))
@@ -309,8 +278,8 @@ class StepModel:
             seconds += (sum(rank_layers.kinds) - 1) * link.latency * log2(shard)
         if layout.pipeline > 1:
             return seconds
-        layers = self.local_parameters(layout, RankLayers(rank_layers.kinds, False, False))
-        again = layers / self.local_parameters(layout, rank_layers) if layout.reshard else 0.0
+        layers = self.parameters.all(layout, RankLayers(rank_layers.kinds, False, False))
+        again = layers / self.parameters.all(layout, rank_layers) if layout.reshard else 0.0
         return seconds * microbatches * (1 + again)
 
     def _optimizer(self, layout: Layout, rank_layers: RankLayers) -> float:
@@ -320,8 +289,8 @@ class StepModel:
         4), and the host's Adam reads and writes its state at HOST_BYTES_PER_SECOND for each GPU."""
         data, shard = layout.data * layout.context, layout.shard * layout.context
         shares = {"replicate": 1, "optimizer_shard": data, "fsdp": shard}
-        count = self.dense_parameters(layout.tensor, rank_layers) / shares[self.framework.data_parallel]
-        experts = self.expert_parameters(layout, rank_layers)
+        count = self.parameters.dense(layout.tensor, rank_layers) / shares[self.framework.data_parallel]
+        experts = self.parameters.experts(layout, rank_layers)
         if experts:
             sharded = layout.expert_sharding.shard
             shares = {"replicate": 1, "optimizer_shard": sharded * layout.expert_replicate, "fsdp": sharded}

@@ -7,14 +7,14 @@ import pytest
 
 from tests.support.parity import Case, differences
 
-EP2, EP4 = {"data": 2, "expert": 2, "micro_batch": 4}, {"data": 4, "expert": 4}
+EP2, EP4 = {"data": 2, "expert": 2}, {"data": 4, "expert": 4}
 PP2 = {"pipeline": 2, "micro_batch": 4}
 GRID = [
     # experts on one rank each; the data axis alone
-    Case({"data": 1, "micro_batch": 4}, "experts"),
-    Case({"data": 2, "micro_batch": 4}, "experts"),
-    Case({"tensor": 2, "micro_batch": 4}, "experts"),
-    Case({"tensor": 2, "sequence_parallel": False, "micro_batch": 4}, "experts"),
+    Case({"data": 1}, "experts"),
+    Case({"data": 2}, "experts"),
+    Case({"tensor": 2}, "experts"),
+    Case({"tensor": 2, "sequence_parallel": False}, "experts"),
     # the expert axis over data ranks, with and without ranks that hold the same experts
     Case(EP2, "experts"),
     Case(EP4, "experts"),
@@ -26,8 +26,8 @@ GRID = [
     Case({"data": 4, "replicate": 2, "expert": 2}, "experts"),
     Case({"data": 4, "replicate": 4, "expert": 2}, "experts"),
     # folded over tensor ranks
-    Case({"tensor": 2, "expert": 2, "micro_batch": 4}, "experts"),
-    Case({"tensor": 2, "expert": 2, "sequence_parallel": False, "micro_batch": 4}, "pr_moe"),
+    Case({"tensor": 2, "expert": 2}, "experts"),
+    Case({"tensor": 2, "expert": 2, "sequence_parallel": False}, "pr_moe"),
     Case({"data": 2, "tensor": 2, "expert": 4}, "experts"),
     Case({"data": 2, "tensor": 2, "expert": 2}, "experts_by_groups"),
     Case({"data": 2, "tensor": 2, "expert": 2, "expert_tensor": 2}, "experts"),
@@ -54,13 +54,13 @@ def test_every_layout_of_experts_is_one_process(case: Case, pool: Any) -> None:
     assert max(found.values()) < 1e-12, found
 
 
-PLAIN_TENSOR = {"tensor": 2, "sequence_parallel": False, "micro_batch": 4}
+PLAIN_TENSOR = {"tensor": 2, "sequence_parallel": False}
 CONTROLS = [
     ("tokens come back in another order", Case(EP2, "experts"), "loss"),
     ("counts of this rank only", Case(EP2, "experts"), "parameters"),
     ("a router's gradient of this rank's tokens only", Case(PLAIN_TENSOR, "experts"), "gradients"),
-    ("load of this rank's tokens only", Case({"tensor": 2, "micro_batch": 4}, "experts"), "gradients"),
-    ("capacity of this rank's tokens only", Case({"tensor": 2, "micro_batch": 4}, "pr_moe"), "loss"),
+    ("load of this rank's tokens only", Case({"tensor": 2}, "experts"), "gradients"),
+    ("capacity of this rank's tokens only", Case({"tensor": 2}, "pr_moe"), "loss"),
     ("side losses without their factor", Case(EP2, "experts"), "gradients"),
     ("the outputs' bias added by every share", Case({"data": 2, "expert_tensor": 2}, "pr_moe"), "loss"),
     ("a replicated norm counted twice", Case({"data": 4, "replicate": 2, "expert": 2}, "experts"), "norm"),
