@@ -3,11 +3,14 @@ figure."""
 
 import argparse
 import json
+import multiprocessing
 import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.console import Console
@@ -65,6 +68,42 @@ def in_turn(
         statistics.median(other for _, other in pairs),
         statistics.median(other / own for own, other in pairs),
     )
+
+
+class OwnProcess:
+    """A function in a process of its own, so that neither side's threads, allocator or caches are the other's.
+
+    make(*arguments), a module's function, is called there and returns the function; a call of this object runs it and
+    returns the seconds that `clock` measures there: in_turn(OwnProcess(...), OwnProcess(...), rounds, own_seconds)."""
+
+    def __init__(self, make: Callable[..., Callable[[], object]], *arguments: object):
+        context = multiprocessing.get_context("spawn")
+        self._connection, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
+        self._process.start()
+        there.close()
+
+    def __call__(self) -> float:
+        self._connection.send(True)
+        return self._connection.recv()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join()
+
+
+def own_seconds(function: Callable[[], object]) -> float:
+    """The clock of `in_turn` for two OwnProcess."""
+    seconds = function()
+    assert isinstance(seconds, float)
+    return seconds
+
+
+def _serve(connection: Connection, make: Callable[..., Callable[[], object]], arguments: tuple[object, ...]) -> None:
+    function = make(*arguments)
+    with suppress(EOFError):
+        while connection.recv():
+            connection.send(cpu_seconds(function))
 
 
 def peak_megabytes() -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
+from measure import Figure, OwnProcess, arguments, cpu_seconds, in_turn, own_seconds, print_figures, wall_seconds
 from rich.console import Console
 from torch import Tensor, nn
 from transformers import OlmoeConfig
@@ -18,6 +18,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import active_parameters, parameter_count
+from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.model.initialization import fill, initialise
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -82,25 +83,56 @@ def inputs(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> t
     return drawn[0].to(device, dtype), drawn[1].to(device, dtype)
 
 
+def our_step(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> Step:
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+        keep_freed_memory()  # as the stage `train` does
+    mixture = mixture_of(shape, shape["experts"], device, dtype)
+    return Step(mixture, lambda x: mixture(x)[0], *inputs(shape, device, dtype))
+
+
+def peer_step(shape: dict[str, int], device: torch.device, dtype: torch.dtype, implementation: str) -> Step:
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    block = olmoe_of(mixture_of(shape, shape["experts"], device, dtype), shape)
+    block.experts.config._experts_implementation = implementation
+    return Step(block, block, *inputs(shape, device, dtype))
+
+
+def check_outputs(shape: dict[str, int], device: torch.device, dtype: torch.dtype, implementation: str) -> None:
+    mixture = mixture_of(shape, shape["experts"], device, dtype)
+    block = olmoe_of(mixture, shape)
+    block.experts.config._experts_implementation = implementation
+    x, _ = inputs(shape, device, dtype)
+    with torch.no_grad():
+        expected = block(x)
+        difference = (mixture(x)[0] - expected).abs().max() / expected.abs().max()
+    if difference > (2e-2 if dtype == torch.bfloat16 else 1e-4):
+        raise SystemExit(f"outputs differ by {difference:.1e} of the largest")
+
+
 def compare(shape: dict[str, int], device: torch.device, rounds: int) -> Figure:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    x, upstream = inputs(shape, device, dtype)
-    clock = cpu_seconds if device.type == "cpu" else wall_seconds
+    """Each side in a process of its own, since ours sets the allocator."""
+    on_cpu = device.type == "cpu"
+    dtype = torch.float32 if on_cpu else torch.bfloat16
     found = []
     for implementation in PEERS:
-        mixture = mixture_of(shape, shape["experts"], device, dtype)
-        block = olmoe_of(mixture, shape)
-        block.experts.config._experts_implementation = implementation
-        with torch.no_grad():
-            difference = (mixture(x)[0] - block(x)).abs().max() / block(x).abs().max()
-        if difference > (2e-2 if dtype == torch.bfloat16 else 1e-4):
-            raise SystemExit(f"outputs differ by {difference:.1e} of the largest")
-        ours, theirs = Step(mixture, lambda x, m=mixture: m(x)[0], x, upstream), Step(block, block, x, upstream)
-        found.append((*in_turn(ours, theirs, rounds, clock), implementation))
+        check_outputs(shape, device, dtype, implementation)
+        if on_cpu:
+            ours, peer = (
+                OwnProcess(our_step, shape, device, dtype),
+                OwnProcess(peer_step, shape, device, dtype, implementation),
+            )
+            found.append((*in_turn(ours, peer, rounds, own_seconds), implementation))
+            ours.close()
+            peer.close()
+        else:
+            sides = our_step(shape, device, dtype), peer_step(shape, device, dtype, implementation)
+            found.append((*in_turn(*sides, rounds, wall_seconds), implementation))
         Console().print(f"moe_step, against {implementation}: {found[-1][2]:.2f}")
     seconds, peer_seconds, ratio, implementation = min(found, key=lambda each: each[2])
     name = f"transformers OLMoE, {implementation}"
-    unit = "tokens/s/core" if device.type == "cpu" else "tokens/s"
+    unit = "tokens/s/core" if on_cpu else "tokens/s"
     tokens = shape["tokens"]
     return Figure("moe_step", tokens / seconds, unit, tokens / peer_seconds, name, ratio, 1.5)
 

@@ -85,7 +85,7 @@ class Ours:
             seed=1,
         )
         self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
-        self.passes = GradientAccumulation(self.model.stages[0], setting.samples, causal_loss())
+        self.passes = GradientAccumulation(self.parts.stages[0], setting.samples, causal_loss())
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
         losses = self.passes.train(
@@ -95,7 +95,7 @@ class Ours:
         clip(self.parts.parameters.values(), norm, 1.0)
         self.optimizer.step(1.0)
         self.parts.clear_gradients()
-        return losses[:, 1].sum().item() / self.tokens
+        return losses[:, 0].sum().item() / self.tokens
 
 
 class Theirs:
