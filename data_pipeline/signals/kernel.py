@@ -108,7 +108,7 @@ def measure_texts(
 
     word_signals: int64[N, NUM_WORD_SIGNALS], filled, but for the texts where are_known (bool[N]) says that they hold
     those of a text with the same words in the same lines: only white space was added or removed."""
-    text, offsets, flags = texts
+    _, offsets, _ = texts
     counts = np.empty((len(offsets) - 1, NUM_COUNTS), np.int64)
     ratios = np.empty((len(offsets) - 1, NUM_RATIOS), np.float64)
     # a text has at most as many words and lines as bytes
