@@ -59,13 +59,13 @@ def recipe(
     }
 
 
-def run_gristmill(settings: Mapping[str, Any], work: Path, workers: int) -> Run:
-    """`gristmill run RECIPE --to curate` in a new work folder, on as many cores as workers."""
+def run_gristmill(settings: Mapping[str, Any], work: Path, workers: int, engine: Sequence[str] = ()) -> Run:
+    """`gristmill run RECIPE --to curate` in a new work folder, on as many cores as workers. engine: further options."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     (work / "recipe.yaml").write_text(json.dumps(settings))
     program = Path(sys.executable).with_name("gristmill")
-    arguments = ["--to", "curate", "--workers", str(workers), "--workdir", str(work / "run")]
+    arguments = ["--to", "curate", "--workers", str(workers), "--workdir", str(work / "run"), *engine]
     seconds, usage, log = timed([str(program), "run", str(work / "recipe.yaml"), *arguments], workers, work / "log")
     steps: dict[str, float] = {}
     for found in STEP.finditer(log):

@@ -3,13 +3,11 @@
 import glob
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
+from gristmill.data_pipeline.readers.addresses import address_size, is_address, matching_addresses, open_address
 from gristmill.data_pipeline.readers.local_files import local_files, local_path
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
-
-fsspec = DeferredModule("fsspec")  # 0.1 s, for addresses alone
 
 
 def shown_path(location: str) -> str:
@@ -19,16 +17,11 @@ def shown_path(location: str) -> str:
     return os.fsencode(location).decode("utf-8", "backslashreplace")
 
 
-def is_address(location: str) -> bool:
-    """True for `s3://bucket/key` and its like, False for a path of this machine, `file:///path` too."""
-    return "://" in location and not location.startswith("file:")
-
-
 def open_raw(location: str) -> BinaryIO:
     """Open a file for reading bytes. Raises InputError that names the file if it cannot be opened."""
     try:
         if is_address(location):
-            return fsspec.open(location, "rb").open()
+            return cast(BinaryIO, open_address(location))
         return Path(location).open("rb")
     except ImportError as error:
         raise InputError(f"{location}: {error}; install the package it names") from error
@@ -42,8 +35,7 @@ def raw_size(location: str) -> int:
     """Size of the stored file in bytes."""
     try:
         if is_address(location):
-            filesystem, path = fsspec.core.url_to_fs(location)
-            return int(filesystem.size(path))
+            return address_size(location)
         return Path(location).stat().st_size
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
@@ -64,6 +56,8 @@ def matching(pattern: str) -> dict[str, str]:
         raise InputError(
             f"{pattern}: a pipe or device, which cannot be pinned and read again; write it to a file first"
         )
+    if not locations and is_address(pattern):
+        raise InputError(f"{pattern}: no file matches; check the address, the bucket and your access to it")
     if not locations:
         raise InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
     fixed = _fixed_folder(pattern)
@@ -72,17 +66,11 @@ def matching(pattern: str) -> dict[str, str]:
 
 def _remote(pattern: str) -> list[str]:
     try:
-        filesystem, path = fsspec.core.url_to_fs(pattern)
-        protocol = pattern.split("://")[0]
-        if not glob.has_magic(path):
-            found = filesystem.find(path) if filesystem.isdir(path) else [path] if filesystem.exists(path) else []
-        else:
-            found = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
+        return matching_addresses(pattern)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
             f"{pattern}: cannot be listed ({_reason(error)}); check the address and your access"
         ) from error
-    return [match if is_address(match) else f"{protocol}://{match.lstrip('/')}" for match in found]
 
 
 def _fixed_folder(pattern: str) -> str:

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.readers.addresses import without_credentials
 from gristmill.foundation.config import Config
 from gristmill.foundation.nearest_name import did_you_mean
 
@@ -25,7 +26,8 @@ ENCODINGS = (
 class SourceConfig(Config):
     """Location and format of documents, and the fields of a record that hold text, URL, language and metadata.
 
-    paths: globs or fsspec URLs (`s3://`, `https://`, `memory://`); for `datasets` a hub name or a local folder.
+    paths: globs or fsspec addresses without credentials (`s3://`, `https://`, `memory://`); for `datasets` a hub name
+    or a local folder.
     weight is the source's share of training batches; where no source has one, each is drawn in proportion to its
     tokens. priority decides which copy of a duplicate is kept (1 before 2). Neither changes what is read."""
 
@@ -62,12 +64,13 @@ class SourceConfig(Config):
 
     @field_validator("paths")
     @classmethod
-    def paths_are_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def paths_are_not_empty_and_hold_no_credentials(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for path in value:
             if not path.strip():
                 raise ValueError(
                     "an empty path; name files or a folder, such as data/*.jsonl, or the whole folder with `.`"
                 )
+            without_credentials(path)
         return value
 
     @field_validator("encoding")

@@ -1,0 +1,139 @@
+"""Files behind fsspec addresses (`s3://`, `gs://`, `hf://`, `https://`, `memory://`), read only.
+
+Access is by the libraries' own mechanisms (environment variables, configuration files, roles), never by the recipe: a
+recipe and its manifest are published."""
+
+import glob
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from gristmill.foundation.deferred_module import DeferredModule
+
+fsspec = DeferredModule("fsspec")  # 0.1 s, for addresses alone
+aiohttp = DeferredModule("aiohttp")
+
+CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 2
+SECRET_PARAMETERS = {
+    "access_token",
+    "sig",
+    "signature",
+    "token",
+    "x-amz-credential",
+    "x-amz-signature",
+    "x-goog-signature",
+}
+
+
+def is_address(location: str) -> bool:
+    """True for `s3://bucket/key` and its like, False for a path of this machine, `file:///path` too."""
+    return "://" in location and not location.startswith("file:")
+
+
+def without_credentials(address: str) -> str:
+    """The address itself. Raises ValueError, which does not repeat them, if it holds credentials."""
+    if not is_address(address):
+        return address
+    parts = urlsplit(address)
+    names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    if ("@" in parts.netloc and parts.scheme != "hf") or names & SECRET_PARAMETERS:
+        host = parts.netloc.rpartition("@")[2]
+        raise ValueError(
+            f"the address {parts.scheme}://...{host}{parts.path} holds credentials, and recipes are published in "
+            "manifests; remove them and give access by the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, HF_TOKEN, "
+            "GOOGLE_APPLICATION_CREDENTIALS) or a role"
+        )
+    return address
+
+
+def open_address(location: str) -> io.RawIOBase:
+    """The file for reading, with random access where the store has it. Raises OSError or ImportError."""
+    with as_os_errors():
+        filesystem, path = _filesystem(location)
+        return RemoteFile(filesystem.open(path, "rb"))
+
+
+def address_size(location: str) -> int:
+    """Bytes of the stored file. Raises OSError or ImportError."""
+    with as_os_errors():
+        filesystem, path = _filesystem(location)
+        return int(filesystem.size(path))
+
+
+def matching_addresses(pattern: str) -> list[str]:
+    """Every file that the glob matches or that is below the folder. Raises OSError or ImportError."""
+    with as_os_errors():
+        filesystem, path = _filesystem(pattern)
+        protocol = pattern.split("://")[0]
+        if glob.has_magic(path):
+            found = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
+        else:
+            found = filesystem.find(path) if filesystem.isdir(path) else [path] if filesystem.exists(path) else []
+    return [match if is_address(match) else f"{protocol}://{match.lstrip('/')}" for match in found]
+
+
+class RemoteFile(io.RawIOBase):
+    """A file of fsspec whose errors are all OSErrors: those of a store's own library often are not."""
+
+    def __init__(self, file: Any):
+        super().__init__()
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        with as_os_errors():
+            return self._file.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with as_os_errors():
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """Every error but an import's becomes an OSError with the same message."""
+    try:
+        yield
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # botocore, aiohttp and others have classes of their own
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _filesystem(location: str) -> tuple[Any, str]:
+    protocol = location.split("://")[0]
+    configured = fsspec.config.conf.get(protocol, {})
+    options = {name: value for name, value in _limits(protocol).items() if name not in configured}
+    return fsspec.core.url_to_fs(location, **options)
+
+
+def _limits(protocol: str) -> dict[str, Any]:
+    """Time limits, so that an address without an answer is an error in half a minute: botocore by itself waits 60 s
+    five times."""
+    if protocol in ("s3", "s3a"):
+        limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
+        return {"config_kwargs": {**limits, "retries": {"total_max_attempts": ATTEMPTS, "mode": "standard"}}}
+    if protocol in ("http", "https"):
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        return {"client_kwargs": {"timeout": timeout}}
+    return {}
