@@ -54,10 +54,8 @@ def compiled_entry(dispatcher: Any, arguments: Sequence[Any]) -> Entry | None:
     if payload is None:
         return None
     library, description, environment, *_, referenced = pickle.loads(payload)
-    constants = {
-        one.env_name: (one.globals["__name__"], list(one.consts)) for one in (environment, *referenced) if one.consts
-    }
-    constants.setdefault(environment.env_name, (environment.globals["__name__"], []))
+    constants = {environment.env_name: (environment.globals["__name__"], list(environment.consts))}
+    constants |= {one.env_name: (one.globals["__name__"], list(one.consts)) for one in referenced if one.consts}
     code = library[2][0]
     return Entry(code, description.llvm_cpython_wrapper_name, imported_names(code), constants)
 

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 class Entry(NamedTuple):
     """object_code: of a kernel and all that it calls. symbol: of the function that takes Python's arguments. imported:
     what it needs of numba's functions. constants: symbol of an environment -> (module, Python objects that the code
-    refers to)."""
+    refers to); its own first, then those of kernels that it calls."""
 
     object_code: bytes
     symbol: str
