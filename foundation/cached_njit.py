@@ -90,7 +90,7 @@ class intrinsic:
     """`numba.extending.intrinsic` that imports numba when the first kernel that uses it is compiled."""
 
     def __init__(self, define: Callable[..., Any]):
-        update_wrapper(self, define)
+        self.__name__, self.__doc__ = define.__name__, define.__doc__
         self._define = define
 
     @cached_property

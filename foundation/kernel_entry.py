@@ -47,8 +47,8 @@ def linked(entry: Entry, function: Callable[..., Any]) -> Callable[..., Any]:
         builder.export_symbol(name)
     library = builder.link(_linker(), f"{function.__qualname__}-{next(_numbers)}")
     environments = {}
-    for name, (module, constants) in entry.constants.items():
-        environments[name] = environment = dynamic.Environment(vars(importlib.import_module(module)))
+    for name, (of_constants, constants) in entry.constants.items():
+        environments[name] = environment = dynamic.Environment(vars(importlib.import_module(of_constants)))
         environment.consts.extend(constants)
         ctypes.c_void_p.from_address(library[name]).value = id(environment)
     module = sys.modules[function.__module__]
