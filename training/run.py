@@ -110,9 +110,10 @@ class Run:
         self.trainer.teacher = self._load_teacher(model) if train.teacher is not None else None
         self.validation = None
         if data.held_out is not None and train.validation.every:
+            held_out = self._objective(data.held_out, model, "validation")
             self.validation = Validation(
-                self._objective(data.held_out, model, "validation"),
-                train.validation.samples,
+                held_out,
+                min(train.validation.samples, held_out.num_samples or train.validation.samples),
                 data.bytes_per_token if objective.bits_per_byte else {},
                 forward_backward,
                 mesh,

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 from bad_input import small
@@ -15,6 +16,9 @@ BERT = (
     "model.attention: bidirectional",
     "model.positions: learned",
     "model.segments: 2",
+    "model.norm: layernorm",
+    "model.mlp: gelu",
+    "model.biases: true",
     "model.head_transform: true",
     "model.head_bias: true",
     "model.tied_embeddings: true",
@@ -81,6 +85,12 @@ TASKS = {
     "span_extraction": ({"name": "span", "size": 2, "over": "tokens"}, ", stride: 8", SPAN),
 }
 
+CLASSES = {
+    "classification": "MegatronBertForSequenceClassification",
+    "multiple_choice": "MegatronBertForMultipleChoice",
+    "span_extraction": "MegatronBertForQuestionAnswering",
+}
+
 
 def test_fine_tuning_needs_no_sources(call, write, tmp_path):
     """From a pretrained checkpoint and a file of records to scores, an export and the same bytes again."""
@@ -101,8 +111,16 @@ def test_fine_tuning_needs_no_sources(call, write, tmp_path):
         table = (tmp_path / objective / "evaluate/table.md").read_text()
         assert ("exact match" if objective == "span_extraction" else "accuracy") in table and "chance" in table
         assert "Blend" not in (tmp_path / objective / "report/report.md").read_text()
+        code, said = call("export", "--checkpoint", f"{objective}/train", "--output", f"{objective}-out")
+        assert (code, CLASSES[objective] in said) == (0, True), said
         report = (tmp_path / objective / "report/report.md").read_text()
         assert "accuracy" in report or "exact match" in report
+    (tmp_path / "made.py").write_text(MADE)
+    (tmp_path / "made.yaml").write_text(
+        re.sub(r"objective: .*\n  objective_options: .*", "objective: made.py:Made", text)
+    )
+    code, said = call("run", "made.yaml", "--workdir", "made")
+    assert code == 0 and "parity: accuracy" in (tmp_path / "made/evaluate/table.md").read_text(), said
     code, said = call("reproduce", f"{objective}/train", "--workdir", "again")
     assert (code, "identical" in said) == (0, True), said
     assert call("verify", objective)[0] == 0
@@ -134,6 +152,28 @@ def test_what_needs_sources_says_so(call, tmp_path, changes, says):
     code, said = call("check", "fine.yaml")
     assert (code, says in said) == (2, True), said
 
+
+MADE = """
+import numpy as np
+import torch.nn.functional as F
+from gristmill.training.objectives.objective import Objective, Term
+
+class Made(Objective):
+    data = "own"
+
+    def sample(self, k):
+        tokens = np.random.default_rng([self.inputs.seed, k]).integers(0, self.inputs.vocab_size, 32)
+        return {"tokens": tokens, "parity": np.array(tokens[0] % 2)}
+
+    def classes(self, model):
+        return model.output("span")[:, 0]
+
+    def loss(self, model, batch):
+        return [Term("parity", F.cross_entropy(self.classes(model), batch["parity"], reduction="none"))]
+
+    def predict(self, model, batch):
+        return {"parity": self.classes(model).argmax(dim=-1)}
+"""
 
 OWN = """
 from gristmill.training.objectives.causal import Causal

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,14 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
 }
 
 FUNCTIONS = ("sample", "loss", "predict")
+CALLS = {  # what a class may define, and the arguments it is called with
+    "sample": ("k",),
+    "loss": ("model", "batch"),
+    "predict": ("model", "batch"),
+    "scores": ("k", "predictions"),
+    "chances": ("k",),
+    "scored_with": ("k",),
+}
 DATA_FORMS = get_args(get_type_hints(Objective)["data"])
 
 
@@ -72,6 +81,15 @@ def _check_class(found: type[Objective], path: Path) -> None:
     missing = [name for name in FUNCTIONS if getattr(found, name) is getattr(Objective, name)]
     if missing:
         raise RecipeError(f"train.objective: {path}: {found.__name__} does not define {', '.join(missing)}; write them")
+    for name, arguments in CALLS.items():
+        is_bound = isinstance(inspect.getattr_static(found, name), staticmethod | classmethod)
+        try:
+            inspect.signature(getattr(found, name)).bind(*(arguments if is_bound else ("self", *arguments)))
+        except TypeError as error:
+            raise RecipeError(
+                f"train.objective: {defined_at(found, name)}: {found.__name__}.{name} is called with "
+                f"({', '.join(arguments)}) and {error}; correct it, or rename a function of your own"
+            ) from error
     if not (isinstance(found.Options, type) and issubclass(found.Options, Config)):
         raise RecipeError(f"train.objective: {path}: {found.__name__}.Options is no class that derives from Config")
     if found.data not in DATA_FORMS:

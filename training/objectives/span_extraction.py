@@ -52,8 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Window:
-    """first: of the context's tokens. question: its number; siblings: windows that the passage has, this one the
-    number-th."""
+    """first: of the context's tokens, its place. number: of the window, among the `siblings` of one question."""
 
     question: Question
     first: int

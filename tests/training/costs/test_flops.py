@@ -22,6 +22,7 @@ def test_by_hand() -> None:
     matrices = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 24) + 40 * 16
     assert flops_per_token(shape_of(MODEL, VOCAB)) == 6 * matrices + 12 * 2 * 16 * 8
     assert parameter_count(shape_of(MODEL, VOCAB)) == matrices + 40 * 16 + 5 * 16  # the table, and five norms
+    assert (attended_pairs(512, 128, causal=True), attended_pairs(512, None, causal=True)) == (57408, 131328)  # mGPT
     windowed = MODEL.model_copy(update={"window": 2})
     assert flops_per_token(shape_of(MODEL, VOCAB)) - flops_per_token(shape_of(windowed, VOCAB)) == 12 * 2 * 16 * (8 - 2)
 
