@@ -7,6 +7,7 @@ from gristmill.foundation.engine.engine import Engine, Result, Task, name_of
 from gristmill.foundation.engine.pandas_check import do_without_pandas
 from gristmill.foundation.engine.worker_pool import WorkerDied, WorkerPool
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.huge_pages import without_huge_pages
 from gristmill.foundation.progress import Reporter
 
 CAUSES: dict[int, str] = {
@@ -36,7 +37,8 @@ class LocalEngine(Engine):
     ) -> Generator[tuple[int, Result], None, None]:
         if self.workers <= 1 or len(tasks) <= 1:
             do_without_pandas()
-            yield from ((index, function(task)) for index, task in enumerate(tasks))
+            with without_huge_pages():
+                yield from ((index, function(task)) for index, task in enumerate(tasks))
             return
         try:
             pool = self._started()

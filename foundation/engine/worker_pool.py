@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from gristmill.foundation.engine.pandas_check import do_without_pandas
+from gristmill.foundation.huge_pages import without_huge_pages
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
 SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL
@@ -181,7 +182,8 @@ def answer_of(function: Callable[[Any], Any], value: Any) -> tuple[bool, Any]:
     """(True, the result) or (False, (exception, its traceback))."""
     try:
         do_without_pandas()
-        return True, function(value)
+        with without_huge_pages():
+            return True, function(value)
     except Exception as error:
         return failure(error)
 

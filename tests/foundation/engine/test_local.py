@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.huge_pages import are_huge_pages_allowed
 from gristmill.foundation.progress import Reporter
 
 
@@ -29,6 +30,18 @@ def refuse_three(number):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_tasks(workers):
     assert LocalEngine(workers, Reporter.silent()).map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+def huge_pages_allowed(_):
+    return are_huge_pages_allowed()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has transparent huge pages")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_run_without_huge_pages_and_the_driver_gets_them_back(workers):
+    before = are_huge_pages_allowed()
+    assert LocalEngine(workers, Reporter.silent()).map(huge_pages_allowed, [1, 2], "asking") == [False, False]
+    assert are_huge_pages_allowed() == before
 
 
 @pytest.mark.parametrize("workers", [1, 2])
