@@ -58,8 +58,8 @@ class WorkArrays(NamedTuple):
     """Work space of the kernels for texts of at most R words or lines.
 
     line_counts: see lines.LINES ...; found: words.FOUND_SPACE .... keys, line_keys: uint64[R]; lengths, names, repeats,
-    survivors, marks: int32[R], see ngrams.NgramWork; entries: tables.first_place. state: int64[2], the last stamp, and
-    the most words or lines since it was last 1."""
+    survivors, marks: int32[R], filters: uint64[R / 2 + 8], see ngrams.NgramWork; entries: tables.first_place. state:
+    int64[2], the last stamp, and the most words or lines since it was last 1."""
 
     line_counts: np.ndarray
     found: np.ndarray
@@ -71,6 +71,7 @@ class WorkArrays(NamedTuple):
     survivors: np.ndarray
     marks: np.ndarray
     entries: np.ndarray
+    filters: np.ndarray
     state: np.ndarray
 
 
@@ -93,6 +94,7 @@ class Workspace(threading.local):
                 *places,
                 marks=np.zeros(capacity, np.int32),
                 entries=np.zeros(1 << table_bits(capacity), np.uint64),
+                filters=np.empty(capacity // 2 + 8, np.uint64),
                 state=np.zeros(2, np.int64),
             )
         return self._arrays
@@ -108,11 +110,10 @@ def measure_texts(
 
     word_signals: int64[N, NUM_WORD_SIGNALS], filled, but for the texts where are_known (bool[N]) says that they hold
     those of a text with the same words in the same lines: only white space was added or removed."""
-    _, offsets, _ = texts
-    counts = np.empty((len(offsets) - 1, NUM_COUNTS), np.int64)
-    ratios = np.empty((len(offsets) - 1, NUM_RATIOS), np.float64)
+    count = len(texts.offsets) - 1
+    counts, ratios = np.empty((count, NUM_COUNTS), np.int64), np.empty((count, NUM_RATIOS), np.float64)
     # a text has at most as many words and lines as bytes
-    work = _WORKSPACE.arrays(int(np.diff(offsets).max(initial=0)) + 2)
+    work = _WORKSPACE.arrays(int(np.diff(texts.offsets).max(initial=0)) + 2)
     _measure_all(texts, unicode_words, work, (word_signals, are_known), (counts, ratios))
     return counts, ratios
 
@@ -132,6 +133,7 @@ def _measure_all(texts, unicode_words, work, of_words, results):
         pointer(work.survivors, 0),
         pointer(work.marks, 0),
         table,
+        pointer(work.filters, 0),
     )
     stamp, most = work.state[0], work.state[1]
     for k in range(len(offsets) - 1):

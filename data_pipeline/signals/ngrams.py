@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.tables import first_place, table_bits
+from gristmill.data_pipeline.signals.bits import ONE, TOP, ZERO
+from gristmill.data_pipeline.signals.intrinsics import folded_product
+from gristmill.data_pipeline.signals.tables import SPREAD, first_place, table_bits
 from gristmill.foundation.cached_njit import cached_njit
 
 TOP_SIZES = (2, 3, 4)
@@ -19,7 +21,7 @@ _HALF = np.uint64(32)
 class NgramWork(NamedTuple):
     """Pointers. keys: uint64[words], the hashes of the words, overwritten; lengths: int32[words]. The others are work
     space: names, counts, survivors, marks int32[words]; entries: see tables.first_place. marks and entries are kept
-    between calls."""
+    between calls. filters: uint64[words / 2 + 8]."""
 
     keys: Any
     lengths: Any
@@ -28,13 +30,14 @@ class NgramWork(NamedTuple):
     survivors: Any
     marks: Any
     entries: Any
+    filters: Any
 
 
 @cached_njit(nogil=True)
 def ngram_chars(work, num_words, stamp, chars):
     """Fills chars: int64[9], the characters of the top 2- to 4-grams and the duplicate 5- to 10-grams. Uses stamps
     stamp + 1 to stamp + 10."""
-    keys, _, names, counts, survivors, _, entries = work
+    keys, _, names, counts, survivors, _, entries, _ = work
     bits = table_bits(num_words)
     for i in range(num_words):
         counts[i] = 1
@@ -47,6 +50,7 @@ def ngram_chars(work, num_words, stamp, chars):
         survivors[alive] = i - 1
         alive += repeats and before
         before = repeats
+    alive = _filter_pairs(work, alive)
     for size in range(2, 11):
         _name(work, alive, stamp + size)
         if size <= 4:
@@ -57,10 +61,39 @@ def ngram_chars(work, num_words, stamp, chars):
 
 
 @cached_njit(nogil=True, forceinline=True)
+def _filter_pairs(work, alive):
+    """Keep the places whose pair of words may occur twice, and one in eight of the others at most; returns how many.
+
+    Most pairs occur once, and a bit map is much smaller than the table in which the others are counted."""
+    names, survivors, filters = work.names, work.survivors, work.filters
+    bits = max(table_bits(4 * alive), 6)  # eight places a pair or more, with two bits each
+    for word in range(1 << (bits - 5)):
+        filters[word] = ZERO
+    for k in range(alive):
+        word, bit = _pair_bit(names, np.int64(survivors[k]), bits)
+        filters[word + 1] |= filters[word] & (ONE << bit)  # seen twice
+        filters[word] |= ONE << bit
+    left = 0
+    for k in range(alive):
+        i = np.int64(survivors[k])
+        word, bit = _pair_bit(names, i, bits)
+        survivors[left] = i
+        left += np.int64(filters[word + 1] >> bit & ONE)
+    return left
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _pair_bit(names, i, bits):
+    """(word of the bit map, bit) of the pair of words at place i."""
+    spread = folded_product(np.uint64(names[i]) << _HALF | np.uint64(names[i + 1]), SPREAD) >> np.uint64(64 - bits)
+    return np.int64(spread >> np.uint64(6)) << 1, spread & TOP
+
+
+@cached_njit(nogil=True, forceinline=True)
 def _name(work, alive, stamp):
     """Replace names and counts of the (n-1)-grams by those of the n-grams at the survivors, in ascending order: only a
     place's own old name and that of the next place are read."""
-    keys, _, names, counts, survivors, _, entries = work
+    keys, _, names, counts, survivors, _, entries, _ = work
     bits = table_bits(alive)
     for k in range(alive):
         i = np.int64(survivors[k])
@@ -88,7 +121,7 @@ def _survive(work, alive):
 
 @cached_njit(nogil=True, forceinline=True)
 def _top(work, alive, num_words, size):
-    _, lengths, names, counts, survivors, _, _ = work
+    _, lengths, names, counts, survivors, _, _, _ = work
     if num_words < size:
         return 0
     best, at = 1, np.int64(0)  # if nothing occurs twice, the first n-gram is the most frequent
@@ -104,7 +137,7 @@ def _top(work, alive, num_words, size):
 
 @cached_njit(nogil=True, forceinline=True)
 def _duplicate(work, alive, stamp, size):
-    _, lengths, names, counts, survivors, marks, _ = work
+    _, lengths, names, counts, survivors, marks, _, _ = work
     chars, behind = 0, np.int64(0)
     for k in range(alive):
         i = np.int64(survivors[k])

@@ -23,7 +23,7 @@ from gristmill.data_pipeline.signals.bits import (
 )
 from gristmill.data_pipeline.signals.buffer import TextArrays, TextBuffer, joined
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, JOINER, SPACE, WORD, character_table
-from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, pointer
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones, pointer
 from gristmill.data_pipeline.signals.lower_case import lowered
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.foundation.cached_njit import cached_njit
@@ -34,18 +34,22 @@ STOP_WORD_FIELDS = [
     pa.field("language_stop_word_ratio", pa.float64()),  # share of the words (those with a letter, digit or ideograph)
 ]
 MAX_WORDS = 64
-SLOTS = 256  # of a language's table; no list has more than 64 words, one a bit
+SLOT_BITS = 10  # of a language's table, in which each of its words has a slot of its own
+SLOT_SHIFT = np.uint64(64 - SLOT_BITS)
+FIRST_FACTOR, NEXT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
 
 
 class StopWordTable(NamedTuple):
-    """Of L languages, in the order of `languages`. hashes: uint64[L, SLOTS]; bits: int64[L, SLOTS], -1 for a free slot,
-    else the word's place in its list. max_bytes: int64[L], of the longest word; 0 if one begins with another character
-    than those of words. lowered: whether texts of the language are lowered first."""
+    """Of L languages, in the order of `languages`. factors: uint64[L], a word's slot is hash * factor >> SLOT_SHIFT.
+    hashes: uint64[L, slots], 0 for a free one; bits: uint8[L, slots], the word's place in its list. by_blocks: bool[L],
+    whether each word begins with a character that words begin with. lowered: whether texts of the language are lowered
+    first."""
 
     languages: dict[str, int]
+    factors: np.ndarray
     hashes: np.ndarray
     bits: np.ndarray
-    max_bytes: np.ndarray
+    by_blocks: np.ndarray
     lowered: tuple[bool, ...]
 
 
@@ -59,8 +63,8 @@ def stop_word_columns(
     lists_N = np.array([table.languages.get(language, -1) for language in languages], dtype=np.int64)
     lowered_N = (lists_N >= 0) & np.array([*table.lowered, False])[lists_N]
     counts_N3 = np.zeros((len(texts), 3), dtype=np.int64)
-    _count(_arrays(texts), np.where(lowered_N, -1, lists_N), table[1:4], counts_N3)
-    _count(_arrays(lowered(texts, lowered_N)), np.where(lowered_N, lists_N, -1), table[1:4], counts_N3)
+    _count(_arrays(texts), np.where(lowered_N, -1, lists_N), table[1:5], counts_N3)
+    _count(_arrays(lowered(texts, lowered_N)), np.where(lowered_N, lists_N, -1), table[1:5], counts_N3)
     words = counts_N3[:, 2]
     ratios = np.divide(counts_N3[:, 1], words, out=np.full(len(texts), np.nan), where=words > 0)
     return [
@@ -88,15 +92,15 @@ def stop_word_table() -> StopWordTable:
 
 def make_table(lists: Mapping[str, Sequence[str]], lowered: Collection[str]) -> StopWordTable:
     """lists: name -> words, each one word by signals/reference.split_words; the first 64 count."""
-    hashes, bits = np.zeros((len(lists), SLOTS), np.uint64), np.full((len(lists), SLOTS), -1, np.int64)
-    max_bytes, flags = np.zeros(len(lists), np.int64), character_table()
+    shape = (len(lists), 1 << SLOT_BITS)
+    factors, hashes, bits = np.zeros(len(lists), np.uint64), np.zeros(shape, np.uint64), np.zeros(shape, np.uint8)
+    by_blocks, flags = np.zeros(len(lists), np.bool_), character_table()
     for row, words in enumerate(lists.values()):
-        buffer, offsets = joined([word.encode() for word in words[:MAX_WORDS]])
-        _fill(buffer, offsets, hashes[row], bits[row])
-        if all(flags[ord(word[0])] & (WORD | IDEOGRAPH) for word in words):
-            max_bytes[row] = np.diff(offsets).max(initial=2) - 1
+        buffer, offsets = joined([word.encode() for word in dict.fromkeys(words[:MAX_WORDS])])
+        factors[row] = _fill(buffer, offsets, hashes[row], bits[row])
+        by_blocks[row] = all(flags[ord(word[0])] & (WORD | IDEOGRAPH) for word in words)
     places = {language: row for row, language in enumerate(lists)}
-    return StopWordTable(places, hashes, bits, max_bytes, tuple(language in lowered for language in lists))
+    return StopWordTable(places, factors, hashes, bits, by_blocks, tuple(language in lowered for language in lists))
 
 
 def matched_words(words: Sequence[str]) -> tuple[str, ...]:
@@ -106,33 +110,40 @@ def matched_words(words: Sequence[str]) -> tuple[str, ...]:
 
 @cached_njit(nogil=True)
 def _fill(text, offsets, hashes, bits):
-    for k in range(len(offsets) - 1):
-        key = hash_bytes(text, offsets[k], offsets[k + 1] - 1)
-        slot = np.int64(key & np.uint64(SLOTS - 1))
-        while bits[slot] >= 0:
-            slot = (slot + 1) & (SLOTS - 1)
-        hashes[slot], bits[slot] = key, k
+    """Fills the table of these words, which differ; returns its factor, the first that gives each a slot of its own."""
+    factor, placed = FIRST_FACTOR, 0
+    while placed < len(offsets) - 1:
+        key = hash_bytes(text, offsets[placed], offsets[placed + 1] - 1)
+        slot = np.int64((key * factor) >> SLOT_SHIFT)
+        if hashes[slot] == ZERO:
+            hashes[slot], bits[slot] = key, placed
+            placed += 1
+        else:
+            hashes[:], placed = ZERO, 0
+            factor = factor * NEXT_FACTOR | ONE
+    return factor
 
 
 @cached_njit(nogil=True)
 def _count(texts, lists, tables, counts):
     """Adds to counts int64[N, 3]: different stop words, stop words, words. lists: -1 for a text that is left out."""
-    hashes, bits, max_bytes = tables
+    factors, hashes, bits, by_blocks = tables
     text, flags = pointer(texts.text, 0), pointer(texts.flags, 0)
     for k in range(len(lists)):
         place = lists[k]
         if place >= 0:
             span = Span(text, texts.offsets[k], texts.offsets[k + 1] - 1, flags)
-            table = (pointer(hashes, place * SLOTS), pointer(bits, place * SLOTS), max_bytes[place])
-            _count_text(span, table, pointer(counts, 3 * k))
+            first = place << SLOT_BITS
+            table = (factors[place], pointer(hashes, first), pointer(bits, first))
+            _count_text(span, table, by_blocks[place], pointer(counts, 3 * k))
 
 
 @cached_njit(nogil=True)
-def _count_text(span, table, counts):
+def _count_text(span, table, by_blocks, counts):
     text, at, end, flags = span
-    seen = np.uint64(0)
+    seen = ZERO
     while at < end:
-        if table[2] > 0 and bytes_within(text, at, 0x80, 0x80) == ZERO:
+        if by_blocks and bytes_within(text, at, 0x80, 0x80) == ZERO:
             stop, seen = _count_block(text, at, end, table, seen, counts)
             if stop > at:
                 at = stop
@@ -147,6 +158,7 @@ def _count_text(span, table, counts):
             at = _word_end(text, at, end, flags)
         counts[2] += flag & (WORD | IDEOGRAPH) != 0
         seen = _look_up(text, first, at, table, seen, counts)
+    counts[0] += np.int64(ones(seen))
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -168,26 +180,20 @@ def _count_block(text, at, end, table, seen, counts):
         if not whole and stop >= limit:
             return first, seen
         counts[2] += 1
-        if stop - first <= table[2]:
-            seen = _look_up(text, first, stop, table, seen, counts)
+        seen = _look_up(text, first, stop, table, seen, counts)
         starts, stops = without_first(starts), without_first(stops)
     return (end if whole else limit), seen
 
 
 @cached_njit(nogil=True, forceinline=True)
 def _look_up(text, first, stop, table, seen, counts):
-    """Counts text[first:stop] if it is a stop word; returns the bits of those seen."""
-    hashes, bits, _ = table
+    """Counts text[first:stop] if it is a stop word; returns the bits of those seen. There is no branch."""
+    factor, hashes, bits = table
     key = hash_bytes(text, first, stop)
-    slot = np.int64(key & np.uint64(SLOTS - 1))
-    while bits[slot] >= 0:
-        if hashes[slot] == key:
-            counts[1] += 1
-            mark = ONE << np.uint64(bits[slot])
-            counts[0] += seen & mark == ZERO
-            return seen | mark
-        slot = (slot + 1) & (SLOTS - 1)
-    return seen
+    slot = np.int64((key * factor) >> SLOT_SHIFT)
+    is_stop_word = hashes[slot] == key
+    counts[1] += is_stop_word
+    return seen | np.uint64(is_stop_word) << np.uint64(bits[slot])
 
 
 @cached_njit(nogil=True, forceinline=True)

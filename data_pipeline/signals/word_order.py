@@ -8,15 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, decode, hash_bytes
+from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, ZERO, decode, hash_bytes
 from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, LINE_END, SPACE, TERMINAL, WORD, character_table
-from gristmill.data_pipeline.signals.intrinsics import folded_product
+from gristmill.data_pipeline.signals.intrinsics import folded_product, pointer
 from gristmill.data_pipeline.signals.lower_case import lowered
+from gristmill.data_pipeline.signals.tables import LAST_STAMP, first_place, table_bits
 from gristmill.foundation.cached_njit import cached_njit
 
 WORD_ORDER_FIELDS = [
@@ -33,12 +35,25 @@ NEAR = 2  # places within which a word is not expected again ("the x the" is as 
 MAX_PAIR_SCORE = 20.0
 
 
+class OrderWork(NamedTuple):
+    """Work space for texts of fewer than R tokens. keys, pairs: uint64[R]; counts: int32[R]; entries: an empty table
+    of tables.first_place for R keys."""
+
+    keys: np.ndarray
+    pairs: np.ndarray
+    counts: np.ndarray
+    entries: np.ndarray
+
+
 def word_order_columns(texts: TextBuffer, wanted: Sequence[bool]) -> list[pa.Array]:
     """The columns WORD_ORDER_FIELDS; null where not requested."""
     chosen = lowered(texts, np.array(wanted, dtype=bool))
     most = int(np.diff(chosen.offsets).max(initial=0)) + 2
+    work = OrderWork(
+        *(np.empty(most, kind) for kind in (np.uint64, np.uint64, np.int32)), np.zeros(1 << table_bits(most), np.uint64)
+    )
     values_N2 = np.full((len(texts), 2), np.nan)
-    _score_texts(chosen.text, chosen.offsets, character_table(), np.empty(most, np.uint64), values_N2)
+    _score_texts(chosen.text, chosen.offsets, character_table(), work, values_N2)
     return [pa.array(column, pa.float64(), from_pandas=True) for column in np.ascontiguousarray(values_N2.T)]
 
 
@@ -104,9 +119,12 @@ def order_score(num_tokens, same, near, twice):
 
 
 @cached_njit(nogil=True)
-def _score_texts(text, offsets, flags, keys, values):
-    """Fills values float64[N, 2] of texts that are not empty. keys: work space for the most tokens of a text."""
+def _score_texts(text, offsets, flags, work, values):
+    """Fills values float64[N, 2] of texts that are not empty."""
+    keys, pairs, stamp, most = work.keys, work.pairs, 0, 0
     for k in range(len(offsets) - 1):
+        if stamp + 2 > LAST_STAMP:
+            work.entries[: 1 << table_bits(most)], stamp, most = ZERO, 0, 0
         num_tokens, count, breaks = _tokens(text, offsets[k], offsets[k + 1] - 1, flags, keys)
         if count == 0:
             continue
@@ -117,24 +135,25 @@ def _score_texts(text, offsets, flags, keys, values):
         for gap in range(1, NEAR + 1):
             for i in range(num_tokens - gap):
                 near += keys[i] == keys[i + gap]
-        pairs = np.empty(num_tokens - 1, np.uint64)
         for i in range(num_tokens - 1):
             pairs[i] = folded_product(keys[i] ^ GROUP_MIX, keys[i + 1])
-        values[k, 0] = order_score(num_tokens, _equal_pairs(keys[:num_tokens].copy()), near, _equal_pairs(pairs))
+        same = _equal_pairs(keys, num_tokens, work, stamp + 1)
+        twice = _equal_pairs(pairs, num_tokens - 1, work, stamp + 2)
+        stamp, most = stamp + 2, max(most, num_tokens)
+        values[k, 0] = order_score(num_tokens, same, near, twice)
 
 
 @cached_njit(nogil=True)
-def _equal_pairs(keys):
-    """Ordered pairs of places with equal keys; sorts in place."""
-    keys.sort()
-    total, run = 0, 1
-    for i in range(1, len(keys) + 1):
-        if i < len(keys) and keys[i] == keys[i - 1]:
-            run += 1
-        else:
-            total += run * (run - 1)
-            run = 1
-    return total
+def _equal_pairs(keys, num_keys, work, stamp):
+    """Ordered pairs of places with equal keys."""
+    keys_at, entries, counts = pointer(keys, 0), pointer(work.entries, 0), pointer(work.counts, 0)
+    bits, total = table_bits(num_keys), np.int64(0)
+    for i in range(num_keys):
+        counts[i] = 0
+        first = first_place(entries, bits, stamp, keys_at, i)
+        total += counts[first]  # pairs of this place and each one before it
+        counts[first] += 1
+    return 2 * total
 
 
 @cached_njit(nogil=True)
