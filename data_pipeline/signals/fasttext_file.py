@@ -21,7 +21,7 @@ class FastTextFile(NamedTuple):
     """words: the dictionary's words (</s> among them), then labels. counts: of the labels in the training data.
 
     input_rows: float32[words + buckets that are kept, D]; output_rows: float32[labels (their tree's inner nodes), D].
-    kept_buckets: bucket -> row behind the words, or None if all buckets have a row."""
+    kept_buckets: int32[kept, 2], buckets with their rows behind the words; None if all buckets have a row."""
 
     words: list[bytes]
     labels: list[str]
@@ -31,7 +31,7 @@ class FastTextFile(NamedTuple):
     word_ngrams: int
     buckets: int
     loss: int
-    kept_buckets: dict[int, int] | None
+    kept_buckets: np.ndarray | None
     input_rows: np.ndarray
     output_rows: np.ndarray
 
@@ -65,7 +65,7 @@ def read_fasttext(path: Path) -> FastTextFile:
         word_ngrams=word_ngrams,
         buckets=buckets,
         loss=loss,
-        kept_buckets=dict(zip(*kept.T.tolist(), strict=True)) if num_kept >= 0 else None,
+        kept_buckets=kept if num_kept >= 0 else None,
         input_rows=input_rows,
         output_rows=output_rows,
     )
@@ -77,11 +77,16 @@ def _check(found: FastTextFile) -> None:
     """Every index that a prediction reads is inside its matrix."""
     rows, width = found.input_rows.shape
     needed = len(found.words) + (found.buckets if found.max_chars > 0 or found.word_ngrams > 1 else 0)
+    lowest = 0
     if found.kept_buckets is not None:
-        if any(not 0 <= bucket < found.buckets for bucket in found.kept_buckets):
+        buckets, kept_rows = found.kept_buckets.T
+        if ((buckets < 0) | (buckets >= found.buckets)).any():
             raise ValueError("a bucket beyond the number of buckets")
-        needed = len(found.words) + 1 + max(found.kept_buckets.values(), default=-1)
-    if needed > rows or min(found.kept_buckets.values() if found.kept_buckets else [0]) < 0 or found.buckets < 0:
+        if (np.diff(np.sort(buckets)) == 0).any():
+            raise ValueError("a bucket that has two rows")
+        lowest = int(kept_rows.min(initial=0))
+        needed = len(found.words) + 1 + int(kept_rows.max(initial=-1))
+    if needed > rows or lowest < 0 or found.buckets < 0:
         raise ValueError(f"{rows} input rows; its dictionary needs {needed}")
     outputs = len(found.labels) - (found.loss == HIERARCHICAL_SOFTMAX)
     if len(found.output_rows) < outputs or found.output_rows.shape[1] != width:
@@ -120,7 +125,7 @@ def _decoded(codes_RS: np.ndarray, quantizer: _Quantizer) -> np.ndarray:
         is_last = place + 1 == codes_RS.shape[1]
         width = quantizer.last_sub_width if is_last else quantizer.sub_width
         table = quantizer.centroids[start : start + CENTROIDS * width].reshape(CENTROIDS, width)
-        columns.append(table[codes])
+        columns.append(table.take(codes, axis=0))
         start += CENTROIDS * width
     return np.concatenate(columns, axis=1)
 

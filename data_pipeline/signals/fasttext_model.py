@@ -45,8 +45,7 @@ def prepare(file: FastTextFile) -> FastTextModel:
     _fill_table(entry_text, entry_offsets, table)
     input_rows, bucket_marks = np.ascontiguousarray(file.input_rows), np.zeros((0, 2), np.uint64)
     if file.kept_buckets is not None:
-        buckets = np.array(sorted(file.kept_buckets), np.int64)
-        rows = np.array([file.kept_buckets[bucket] for bucket in buckets.tolist()], np.int64)
+        buckets, rows = file.kept_buckets[np.argsort(file.kept_buckets[:, 0])].T.astype(np.int64)
         input_rows = np.concatenate([input_rows[: len(file.words)], input_rows[len(file.words) + rows]])
         bucket_marks = _bucket_marks(buckets, file.buckets)
     left, right = _tree(file.label_counts) if file.loss == HIERARCHICAL_SOFTMAX else (np.zeros(0, np.int32),) * 2
