@@ -41,9 +41,9 @@ def text_scripts(texts: TextBuffer) -> list[str]:
     scripts_C, names = script_table()
     kana = np.array([name in KANA for name in names])
     places = (names.index(LATIN), names.index(HAN), len(names))
-    found_N = np.empty(len(texts), np.int64)
+    found_N, all_names = np.empty(len(texts), np.int64), (*names, JAPANESE)
     _find_scripts(texts.text, texts.offsets, scripts_C, kana, places, found_N)
-    return [(*names, JAPANESE)[place] for place in found_N.tolist()]
+    return [all_names[place] for place in found_N.tolist()]
 
 
 def text_script(text: str) -> str:
