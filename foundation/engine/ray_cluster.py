@@ -27,6 +27,7 @@ ray_raylet = DeferredModule("ray._raylet")
 PROBE_SECONDS = 15.0
 TCP_SECONDS = 5.0
 HANDSHAKE_SECONDS = 25.0
+HANDSHAKES = 3
 MAX_CLOCK_SKEW_SECONDS = 60.0
 HOW_TO_START = "start a cluster with `ray start --head` and give --address HOST:6379, or auto on one of its nodes"
 
@@ -50,8 +51,8 @@ def connect(address: str) -> bool:
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    found = _found_address(address)
     _be_quiet()
+    found = _found_address(address)
     try:
         ray.init(address=found, log_to_driver=False, logging_level=logging.CRITICAL)
     except (RuntimeError, ValueError, OSError) as error:
@@ -149,27 +150,46 @@ def _probe_file(work_folder: Path | None) -> Iterator[tuple[str, str] | None]:
 
 
 def _shake_hands(nodes: Sequence[dict[str, Any]], place: Place) -> None:
+    """A node that is lost meanwhile is left out; one whose answer is lost is asked again, HANDSHAKES times in all."""
+    problems: list[str] = []
+    for attempt in range(HANDSHAKES):
+        problems, lost = _answers(nodes, place)
+        living = {node["NodeID"] for node in nodes_with_processors()}
+        nodes = [node for node in nodes if node["NodeID"] in lost and node["NodeID"] in living]
+        if problems or not nodes:
+            break
+        if attempt == HANDSHAKES - 1:
+            problems = [f"node {node['NodeManagerAddress']}: {lost[node['NodeID']]}" for node in nodes]
+    if problems:
+        raise InputError("the nodes of the cluster do not fit the driver:\n  " + "\n  ".join(sorted(problems)))
+
+
+def _answers(nodes: Sequence[dict[str, Any]], place: Place) -> tuple[list[str], dict[str, str]]:
+    """(what is wrong with the nodes that answered or are silent, id -> reason of those whose answer was lost)."""
     asked = time.time()
     waiting = {}
     for node in nodes:
         on_node = ray_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = ray.remote(report).options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
-        waiting[task.remote(place)] = node["NodeManagerAddress"]
+        waiting[task.remote(place)] = node
     answered, silent = ray.wait(list(waiting), num_returns=len(waiting), timeout=HANDSHAKE_SECONDS)
-    problems = [f"node {waiting[one]}: no answer within {HANDSHAKE_SECONDS:.0f} s" for one in silent]
+    problems, lost = [], {}
     for one in silent:
         ray.cancel(one, force=True)
+        problems.append(f"node {waiting[one]['NodeManagerAddress']}: no answer within {HANDSHAKE_SECONDS:.0f} s")
     for one in answered:
-        problems += _problems(waiting[one], one, asked, time.time())
-    if problems:
-        raise InputError("the nodes of the cluster do not fit the driver:\n  " + "\n  ".join(sorted(problems)))
+        node = waiting[one]
+        try:
+            problems += _problems(node["NodeManagerAddress"], ray.get(one), asked)
+        except ray.exceptions.RayError as error:
+            lost[node["NodeID"]] = (
+                f"gristmill cannot run ({last_line(error)}); install it there with the extra `cluster`"
+            )
+    return problems, lost
 
 
-def _problems(address: str, reference: Any, asked: float, now: float) -> list[str]:
-    try:
-        found: NodeReport = ray.get(reference)
-    except ray.exceptions.RayError as error:
-        return [f"node {address}: gristmill cannot run ({last_line(error)}); install it there with the extra `cluster`"]
+def _problems(address: str, found: NodeReport, asked: float) -> list[str]:
+    now = time.time()
     problems = [f"node {address} ({found.host}): {found.problem}"] if found.problem else []
     if not asked - MAX_CLOCK_SKEW_SECONDS <= found.time <= now + MAX_CLOCK_SKEW_SECONDS:
         problems.append(

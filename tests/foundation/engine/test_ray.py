@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,6 +174,20 @@ def test_a_node_with_other_versions_is_refused_by_name(engine, tmp_path, monkeyp
     lines = str(caught.value).splitlines()
     assert len(lines) == 2 and all("the driver has 0.9; install the same versions" in line for line in lines[1:])
     assert list(tmp_path.iterdir()) == []
+
+
+def die_in_the_first_handshake(place):
+    marker = Path(place.probe[0]).parent / "asked"
+    if not marker.exists():
+        marker.touch()
+        os._exit(1)
+    return node.report(place)
+
+
+def test_a_node_whose_answer_is_lost_is_asked_again(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "report", die_in_the_first_handshake)
+    assert checked_place("auto", tmp_path).versions == node.versions_here()
+    assert [path.name for path in tmp_path.iterdir()] == ["asked"]
 
 
 def test_a_node_that_joins_with_other_versions_is_refused_by_its_first_task(engine, monkeypatch):
