@@ -50,7 +50,10 @@ def word_order_columns(texts: TextBuffer, wanted: Sequence[bool]) -> list[pa.Arr
     chosen = lowered(texts, np.array(wanted, dtype=bool))
     most = int(np.diff(chosen.offsets).max(initial=0)) + 2
     work = OrderWork(
-        *(np.empty(most, kind) for kind in (np.uint64, np.uint64, np.int32)), np.zeros(1 << table_bits(most), np.uint64)
+        keys=np.empty(most, np.uint64),
+        pairs=np.empty(most, np.uint64),
+        counts=np.empty(most, np.int32),
+        entries=np.zeros(1 << table_bits(most), np.uint64),
     )
     values_N2 = np.full((len(texts), 2), np.nan)
     _score_texts(chosen.text, chosen.offsets, character_table(), work, values_N2)

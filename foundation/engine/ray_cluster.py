@@ -103,7 +103,8 @@ def _is_ray(address: str) -> bool:
 def _be_quiet() -> None:
     """Ray prints the logs of a node that dies to the driver's standard output, log_to_driver or not."""
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    ray_worker._loaded().print_to_stdstream = lambda *_, **__: None
+    worker: Any = ray_worker._loaded()
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
 def last_line(error: Exception) -> str:
