@@ -80,7 +80,7 @@ def pii_pattern(kind: PiiKind) -> re.Pattern[str]:
 
 
 @cache
-def _domain() -> re.Pattern[str]:
+def pii_domain() -> re.Pattern[str]:
     return re.compile(_DOMAIN)
 
 
@@ -92,7 +92,7 @@ def _matches(text: str, kind: PiiKind) -> Iterator[re.Match[str]]:
         return
     sign, end = text.find("@"), 0
     while sign >= 0:
-        domain = _domain().match(text, sign)
+        domain = pii_domain().match(text, sign)
         found = domain and pii_pattern("email").search(text, max(end, sign - _MAX_LOCAL_PART), domain.end())
         if found:
             yield found

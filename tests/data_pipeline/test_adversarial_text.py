@@ -20,11 +20,12 @@ from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normaliz
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
-from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, replace_pii
+from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, pii_domain, pii_pattern, replace_pii
 from gristmill.data_pipeline.readers.python_docs import prose
 from gristmill.data_pipeline.signals.buffer import TextBuffer
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
 from gristmill.data_pipeline.signals.paragraph_languages import split_paragraphs
+from gristmill.data_pipeline.signals.reference import abbreviation_pattern
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("data_pipeline", "tokenizers", "evaluation", "training")
@@ -86,7 +87,10 @@ def module_patterns() -> dict[str, re.Pattern]:
                 for index, pattern in enumerate(value if isinstance(value, tuple) else [value]):
                     if isinstance(pattern, re.Pattern):
                         found[f"{relative}:{name}:{index}"] = pattern
-    return found
+    # compiled at their first use
+    found["data_pipeline/filters/pii.py:domain:0"] = pii_domain()
+    found["data_pipeline/signals/reference.py:abbreviation:0"] = abbreviation_pattern()
+    return found | {f"data_pipeline/filters/pii.py:{kind}:0": pii_pattern(kind) for kind in PII_KINDS}
 
 
 def calls_of_re(path: Path) -> list[ast.Call]:

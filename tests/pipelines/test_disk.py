@@ -32,7 +32,7 @@ from gristmill.foundation.lock import Lock
 from gristmill.pipelines.runner import Runner
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.config import Recipe
-from gristmill.pipelines import cli
+from gristmill.pipelines import application, cli
 
 recipe = Recipe.model_validate({
     "name": "r", "sources": [{"name": "s", "format": "text", "paths": ["x"]}],
@@ -55,7 +55,7 @@ def run(args=None):
     stages = [Stage("a", 1, (), lambda r: {}, first), Stage("b", 1, ("a",), lambda r: {}, second)]
     Runner(recipe, Path(sys.argv[1]), stages, Lock(sources=()), Reporter.to_terminal()).run()
 
-cli.app = run
+application.app = run
 try:
     cli.main()
 finally:
