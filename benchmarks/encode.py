@@ -148,7 +148,8 @@ def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
     """The index stage for one source: encode its slices, then shuffle them into one file."""
     shutil.rmtree(folder, ignore_errors=True)
     encoder = load_bulk_tokenizer(tokenizer).encoder
-    tasks = encode_tasks(document_ranges(corpus, "train", "text"), folder / "parts" / "text", tokenizer, encoder)
+    ranges = document_ranges(corpus, "train", "text")
+    tasks = encode_tasks(ranges, folder / "parts" / "text", tokenizer, encoder, sentences=False)
     for task in tasks:
         encode_documents(task)
     merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))

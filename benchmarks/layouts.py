@@ -83,7 +83,7 @@ def measure(layout: dict[str, Any], steps: int) -> dict[str, Any]:
 
     def step() -> None:
         passes.train(batch, [1e-3])
-        norm = global_norm(parts.counted, mesh).item()
+        norm = global_norm(parts.norm_parameters, mesh).item()
         clip(parts.parameters.values(), norm, 1.0)
         optimizer.step(1.0)
         parts.clear_gradients()
