@@ -15,15 +15,20 @@ from gristmill.training.training_data import TrainingData
 @dataclass
 class StepMetrics:
     """bits_per_byte: whether the loss is one of text. flops_per_token: of the model, forward and backward. processes:
-    of the whole run. seconds, seconds_waiting: of all steps so far, and of them without data."""
+    of the whole run. peak_flops: of one device, None where unknown. seconds, seconds_waiting: of all steps so far, and
+    of them without data."""
 
     data: TrainingData
     bits_per_byte: bool
     flops_per_token: float
     processes: int
     device: torch.device
+    peak_flops: float | None = field(init=False)
     seconds: float = field(default=0.0, init=False)
     seconds_waiting: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.peak_flops = device_peak(self.device)
 
     def metrics(self, report: StepReport) -> dict[str, Any]:
         """A line of metrics.jsonl without validation; equal for equal runs on the same layout."""
@@ -60,8 +65,8 @@ class StepMetrics:
             "tflops_per_process": flops / 1e12,
             "memory_bytes": peak_memory(self.device),
         }
-        if (peak := device_peak(self.device)) is not None:
-            timing["mfu"] = flops / peak
+        if self.peak_flops is not None:
+            timing["mfu"] = flops / self.peak_flops
         if observation.communication_seconds is not None:
             timing["communication_seconds"] = observation.communication_seconds
         return timing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kills import Launcher, Run, files_of, number_of_kills, seed_of, write_corpus
+from kills import Run, files_of, number_of_kills, seed_of, write_corpus
 
 from gristmill.foundation.engine.node import Place, versions_here
 from gristmill.foundation.engine.ray import RayEngine
@@ -20,13 +20,6 @@ pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 pytestmark = pytest.mark.slow
 KILLS = 50
 CUTS = ("--set", "curate.shard_bytes=20000", "--to", "index")
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    launcher = Launcher(tmp_path_factory.mktemp("logs"))
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from kills import (
-    Launcher,
     files_of,
     kill_group_at,
     kill_worker_at,
@@ -20,13 +19,6 @@ from kills import (
 
 GROUP_KILLS, WORKER_KILLS = 26, 6  # in every run of the suite
 SLOW_KILLS = 500
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    launcher = Launcher(tmp_path_factory.mktemp("logs"))
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,39 +1,22 @@
 """Compressed JSON lines read by ranges are the records of the whole file, each once, with its number and offset."""
 
-import bz2
 import gzip
 import io
 import itertools
 import json
-import lzma
 
-import pyarrow as pa
 import pytest
-import zstandard
 
 from gristmill.data_pipeline.readers.jsonl import json_lines
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import RawFile
+from tests.support.compressors import COMPRESSORS
 
 SOURCE = SourceConfig(name="s", format="jsonl", paths=("x",), max_record_bytes=3000)
 
 
-def _lz4(content: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "lz4") as stream:
-        stream.write(content)
-    return sink.getvalue().to_pybytes()
-
-
-COMPRESS = {
-    "gz": gzip.compress,
-    "zst": zstandard.ZstdCompressor().compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "lz4": _lz4,
-}
 LINES = [
     b"",
     b"not JSON",
@@ -62,12 +45,12 @@ def as_columns(ranges) -> list:
     ]
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("content", [CONTENT, CONTENT + b"\n", CONTENT.decode("latin-1").encode("utf-16")])
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_ranges_are_the_whole_file(tmp_path, suffix, content, count):
     path = tmp_path / f"a.jsonl.{suffix}"
-    file = written(path, COMPRESS[suffix](content))
+    file = written(path, COMPRESSORS[suffix](content))
     ranges = file_ranges(file, str(path), SOURCE, 1, count)
     assert len(ranges) == count and sum(one.share for one in ranges) == pytest.approx(1)
     assert joined(ranges) == joined([FileRange(file, str(path))])
@@ -75,10 +58,10 @@ def test_ranges_are_the_whole_file(tmp_path, suffix, content, count):
     assert len(joined(ranges)) > 600
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("cut", [0.05, 0.4, 0.7, 0.98])
 def test_damage_is_reported_once_by_the_range_that_meets_it(tmp_path, suffix, cut):
-    content = COMPRESS[suffix](CONTENT * 3)
+    content = COMPRESSORS[suffix](CONTENT * 3)
     path = tmp_path / f"a.jsonl.{suffix}"
     file = written(path, content[: int(cut * len(content))])
     whole = joined([FileRange(file, str(path))])

@@ -1,16 +1,13 @@
 """Records over max_record_bytes are passed over in bounded memory, in every format and every compression."""
 
-import bz2
 import gzip
 import io
-import lzma
 import zlib
 
 import brotli
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from gristmill.data_pipeline.readers.byte_stream import ByteStream, Malformed
 from gristmill.data_pipeline.readers.compression import TooLong, blocks, whole_lines
@@ -20,27 +17,14 @@ from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import RawFile
+from tests.support.compressors import COMPRESSORS
 
 LIMIT = 1000
 HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 STORY = "<html><body><p>" + "A short page with a sentence in it. " * 5 + "</p></body></html>"
 
 
-def lz4(raw: bytes) -> bytes:
-    held = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(held, "lz4") as file:
-        file.write(raw)
-    return held.getvalue().to_pybytes()
-
-
-COMPRESSED = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".zst": zstandard.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".lz4": lz4,
-}
+COMPRESSED = {"": bytes} | {f".{ending}": compress for ending, compress in COMPRESSORS.items()}
 
 
 def read(path, kind: str, limit: int = LIMIT, **settings) -> list[Record | Unreadable]:
