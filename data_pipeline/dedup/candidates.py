@@ -1,194 +1,250 @@
-"""Candidates: which documents share a bucket in any band, found one band at a time."""
+"""Candidates: which documents share a bucket in any band, found one band and one range of its keys at a time.
+
+Three steps, each of tasks that write files and read others' files, so that no process knows all documents:
+1. keys: each document file's band keys, ordered by band and key, with a last band of the documents' ids;
+2. links: who reads a range of a band finds the documents with equal keys and writes pairs that connect them;
+3. groups: union-find over the linked documents alone, 32 bytes of memory each. (10^9 documents with a fifth of them
+   linked: 6.4 GB in one task. Beyond that, alternating large-star and small-star steps over the same shuffle find the
+   same groups in O(log n) rounds: Kiveris et al. 2014, "Connected Components in MapReduce and Beyond".)"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.dedup.arrays import load_array, save_array
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, repeated_keys, union_buckets
-from gristmill.data_pipeline.dedup.signatures import SignatureStore
-from gristmill.data_pipeline.ledger.document_file import keep_order, packed_ids, unpacked_ids
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, key_order, union_pairs
+from gristmill.data_pipeline.dedup.signatures import SignatureStore, StorePart
+from gristmill.data_pipeline.ledger.document_file import packed_ids, unpacked_ids
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
 
 # Documents whose band keys are computed at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536
-
-
 # Documents from which on starting worker processes pays for keys and buckets: one band of them is sorted in 0.1 s.
 POOL_DOCUMENTS = 1_000_000
 
+KEY = np.dtype([("key", "<u8"), ("document", "<u4")])  # document: its place in the store's part
+LINK = np.dtype([("left", "<i8"), ("right", "<i8")])  # two positions, left < right
+CANDIDATE = np.dtype([("position", "<i8"), ("group", "<i8"), ("batch", "<i4")])
+
 
 @dataclass(frozen=True)
-class Documents:
-    """All documents as they stand in the stores, one store after the other; a document's index here is its position.
-    About 40 bytes a document.
+class StoredDocuments:
+    """All documents as they stand in the stores, one part after the other; a document's place in this order is its
+    position. A few bytes a part, none a document.
 
-    ids: uint64[documents, 2]. rows: row in its document file; lengths: bytes; shingles: with repetition.
-    starts: int64[files + 1], the positions of document file f are starts[f]..starts[f + 1]. priorities
-    int64[files].
-    protected bool[files]: their documents are kept, whatever they resemble."""
+    starts: int64[parts + 1], the positions of part p are starts[p]..starts[p + 1]. is_protected: bool[parts], whose
+    documents are kept, whatever they resemble."""
 
-    ids: np.ndarray
-    rows: np.ndarray
-    lengths: np.ndarray
-    shingles: np.ndarray
+    parts: tuple[StorePart, ...]
     starts: np.ndarray
-    priorities: np.ndarray
-    protected: np.ndarray
+    is_protected: np.ndarray
 
-    def files_of(self, positions: np.ndarray) -> np.ndarray:
-        """int64[N]: the number of the document file of each position."""
+    @classmethod
+    def of(cls, stores: Sequence[tuple[SignatureStore, bool]]) -> "StoredDocuments":
+        """The documents of all stores; those of a store marked True are protected."""
+        parts = [(store.part(number), mark) for store, mark in stores for number in range(len(store.files))]
+        starts = np.cumsum([0, *(part.stored.documents for part, _ in parts)])
+        return cls(tuple(part for part, _ in parts), starts, np.array([mark for _, mark in parts], bool))
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def parts_of(self, positions: np.ndarray) -> np.ndarray:
+        """int64[N]: the number of the part of each position."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
 
-def read_documents(stores: Sequence[tuple[SignatureStore, bool]]) -> Documents:
-    """The documents of all stores; those of a store marked True are protected.
-
-    Raises InputError if a document occurs twice."""
-    tables: list[pa.Table] = []
-    ids, priorities, protected = [np.empty((0, 2), np.uint64)], [], []
-    for store, is_protected in stores:
-        for number, stored in enumerate(store.files):
-            table = store.documents(number)
-            ids.append(packed_ids(table.column("doc_id"), store.folder))
-            priorities.append(stored.priority)
-            protected.append(is_protected)
-            tables.append(table.drop_columns("doc_id"))
-    found = Documents(
-        ids=np.concatenate(ids),
-        rows=_column(tables, "row"),
-        lengths=_column(tables, "length"),
-        shingles=_column(tables, "shingles"),
-        starts=np.cumsum([0, *map(len, tables)]),
-        priorities=np.array(priorities, np.int64),
-        protected=np.array(protected, bool),
-    )
-    _refuse_twins(found.ids)
-    return found
-
-
-def _column(tables: list[pa.Table], name: str) -> np.ndarray:
-    return _joined([table.column(name).to_numpy() for table in tables])
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-
-
-def _refuse_twins(ids: np.ndarray) -> None:
-    """Sorts only the ids that may be given twice; an id is a hash, so its low half may stand for it."""
-    ids = ids[repeated_keys(ids[:, 1])]
-    order = np.lexsort((ids[:, 1], ids[:, 0]))
-    twins = np.flatnonzero((ids[order][1:] == ids[order][:-1]).all(axis=1))
-    if len(twins):
-        doc_id = unpacked_ids(ids[order[twins[:1]]])[0]
-        raise InputError(f"document {doc_id} is given twice; hand each document over once")
-
-
-def write_band_keys(
-    stores: Sequence[SignatureStore], bands: int, rows: int, by_source: bool, engine: Engine, folder: Path
-) -> list[Path]:
-    """One file for each document file: uint64[bands, documents]. by_source: documents of two sources share no key."""
-    tasks: list[tuple[SignatureStore, int, int, int, int, Path]] = []
-    for store in stores:
-        for number, stored in enumerate(store.files):
-            salt = xxhash.xxh3_64_intdigest(stored.source.encode()) if by_source else 0
-            tasks.append((store, number, bands, rows, salt, folder / f"keys-{len(tasks):05d}.npy"))
-    missing = [task for task in tasks if not task[-1].exists()]
-    sizes = [store.files[number].documents for store, number, *_ in missing]
-    _sized(engine, sum(sizes)).map(_write_keys, missing, "band keys", sizes, "documents")
-    return [task[-1] for task in tasks]
-
-
-def _sized(engine: Engine, num_documents: int) -> Engine:
-    return engine if num_documents >= POOL_DOCUMENTS else LocalEngine(1, engine.reporter)
-
-
-def _write_keys(task: tuple[SignatureStore, int, int, int, int, Path]) -> None:
-    store, number, bands, rows, salt, path = task
-    signatures = store.signatures(number)
-    keys = np.empty((bands, len(signatures)), np.uint64)
-    for start in range(0, len(signatures), BLOCK_DOCUMENTS):
-        block = np.ascontiguousarray(signatures[start : start + BLOCK_DOCUMENTS])
-        keys[:, start : start + len(block)] = band_keys(block, bands, rows, np.uint64(salt))
-    save_array(path, keys)
-
-
-def write_buckets(documents: Documents, keys: Sequence[Path], bands: int, engine: Engine, folder: Path) -> list[Path]:
-    """Files of int64[3, members]: band, bucket and position of each document that shares its bucket; ordered.
-
-    One file a band, or a single one for few documents. Documents without a shingle are in no bucket. Memory of a band:
-    28 bytes a document."""
-    members = folder / "members.npy"
-    save_array(members, np.flatnonzero(documents.shingles > 0))
-    size = 1 if len(documents.ids) >= POOL_DOCUMENTS else bands
-    tasks = [
-        (range(first, first + size), tuple(keys), members, folder / f"buckets-{first:03d}.npy")
-        for first in range(0, bands, size)
-    ]
-    missing = [task for task in tasks if not task[-1].exists()]
-    engine.map(_write_buckets, missing, "buckets", unit="tasks")
-    return [task[-1] for task in tasks]
-
-
-def _write_buckets(task: tuple[range, tuple[Path, ...], Path, Path]) -> None:
-    bands, key_files, members_file, path = task
-    members = load_array(members_file)
-    found = [np.empty((3, 0), np.int64)]
-    for band in bands:
-        keys = _joined([load_array(file, mapped=True)[band] for file in key_files])
-        bucket, member = buckets(keys if len(members) == len(keys) else keys[members], members)
-        found.append(np.stack([np.full(len(bucket), band), bucket, member]))
-    save_array(path, np.concatenate(found, axis=1))
-
-
 @dataclass(frozen=True)
-class Candidates:
-    """Documents that share a bucket with another, in groups that share none with each other.
+class Banding:
+    """bands, rows: of a signature. by_source: documents of two sources share no key."""
 
-    positions: int64[members], group by group, in keep-order in each. group: int64[members], ascending.
-    bucket_of: int32[members, bands], -1 where a document is alone in its bucket."""
-
-    positions: np.ndarray
-    group: np.ndarray
-    bucket_of: np.ndarray
+    bands: int
+    rows: int
+    by_source: bool
 
 
-def read_candidates(documents: Documents, files: Sequence[Path], bands: int) -> Candidates:
-    """Joins the bands' buckets. A group whose documents are all protected is left out: there is nothing to decide.
-
-    Memory: 24 bytes a document, and 4 bytes a band for each document that shares a bucket."""
-    parents = np.arange(len(documents.ids))
-    for file in files:
-        band, bucket, position = load_array(file)
-        union_buckets(parents, bucket * bands + band, position)
-    group_of = find_roots(parents)
-    sizes = np.bincount(group_of, minlength=len(parents))
-    positions = np.flatnonzero(sizes[group_of] > 1)
-    undecided = np.zeros(len(parents), bool)
-    undecided[group_of[positions[~documents.protected[documents.files_of(positions)]]]] = True
-    positions = positions[undecided[group_of[positions]]]
-    positions = positions[_keep_order(documents, positions)]
-    positions = positions[np.argsort(group_of[positions], kind="stable")]
-    place = np.full(len(parents), -1, np.int64)
-    place[positions] = np.arange(len(positions))
-    bucket_of = np.full((len(positions), bands), -1, np.int32)
-    for file in files:
-        band, bucket, position = load_array(file)
-        inside = place[position] >= 0
-        bucket_of[place[position[inside]], band[inside]] = bucket[inside]
-    return Candidates(positions, group_of[positions], bucket_of)
+def sized(engine: Engine, documents: int) -> Engine:
+    """The engine, or for few documents this process."""
+    return engine if documents >= POOL_DOCUMENTS else LocalEngine(1, engine.reporter)
 
 
-def _keep_order(documents: Documents, positions: np.ndarray) -> np.ndarray:
-    """Indices into positions, first to be kept first; protected documents come before all others."""
-    files = documents.files_of(positions)
-    first = np.iinfo(np.int64).min
-    priorities = np.where(documents.protected[files], first, documents.priorities[files])
-    return keep_order(priorities, documents.lengths[positions], documents.ids[positions])
+def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> Shuffle:
+    """The keys of all bands, and the ids as a last band; documents without a shingle have no keys.
+
+    Range b * R + r holds range r of R of band b."""
+    ranges = ranges_for(len(documents))
+    keys = Shuffle(folder / "keys", KEY, len(documents.parts), (banding.bands + 1) * ranges)
+    tasks = [(part, banding, keys, number) for number, part in enumerate(documents.parts) if not keys.has(number)]
+    sizes = [task[0].stored.documents for task in tasks]
+    sized(engine, sum(sizes)).map(_write_keys, tasks, "band keys", sizes, "documents")
+    return keys
+
+
+def _write_keys(task: tuple[StorePart, Banding, Shuffle, int]) -> None:
+    part, banding, keys, number = task
+    table = part.documents(["doc_id", "shingles"])
+    members = np.flatnonzero(table.column("shingles").to_numpy() > 0)
+    ids = packed_ids(table.column("doc_id"), part.folder)
+    ranges = keys.ranges // (banding.bands + 1)
+    of_bands = _band_keys(part, banding, members)
+    sizes = [len(members)] * banding.bands + [len(ids)]
+    records, bounds = np.empty(sum(sizes), KEY), np.zeros(keys.ranges + 1, np.int64)
+    start = 0
+    for band, size in enumerate(sizes):
+        found, whose = (of_bands[band], members) if band < banding.bands else (ids[:, 1], np.arange(size))
+        order = key_order(found)
+        ordered, mine = found[order], records[start : start + size]
+        mine["key"], mine["document"] = ordered, whose[order]
+        first = band * ranges
+        bounds[first : first + ranges + 1] = start + np.searchsorted(
+            range_of_keys(ordered, ranges), np.arange(ranges + 1)
+        )
+        start += size
+    keys.write(number, records, bounds)
+
+
+def _band_keys(part: StorePart, banding: Banding, members: np.ndarray) -> np.ndarray:
+    """uint64[bands, members]."""
+    salt = xxhash.xxh3_64_intdigest(part.stored.source.encode()) if banding.by_source else 0
+    signatures = part.signatures()
+    keys = np.empty((banding.bands, len(members)), np.uint64)
+    for start in range(0, len(members), BLOCK_DOCUMENTS):
+        block = np.ascontiguousarray(signatures[members[start : start + BLOCK_DOCUMENTS]])
+        keys[:, start : start + len(block)] = band_keys(block, banding.bands, banding.rows, np.uint64(salt))
+    return keys
+
+
+def keys_of(part: StorePart, banding: Banding, members: np.ndarray) -> np.ndarray:
+    """uint64[members, bands]: the band keys of these documents of the part; equal ones share a bucket."""
+    return np.ascontiguousarray(_band_keys(part, banding, members).T)
+
+
+def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: Engine, folder: Path) -> Shuffle:
+    """Pairs of positions that connect the documents of each bucket: of n documents n - 1 pairs.
+
+    Memory of a task: its range of a band, about 12 bytes a document of it, and 40 for each that shares its bucket.
+    Raises InputError if a document occurs twice."""
+    ranges = keys.ranges // (bands + 1)
+    steps = bands + 1 if ranges == 1 and len(documents) < POOL_DOCUMENTS else 1  # bands of a task
+    firsts = [(band, part) for band in range(0, bands + 1, steps) for part in range(ranges)]
+    links = Shuffle(folder / "links", LINK, len(firsts), 1)
+    tasks = [
+        (documents, keys, bands, [each * ranges + part for each in range(band, min(band + steps, bands + 1))], links, n)
+        for n, (band, part) in enumerate(firsts)
+        if not links.has(n)
+    ]
+    engine.map(_write_links, tasks, "buckets", unit="tasks")
+    return links
+
+
+def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, int]) -> None:
+    documents, keys, bands, numbers, links, place = task
+    read = [keys.part(part) for part in range(keys.parts)]
+    found = [np.empty(0, LINK)]
+    for number in numbers:
+        pieces = [records[bounds[number] : bounds[number + 1]] for bounds, records in read]
+        key = _joined([piece["key"] for piece in pieces], np.uint64)
+        position = _joined(
+            [start + piece["document"] for start, piece in zip(documents.starts[:-1], pieces, strict=True)], np.int64
+        )
+        bucket, member = buckets(key, position)
+        if number // (keys.ranges // (bands + 1)) == bands:
+            _refuse_twins(documents, member)
+            continue
+        same = bucket[1:] == bucket[:-1]
+        mine = np.empty(int(same.sum()), LINK)
+        mine["left"], mine["right"] = member[:-1][same], member[1:][same]
+        found.append(mine)
+    records = np.concatenate(found)
+    records = records[np.lexsort((records["right"], records["left"]))]
+    new = np.ones(len(records), bool)  # most pairs meet in several bands
+    new[1:] = (records["left"][1:] != records["left"][:-1]) | (records["right"][1:] != records["right"][:-1])
+    records = records[new]
+    links.write(place, records, np.array([0, len(records)]))
+
+
+def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype), *arrays])
+
+
+def _refuse_twins(documents: StoredDocuments, positions: np.ndarray) -> None:
+    """positions: of documents whose ids agree in their low halves."""
+    positions = np.sort(positions)
+    owners = documents.parts_of(positions)
+    ids = [np.empty((0, 2), np.uint64)]
+    for number in np.unique(owners).tolist():
+        part = documents.parts[number]
+        places = positions[owners == number] - documents.starts[number]
+        ids.append(packed_ids(part.documents(["doc_id"]).column("doc_id"), part.folder)[places])
+    values, counts = np.unique(np.concatenate(ids), axis=0, return_counts=True)
+    twins = values[counts > 1]
+    if len(twins):
+        raise InputError(f"document {unpacked_ids(twins[:1])[0]} is given twice; hand each document over once")
+
+
+def write_groups(
+    documents: StoredDocuments, links: Shuffle, batch_shingles: int, engine: Engine, folder: Path
+) -> tuple[Shuffle, int]:
+    """(candidates: documents linked with others, number of batches that they are verified in).
+
+    Groups share no bucket with each other. One of which all documents are protected is left out: there is nothing to
+    decide. Batches are runs of whole groups of about batch_shingles shingles. Range p of the candidates holds those of
+    part p, in the order of their positions."""
+    candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.parts))
+    task = (documents, links, batch_shingles, candidates)
+    alone = sized(engine, len(documents))
+    return candidates, alone.map(_write_groups, [task], "groups", [links.num_records()], "links")[0]
+
+
+def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle]) -> int:
+    """The number of batches."""
+    documents, links, batch_shingles, candidates = task
+    if not candidates.has(0):
+        positions, group = _groups(links)
+        owners = documents.parts_of(positions)
+        undecided = np.zeros(len(positions), bool)
+        undecided[group[~documents.is_protected[owners]]] = True
+        chosen = np.flatnonzero(undecided[group])
+        positions, group, owners = positions[chosen], group[chosen], owners[chosen]
+        records = np.empty(len(positions), CANDIDATE)
+        records["position"], records["group"] = positions, group
+        records["batch"] = _batches(group, _shingles(documents, positions, owners), batch_shingles)
+        candidates.write_sorted(0, records, owners)
+    return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
+
+
+def _groups(links: Shuffle) -> tuple[np.ndarray, np.ndarray]:
+    """(positions of all linked documents, ascending; the group of each: the place of its first document in them)."""
+    positions = np.empty(0, np.int64)
+    for part in range(links.parts):
+        _, records = links.part(part)
+        positions = np.unique(np.concatenate([positions, records["left"], records["right"]]))
+    parents = np.arange(len(positions))
+    for part in range(links.parts):
+        _, records = links.part(part)
+        union_pairs(parents, np.searchsorted(positions, records["left"]), np.searchsorted(positions, records["right"]))
+    return positions, find_roots(parents)
+
+
+def _shingles(documents: StoredDocuments, positions: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """int64[positions]: shingles with repetition of these documents; positions ascend."""
+    found = [np.empty(0, np.int64)]
+    for number in np.unique(owners).tolist():
+        shingles = documents.parts[number].documents(["shingles"]).column("shingles").to_numpy()
+        found.append(shingles[positions[owners == number] - documents.starts[number]])
+    return np.concatenate(found)
+
+
+def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.ndarray:
+    """int32[]: the batch of each document. Groups [0, 1, 0, 3], weights [2, 1, 2, 4], 5 -> [0, 0, 0, 1]."""
+    groups, place = np.unique(group, return_inverse=True)
+    if not len(groups):
+        return np.empty(0, np.int32)
+    ends = np.cumsum(np.bincount(place, weights).astype(np.int64))
+    before = np.concatenate([[0], ends[:-1]]) // batch_weight
+    return np.cumsum(np.diff(before, prepend=before[0]) != 0).astype(np.int32)[place]

@@ -9,16 +9,17 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
-from gristmill.data_pipeline.dedup.duplicates import Duplicates
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
+from gristmill.data_pipeline.dedup.duplicates import DUPLICATE, table_of
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.lsh import repeated_keys
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, utf8_of
+from gristmill.data_pipeline.dedup.lsh import key_order, repeated_keys
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, num_rows_of, packed_ids, utf8_of
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
 
-# Columns of a document file's hashes, uint64[5, documents].
-ID_HIGH, ID_LOW, KEY_HIGH, KEY_LOW, LENGTH = range(5)
+HASHED = np.dtype([("key", "<u8", 2), ("id", "<u8", 2), ("length", "<u8"), ("row", "<u4")])
 
 
 class ExactDedupConfig(Config):
@@ -35,76 +36,48 @@ class ExactDedupConfig(Config):
 def exact_duplicates(
     document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
-    """The table of `find_exact_duplicates`: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
-    return find_exact_duplicates(document_files, config, engine, folder).table()
+    """What `find_exact_duplicates` finds, in memory: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
+    return table_of(find_exact_duplicates(document_files, config, engine, folder))
 
 
 def find_exact_duplicates(
     document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
-) -> Duplicates:
-    """Every kept document that is not the first of its equals, with that first one.
+) -> Shuffle:
+    """Every kept document that is not the first of its equals, with that first one: records of DUPLICATE, a range a
+    document file.
 
     `duplicate_of` is never itself removed.
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
-    Texts are compared by 128 bits of XXH3. Memory: 12 bytes a document, and 100 for each that has an equal.
+    Texts are compared by 128 bits of XXH3. Each task holds 12 bytes a document of its range of the hashes, and 100 for
+    each that has an equal; this process holds nothing of a document.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
-    open_workspace(
-        folder,
-        {
-            "config": config.model_dump(),
-            "document_files": [document_file_identity(document_file) for document_file in document_files],
-        },
-    )
-    files = [folder / f"hashes-{number:05d}.npy" for number in range(len(document_files))]
-    tasks = [
-        (document_file, config, file)
-        for document_file, file in zip(document_files, files, strict=True)
-        if not file.exists()
-    ]
+    identities = [document_file_identity(document_file) for document_file in document_files]
+    open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
+    num_rows = sum(num_rows_of(document_file) for document_file in document_files)
+    hashes = Shuffle(folder / "hashes", HASHED, len(document_files), ranges_for(num_rows))
+    tasks = [(each, config, hashes, number) for number, each in enumerate(document_files) if not hashes.has(number)]
     engine.map(_hash_file, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")
-    hashed = [load_array(file, mapped=True) for file in files]
-    chosen = repeated_keys(np.concatenate([np.empty(0, np.uint64), *(one[KEY_HIGH] for one in hashed)]))
-    starts = np.cumsum([0, *(one.shape[1] for one in hashed)])
-    columns = _chosen_columns(hashed, starts, chosen)
-    owners = np.searchsorted(starts, chosen, side="right") - 1
-    priorities = np.array([document_file.priority for document_file in document_files], np.int64)[owners]
-    ids = columns[[ID_HIGH, ID_LOW]].T
-    order = keep_order(priorities, columns[LENGTH].astype(np.int64), ids)
-    removed, kept = (order[places] for places in _equals(columns[KEY_HIGH][order], columns[KEY_LOW][order]))
-    files_of, rows = _file_rows(document_files, owners[removed], chosen[removed] - starts[owners[removed]])
-    return Duplicates(files_of, rows, ids[removed], ids[kept], np.ones(len(removed)))
+    found = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
+    priorities = np.array([document_file.priority for document_file in document_files], np.int64)
+    ranges = [(hashes, priorities, found, number) for number in range(hashes.ranges) if not found.has(number)]
+    (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(_find_equals, ranges, "equal texts")
+    return found
 
 
-def _chosen_columns(hashed: Sequence[np.ndarray], starts: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """uint64[5, chosen]: the columns of these positions among all documents. starts: of each document file."""
-    columns = [np.empty((5, 0), np.uint64)]
-    for one, start in zip(hashed, starts[:-1], strict=True):
-        first, last = np.searchsorted(chosen, [start, start + one.shape[1]])
-        columns.append(one[:, chosen[first:last] - start])
-    return np.concatenate(columns, axis=1)
-
-
-def _file_rows(
-    document_files: Sequence[DocumentFile], owners: np.ndarray, places: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(number of the file int32, row int64) of the places-th kept document of each document file."""
-    rows = np.empty(len(owners), np.int64)
-    for number in np.unique(owners).tolist():
-        mine = owners == number
-        rows[mine] = np.flatnonzero(document_files[number].kept_mask())[places[mine]]
-    return owners.astype(np.int32), rows
-
-
-def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Path]) -> None:
-    document_file, config, path = task
+def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> None:
+    document_file, config, hashes, number = task
     seed = xxh3_64_intdigest(document_file.source.encode()) if config.scope == "source" else 0
-    found = [np.empty((5, 0), np.uint64)]
-    for _, doc_ids, texts in document_file.batches():
+    found = [np.empty(0, HASHED)]
+    for rows, doc_ids, texts in document_file.batches():
         data, offsets = utf8_of(texts)
-        keys = np.frombuffer(_keys(data, offsets, config.normalise, seed), ">u8").reshape(-1, 2).T
-        ids = packed_ids(doc_ids, document_file.path).T
-        found.append(np.concatenate([ids, keys.astype(np.uint64), np.diff(offsets).astype(np.uint64)[None]]))
-    save_array(path, np.concatenate(found, axis=1))
+        records = np.empty(len(rows), HASHED)
+        records["key"] = np.frombuffer(_keys(data, offsets, config.normalise, seed), ">u8").reshape(-1, 2)
+        records["id"] = packed_ids(doc_ids, document_file.path)
+        records["length"], records["row"] = np.diff(offsets), rows
+        found.append(records)
+    records = np.concatenate(found)
+    records = records[key_order(np.ascontiguousarray(records["key"][:, 0]))]
+    hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
 
 
 def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, seed: int) -> bytes:
@@ -113,6 +86,32 @@ def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, seed: int) -> b
         data, offsets = fold_texts(data, offsets, "space" if normalise == "whitespace" else "word")
     seen = memoryview(data.data)
     return b"".join([xxh3_128_digest(seen[first:last], seed) for first, last in pairwise(offsets.tolist())])
+
+
+def _find_equals(task: tuple[Shuffle, np.ndarray, Shuffle, int]) -> None:
+    """Writes the documents of one range of the hashes that are not the first of their equals."""
+    hashes, priorities, found, number = task
+    pieces = list(hashes.pieces(number))
+    high = np.concatenate([np.empty(0, np.uint64), *(piece["key"][:, 0] for _, piece in pieces)])
+    chosen = repeated_keys(high)
+    starts = np.cumsum([0, *(len(piece) for _, piece in pieces)])
+    records, files = [np.empty(0, HASHED)], [np.empty(0, np.int32)]
+    for (part, piece), start, stop in zip(pieces, starts[:-1], starts[1:], strict=True):
+        first, last = np.searchsorted(chosen, [start, stop])
+        records.append(piece[chosen[first:last] - start])
+        files.append(np.full(last - first, part, np.int32))
+    hashed, file = np.concatenate(records), np.concatenate(files)
+    order = keep_order(priorities[file], hashed["length"].astype(np.int64), hashed["id"])
+    removed, kept = (order[places] for places in _equals(hashed["key"][order, 0], hashed["key"][order, 1]))
+    duplicates = np.empty(len(removed), DUPLICATE)
+    duplicates["file"], duplicates["row"], duplicates["id"] = (
+        file[removed],
+        hashed["row"][removed],
+        hashed["id"][removed],
+    )
+    duplicates["duplicate_of"], duplicates["value"] = hashed["id"][kept], 1.0
+    duplicates = duplicates[np.lexsort((duplicates["row"], duplicates["file"]))]
+    found.write_sorted(number, duplicates, duplicates["file"])
 
 
 def _equals(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

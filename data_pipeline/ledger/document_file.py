@@ -115,6 +115,11 @@ def open_document_file(path: Path) -> pq.ParquetFile:
     return file
 
 
+def num_rows_of(document_file: DocumentFile) -> int:
+    """The rows of the file, kept or not."""
+    return open_document_file(document_file.path).metadata.num_rows
+
+
 def utf8_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """(bytes uint8, offsets int64[texts + 1]) of a string array, without a copy of the bytes. A null is empty."""
     if texts.null_count:

@@ -2,8 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+
+from gristmill.foundation.shuffle import Shuffle
+
+REMOVED_FIELDS = {"row": "<i8", "value": "<f8", "duplicate_of": ("<u8", 2), "threshold": "<f8", "rule": "i1"}
+
+
+class Removals(Protocol):
+    """What one step removed, in memory (`RemovalStep`) or on disk (`StoredRemovals`)."""
+
+    @property
+    def step(self) -> str: ...
+    @property
+    def threshold(self) -> float: ...
+    def in_file(self, number: int) -> "RemovalStep":
+        """The documents of one annotated file, ordered by row."""
+        ...
+
+    def removed_mask(self, file: int, num_rows: int) -> np.ndarray:
+        """bool[num_rows]: which rows of the file this step removed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,9 @@ class RemovalStep:
         """The documents of the files first..last - 1."""
         return self._chosen(slice(*np.searchsorted(self.files, [first, last])))
 
+    def in_file(self, number: int) -> "RemovalStep":
+        return self.in_files(number, number + 1)
+
     def in_rows(self, start: int, stop: int) -> "RemovalStep":
         """Of a step of one file, the documents of the rows start..stop - 1, with rows counted from `start`."""
         found = self._chosen(slice(*np.searchsorted(self.rows, [start, stop])))
@@ -52,3 +77,60 @@ class RemovalStep:
         arrays = ("files", "rows", "values", "duplicate_of", "thresholds", "rules")
         taken = {name: None if (held := getattr(self, name)) is None else held[chosen] for name in arrays}
         return RemovalStep(**{**vars(self), **taken})
+
+    def stored(self, prefix: Path, num_files: int) -> "StoredRemovals":
+        """The same on disk, in a file whose path begins with `prefix`. num_files: how many annotated files there are."""
+        ordered = self.sorted()
+        arrays = {
+            "row": ordered.rows,
+            "value": ordered.values,
+            "duplicate_of": ordered.duplicate_of,
+            "threshold": ordered.thresholds,
+            "rule": ordered.rules,
+        }
+        held = {name: values for name, values in arrays.items() if values is not None}
+        records = np.empty(len(ordered.rows), removed_dtype(*held))
+        for name, values in held.items():
+            records[name] = values
+        removed = Shuffle(prefix, records.dtype, 1, num_files)
+        removed.write_sorted(0, records, ordered.files)
+        return StoredRemovals(self.step, self.threshold, removed, tuple(self.rule_names))
+
+
+def removed_dtype(*fields: str) -> np.dtype:
+    """A record of a removed document with these of REMOVED_FIELDS."""
+    return np.dtype([(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in _fields(fields)])
+
+
+def _fields(names: Sequence[str]) -> list[tuple]:
+    return [(name, kind) for name, kind in REMOVED_FIELDS.items() if name in names]
+
+
+@dataclass(frozen=True)
+class StoredRemovals:
+    """A step whose documents are on disk: `removed` has a range an annotated file and at least the fields row and value.
+    A few bytes, whatever the step removed."""
+
+    step: str
+    threshold: float
+    removed: Shuffle
+    rule_names: Sequence[str] = ()
+
+    def in_file(self, number: int) -> RemovalStep:
+        records = self.removed.read(number)
+        records = records[np.argsort(records["row"], kind="stable")]
+        files = np.full(len(records), number, np.int32)
+        duplicate_of, thresholds, rules = (
+            np.ascontiguousarray(records[name]) if name in (records.dtype.names or ()) else None
+            for name in ("duplicate_of", "threshold", "rule")
+        )
+        rows, values = np.ascontiguousarray(records["row"]), np.ascontiguousarray(records["value"])
+        return RemovalStep(
+            self.step, self.threshold, files, rows, values, duplicate_of, thresholds, rules, self.rule_names
+        )
+
+    def removed_mask(self, file: int, num_rows: int) -> np.ndarray:
+        mask = np.zeros(num_rows, bool)
+        for _, records in self.removed.pieces(file):
+            mask[records["row"]] = True
+        return mask

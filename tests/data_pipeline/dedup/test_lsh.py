@@ -8,8 +8,9 @@ from gristmill.data_pipeline.dedup.lsh import (
     buckets,
     candidate_probability,
     find_roots,
+    key_order,
     repeated_keys,
-    union_buckets,
+    union_pairs,
 )
 
 
@@ -38,10 +39,18 @@ def test_every_key_that_repeats_is_found_and_few_others():
     assert len(found) - len(repeated) < len(keys) / 8
 
 
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 5000])
+@pytest.mark.parametrize("repeats", [1, 40])
+def test_the_order_of_keys_is_that_of_a_stable_sort(size: int, repeats: int):
+    keys = np.random.default_rng(size).integers(1 << 64, size=size, dtype=np.uint64)
+    keys = keys[np.random.default_rng(repeats).integers(max(size // repeats, 1), size=size)] if size else keys
+    assert (key_order(keys) == np.argsort(keys, kind="stable")).all()
+
+
 def test_joined_groups_are_named_by_their_lowest():
     parents = np.arange(6)
-    union_buckets(parents, np.array([0, 0, 1, 1]), np.array([1, 4, 4, 5]))
-    union_buckets(parents, np.array([0, 0]), np.array([2, 3]))
+    union_pairs(parents, np.array([1, 4]), np.array([4, 5]))
+    union_pairs(parents, np.array([2]), np.array([3]))
     assert find_roots(parents).tolist() == [0, 1, 2, 2, 1, 1]
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from planted import edited, engine, found, padded, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.dedup import arrays, near
+from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
 from gristmill.data_pipeline.dedup.shingles import shingles_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.shuffle import Shuffle
 
 # 32 bands of one row find every pair of similarity 0.5 but one in 2**32: all that is left is exact.
 SURE = NearDedupConfig(ngram=2, bands=32, rows=1, threshold=0.5)
@@ -155,6 +156,20 @@ def test_batches_of_candidates_change_nothing(tmp_path: Path, monkeypatch: pytes
     assert whole.equals(cut)
 
 
+def test_a_group_larger_than_memory_is_decided_block_by_block_as_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One band of one row: nearly all documents are one group, of which 60 shingles are in memory at a time."""
+    documents = [(priority, doc_id, "a b c " + text) for priority, doc_id, text in family_corpus(tmp_path, 9)]
+    parts = parts_of(tmp_path, documents, 3, 0)
+    config = NearDedupConfig(ngram=2, bands=30, rows=1, threshold=0.6)
+    whole = near_duplicates(parts, config, engine(), tmp_path / "w1")
+    monkeypatch.setattr(near, "BLOCK_SHINGLES", 60)
+    cut = near_duplicates(parts, config, engine(), tmp_path / "w2")
+    assert len(whole) > 15 and whole.equals(cut)
+    assert found(whole) == by_brute_force(documents, config)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Of every file but the seals, which remember inodes and times."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".seal"]
@@ -166,7 +181,7 @@ def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Pat
     config = NearDedupConfig(ngram=3, bands=6, rows=4, threshold=0.6)
     monkeypatch.setattr(near, "BATCH_SHINGLES", 400)
     whole = near_duplicates(parts, config, engine(), tmp_path / "whole")
-    write_array = np.lib.format.write_array
+    write = Shuffle.write
     writes = 0
 
     def stops_at_fourth(*arguments, **options):
@@ -174,9 +189,9 @@ def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Pat
         writes += 1
         if writes == 4:
             raise KeyboardInterrupt
-        return write_array(*arguments, **options)
+        return write(*arguments, **options)
 
-    monkeypatch.setattr(arrays.np.lib.format, "write_array", stops_at_fourth)
+    monkeypatch.setattr(Shuffle, "write", stops_at_fourth)
     stops = 0
     while True:
         writes = 0
@@ -193,17 +208,18 @@ def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Pat
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from gristmill.data_pipeline.dedup import arrays, candidates, near
+from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.shuffle import Shuffle
 
-plain = arrays.save_array
-def slowly(path, array):
-    plain(path, array)
-    print(path.name, flush=True)
+plain = Shuffle.write
+def slowly(self, part, records, bounds):
+    plain(self, part, records, bounds)
+    print(self.path(part).name, flush=True)
     time.sleep(0.02)
-near.save_array = candidates.save_array = slowly
+Shuffle.write = slowly
 near.BATCH_SHINGLES = 400
 folder = Path(sys.argv[1])
 parts = [DocumentFile(path, "s" + path.name[0], int(path.name[0])) for path in sorted(folder.glob("*.parquet"))]
@@ -213,7 +229,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("killed_at", ["buckets-000.npy", "verified-00001.npy"])
+@pytest.mark.parametrize("killed_at", ["links-00000.rec", "candidates-00000.rec", "verified-00001.rec"])
 def test_killed_in_the_middle_of_banding_and_of_verification(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ):
