@@ -15,7 +15,7 @@ from measure import Figure, arguments, cpu_seconds, print_figures
 from text import documents
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.filters.apply import apply_filters_to_files
+from gristmill.data_pipeline.filters.apply import apply_filters, apply_filters_to_files
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, annotated, curate
@@ -47,9 +47,9 @@ def main() -> None:
         measuring *= raw_bytes(lock) / raw_bytes(tenth_lock)
         tasks = [task for _, group in annotated([source], other, lock, cache, two) for task in group]
         two.close()  # its workers' CPU seconds are counted when they end, which must not be below
-        deciding = cpu_seconds(lambda: apply_filters_to_files(tasks, engine))
+        deciding = cpu_seconds(lambda: apply_filters_to_files(tasks, engine, folder / "decided"))
         again = cpu_seconds(lambda: curate(CurationInputs([source], other, 1, lock, folder / "corpus", cache, engine)))
-        written = sum(int(verdicts.bytes.sum()) for verdicts in apply_filters_to_files(tasks, engine))
+        written = sum(int(apply_filters(task).bytes.sum()) for task in tasks)
     print(f"{written / 1e6:.0f} MB of text in {len(tasks)} annotated files", file=sys.stderr)
     gigabytes = written / 1e9
     print_figures(

@@ -17,7 +17,7 @@ from support.peers import PEER_PYTHON, peers_there, run_peer
 from support.planted import corpus, write_parquet
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, union_buckets
+from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, union_pairs
 from gristmill.data_pipeline.dedup.minhash import sign
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
@@ -92,7 +92,9 @@ def our_clusters(signed: np.ndarray) -> np.ndarray:
     parents = np.arange(len(signed))
     everyone = np.arange(len(signed))
     for keys in band_keys(signed, BANDS, ROWS, np.uint64(0)):
-        union_buckets(parents, *buckets(keys, everyone))
+        bucket, member = buckets(keys, everyone)
+        same = bucket[1:] == bucket[:-1]
+        union_pairs(parents, member[:-1][same], member[1:][same])
     return find_roots(parents)
 
 
@@ -104,7 +106,7 @@ def clusters_by_datasketch(minhashes: list[MinHash]) -> np.ndarray:
     parents = np.arange(len(minhashes))
     for number, minhash in enumerate(minhashes):
         for other in index.query(minhash):
-            union_buckets(parents, np.zeros(2, np.int64), np.array([number, other]))
+            union_pairs(parents, np.array([number]), np.array([other]))
     return find_roots(parents)
 
 

@@ -46,7 +46,7 @@ from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filte
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.pii import pii_rules
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.quality.step import score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -91,7 +91,7 @@ class CurationState:
     annotated: Sequence[list[AnnotateTask]]
     annotate_configs: Sequence[AnnotateConfig]
     sources: Sequence[SourceState] = ()
-    removals: Sequence[RemovalStep] = ()
+    removals: Sequence[Removals] = ()
     scores: Mapping[Path, Path] = field(default_factory=dict)
     edits: TextEdits | None = None
     final: Sequence[SourceState] = ()
@@ -138,7 +138,7 @@ def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
     filter_tasks = [
         FilterTask(path, rule, split_of) for rule, group in zip(rules, paths, strict=True) for path in group
     ]
-    results = iter(apply_filters_to_files(filter_tasks, inputs.engine))
+    results = iter(apply_filters_to_files(filter_tasks, inputs.engine, inputs.work / "filters"))
     first_files = [0, *accumulate(map(len, paths))][:-1]
     sources = [
         SourceState(source, rule, group, tuple(next(results) for _ in group), first)
@@ -154,7 +154,9 @@ def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationStat
     step, scores = score_quality(
         state.sources, config, inputs.cache / "quality", inputs.folder / "quality", inputs.engine
     )
-    return replace(state, removals=[*state.removals, step], scores=scores)
+    num_files = sum(len(one.paths) for one in state.sources)
+    removed = step.stored(inputs.work / "quality" / "removed", num_files)
+    return replace(state, removals=[*state.removals, removed], scores=scores)
 
 
 def _deduplicate(state: CurationState, inputs: CurationInputs, protected: Sequence[Protected]) -> CurationState:
@@ -212,12 +214,11 @@ def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[Sour
 def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     """By source, its entry in counts.json."""
     assert state.edits is not None
-    files = count_files(state.sources, state.removals, state.edits.evidence(), inputs.engine)
+    files = count_files(state.sources, state.final, state.removals, state.edits.evidence(), inputs.engine)
     found = {}
-    for read, final in zip(state.sources, state.final, strict=True):
+    for read in state.sources:
         reasons = quarantined_rows(read, ["unreadable"])
-        of_source = files[read.files.start : read.files.stop]
-        found[read.source.name] = count_source(read, final, state.removals, of_source, reasons)
+        found[read.source.name] = count_source(read, files[read.files.start : read.files.stop], reasons)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
 from gristmill.data_pipeline.ledger.document_file import unpacked_ids
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.engine.engine import Engine
 
@@ -31,7 +32,7 @@ class Example:
     duplicate_of: str | None = None
 
 
-def borderline_examples(one: SourceState, removals: Sequence[RemovalStep], engine: Engine) -> Iterator[dict[str, Any]]:
+def borderline_examples(one: SourceState, removals: Sequence[Removals], engine: Engine) -> Iterator[dict[str, Any]]:
     """For each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest its threshold on
     either side; for each later step, the removed documents with the lowest values. Of equals the first in the
     source."""
@@ -74,13 +75,17 @@ def _rule_examples(one: SourceState) -> Iterator[Example]:
             )
 
 
-def _step_examples(one: SourceState, step: RemovalStep) -> Iterator[Example]:
-    mine = step.in_files(one.files.start, one.files.stop)
-    order = np.argsort(mine.values, kind="stable")[:EXAMPLES_PER_SIDE]
-    ids = [None] * len(order) if mine.duplicate_of is None else unpacked_ids(mine.duplicate_of[order]).to_pylist()
-    for at, duplicate_of in zip(order.tolist(), ids, strict=True):
-        file, row, value = int(mine.files[at]) - one.first_file, int(mine.rows[at]), float(mine.values[at])
-        yield Example(file, row, step.step, "removed", value, float(step.threshold), duplicate_of)
+def _step_examples(one: SourceState, step: Removals) -> list[Example]:
+    lowest: list[Example] = []
+    for file, number in enumerate(one.files):
+        mine = step.in_file(number)
+        order = np.argsort(mine.values, kind="stable")[:EXAMPLES_PER_SIDE]
+        ids = [None] * len(order) if mine.duplicate_of is None else unpacked_ids(mine.duplicate_of[order]).to_pylist()
+        for at, duplicate_of in zip(order.tolist(), ids, strict=True):
+            row, value = int(mine.rows[at]), float(mine.values[at])
+            lowest.append(Example(file, row, step.step, "removed", value, float(step.threshold), duplicate_of))
+        lowest = sorted(lowest, key=attrgetter("value"))[:EXAMPLES_PER_SIDE]
+    return lowest
 
 
 def _read_documents(

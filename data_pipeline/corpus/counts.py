@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Results
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles, read_evidence, rows_by_document
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
@@ -37,6 +37,10 @@ class Tally:
         if chosen_N.any():
             self.add(name, chosen_N.sum(), bytes_N[chosen_N].sum(dtype=np.int64))
 
+    def update(self, other: "Tally") -> None:
+        for name, entry in other.counts.items():
+            self.add(name, entry["documents"], entry["bytes"])
+
     def total(self) -> dict[str, int]:
         return {
             "documents": sum(entry["documents"] for entry in self.counts.values()),
@@ -46,102 +50,127 @@ class Tally:
 
 @dataclass(frozen=True)
 class FileCounts:
-    """Counts of one annotated file. changes: repair -> documents it changed. removed_spans: step -> documents, spans
-    and bytes. pieces: documents added by splitting. The last two are of kept documents alone."""
+    """Counts of one annotated file. num_bytes: of all its documents. kept: by split; removed: by rule or step.
+    languages: by language profile (detected language, where none are used), int64[1 + rules]: documents that no rule of
+    the filters removed, and removed by each. changes: repair -> documents it changed. removed_spans: step -> documents,
+    spans and bytes. pieces: documents added by splitting. The last two are of kept documents alone."""
 
+    num_bytes: int
+    kept: Tally
+    removed: Tally
+    languages: dict[str, np.ndarray]
     changes: Counter[str]
     removed_spans: dict[str, Counter[str]]
     pieces: int
 
 
+@dataclass(frozen=True)
+class CountTask:
+    """path: of the annotated file with the number `file` among those of all sources. read: its results. written: those
+    of the file in its place, whose KEPT rows are written. rules: the labels of the filters' rules."""
+
+    path: Path
+    file: int
+    read: Results
+    written: Results
+    rules: tuple[str, ...]
+    removals: tuple[Removals, ...]
+    evidence: EvidenceFiles
+
+
 def count_files(
     curated: Sequence[SourceState],
-    removals: Sequence[RemovalStep],
+    written: Sequence[SourceState],
+    removals: Sequence[Removals],
     evidence: Sequence[EvidenceFiles],
     engine: Engine,
 ) -> list[FileCounts]:
-    """The counts of every annotated file of all sources."""
-    tasks = [
-        (path, mask if files else None, files)
-        for one in curated
-        for path, mask, files in zip(
-            one.paths, one.kept_masks(removals), evidence[one.files.start : one.files.stop], strict=True
-        )
-    ]
+    """The counts of every annotated file of all sources. written: the sources with the files that are written."""
+    tasks = []
+    for one, final in zip(curated, written, strict=True):
+        labels = tuple(rule.label for rule in one.rules.rules)
+        for path, file, read, results in zip(
+            one.paths, one.files, one.filter_results, final.filter_results, strict=True
+        ):
+            tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file]))
     return engine.map(_count_file, tasks, "count", unit="files")
 
 
-def _count_file(task: tuple[Path, np.ndarray | None, EvidenceFiles]) -> FileCounts:
-    path, kept, files = task
+def _count_file(task: CountTask) -> FileCounts:
+    read, written = task.read.load(), task.written.load()
+    kept, removed = Tally(), Tally()
+    for split, name in enumerate(SPLITS):
+        kept.add_rows(name, (written.failed_rule == KEPT) & (written.splits == split), written.bytes)
+    for index, label in enumerate(task.rules):
+        removed.add_rows(label, read.failed_rule == index, read.bytes)
+    passed = read.failed_rule == KEPT
+    left = passed.copy()
+    for step in task.removals:
+        mask = step.removed_mask(task.file, len(passed))
+        removed.add_rows(step.step, mask & passed, read.bytes)
+        left &= ~mask
+    num_bytes = int(read.bytes.sum(dtype=np.int64))
+    languages = _language_counts(read, len(task.rules))
+    return FileCounts(num_bytes, kept, removed, languages, *_edit_counts(task, left))
+
+
+def _edit_counts(task: CountTask, kept: np.ndarray) -> tuple[Counter[str], dict[str, Counter[str]], int]:
+    """(changes, removed_spans, pieces) of FileCounts."""
     changes: Counter[str] = Counter()
-    with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset
-        found = file.read(["changes"] if kept is None else ["changes", "doc_id"])
+    with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset
+        found = file.read(["changes", "doc_id"] if task.evidence else ["changes"])
     for entry in pc.value_counts(pc.list_flatten(found["changes"])).to_pylist():
         changes[entry["values"]] += entry["counts"]
-    if kept is None:
-        return FileCounts(changes, {}, 0)
+    if not task.evidence:
+        return changes, {}, 0
     doc_ids = found.column("doc_id").combine_chunks().filter(pa.array(kept))
-    evidence = read_evidence(files)
+    evidence = read_evidence(task.evidence)
     spans, _ = rows_by_document(evidence.removed_spans, "doc_id", doc_ids)
     pieces, _ = rows_by_document(evidence.pieces, "parent_id", doc_ids)
-    added = len(pieces) - len(pieces.column("parent_id").unique())
-    return FileCounts(changes, removed_span_counts(spans), added)
+    return changes, removed_span_counts(spans), len(pieces) - len(pieces.column("parent_id").unique())
+
+
+def _language_counts(read: FilterResults, num_rules: int) -> dict[str, np.ndarray]:
+    readable = read.failed_rule != QUARANTINED
+    codes = read.languages[readable].astype(np.int64) * (1 + num_rules)
+    codes += np.maximum(read.failed_rule[readable], KEPT) + 1
+    counts = np.bincount(codes, minlength=len(read.language_names) * (1 + num_rules))
+    rows = zip(read.language_names, counts.reshape(-1, 1 + num_rules), strict=True)
+    return {name: mine for name, mine in rows if mine.any()}
 
 
 def count_source(
-    read: SourceState,
-    written: SourceState,
-    removals: Sequence[RemovalStep],
-    files: Sequence[FileCounts],
-    quarantined_rows: Iterable[Mapping[str, Any]],
+    read: SourceState, files: Sequence[FileCounts], quarantined_rows: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The source's entry in counts.json. written: the files whose KEPT rows are written. files: of its files."""
+    """The source's entry in counts.json. files: of its files."""
     kept, removed, quarantined = Tally(), Tally(), Tally()
-    for split, name in enumerate(SPLITS):
-        for mask, results in zip(written.kept_masks(), written.filter_results, strict=True):
-            kept.add_rows(name, mask & (results.splits == split), results.bytes)
-    for index, rule in enumerate(read.rules.rules):
-        for results in read.filter_results:
-            removed.add_rows(rule.label, results.failed_rule == index, results.bytes)
-    for step in removals:
-        for file, results in zip(read.files, read.filter_results, strict=True):
-            mask = step.removed_mask(file, len(results.bytes)) & (results.failed_rule == KEPT)
-            removed.add_rows(step.step, mask, results.bytes)
-    for row in quarantined_rows:
-        quarantined.add(row["unreadable"], 1, 0)
-    num_bytes = sum(int(results.bytes.sum(dtype=np.int64)) for results in read.filter_results)
     spans: dict[str, Counter[str]] = {}
     for one in files:
+        kept.update(one.kept)
+        removed.update(one.removed)
         for name, counts in one.removed_spans.items():
             spans.setdefault(name, Counter()).update(counts)
+    for row in quarantined_rows:
+        quarantined.add(row["unreadable"], 1, 0)
     tallies = Tallies(kept, removed, quarantined, {name: dict(spans[name]) for name in sorted(spans)})
-    totals = {"documents": read.num_documents, "bytes": num_bytes}
+    totals = {"documents": read.num_documents, "bytes": sum(one.num_bytes for one in files)}
     changes: Counter[str] = sum((one.changes for one in files), Counter())
     return {
         **source_counts(totals, tallies, sum(one.pieces for one in files)),
         "changed": dict(sorted(changes.items())),
-        "languages": language_counts(read),
+        "languages": language_counts([rule.label for rule in read.rules.rules], files),
     }
 
 
-def language_counts(read: SourceState) -> dict[str, dict[str, Any]]:
+def language_counts(rules: Sequence[str], files: Sequence[FileCounts]) -> dict[str, dict[str, Any]]:
     """By language profile (detected language, where none are used): documents read that could be, and how many each
-    rule of the filters removed."""
-    num_rules = len(read.rules.rules)
-    found: dict[str, np.ndarray] = {}  # int64[1 + rules]: documents that no rule removed, and removed by each
-    for results in read.filter_results:
-        readable = results.failed_rule != QUARANTINED
-        codes = results.languages[readable].astype(np.int64) * (1 + num_rules)
-        codes += np.maximum(results.failed_rule[readable], KEPT) + 1
-        counts = np.bincount(codes, minlength=len(results.language_names) * (1 + num_rules))
-        for name, mine in zip(results.language_names, counts.reshape(-1, 1 + num_rules), strict=True):
-            if mine.any():
-                found[name] = found.get(name, 0) + mine
+    rule of the filters removed. rules: their labels."""
+    found: dict[str, np.ndarray] = {}
+    for one in files:
+        for name, mine in one.languages.items():
+            found[name] = found.get(name, 0) + mine
     return {
-        name: {
-            "documents": int(found[name].sum()),
-            "removed": _by_label([rule.label for rule in read.rules.rules], found[name][1:].tolist()),
-        }
+        name: {"documents": int(found[name].sum()), "removed": _by_label(rules, found[name][1:].tolist())}
         for name in sorted(found)
     }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.filters.apply import KEPT, Results
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
 from gristmill.data_pipeline.ledger.document_file import utf8_of
@@ -65,29 +66,45 @@ class ShardFormat:
 
 
 @dataclass(frozen=True)
-class HeldOutRows:
-    """The rows of other splits among those that a shard of the training split reads.
+class ShardRows:
+    """Rows of one file for a shard: of all its rows, or of the KEPT ones in these results, number start to stop - 1."""
 
-    splits: of each range of the task, int8[rows], 0 for the rows of the shard. paths: by split, the file that takes its
-    rows; shards of that split are written from such files. So the annotated files are read once."""
+    path: Path
+    start: int
+    stop: int
+    results: Results | None = None
 
-    splits: tuple[np.ndarray, ...]
-    paths: Mapping[int, Path]
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+    def row_range(self) -> RowRange:
+        if self.results is None:
+            return RowRange.span(self.path, self.start, self.stop)
+        kept = np.flatnonzero(self.results.load().failed_rule == KEPT)
+        return RowRange.of_rows(self.path, kept[self.start : self.stop])
+
+    def splits(self, row_range: RowRange) -> np.ndarray:
+        """int8[rows]: the split of each row of the range; 0 where there are no results."""
+        rows = row_range.rows
+        return np.zeros(len(rows), np.int8) if self.results is None else self.results.load().splits[rows]
 
 
 @dataclass(frozen=True)
 class ShardTask:
     """One shard: documents/SPLIT/NAME and signals/SPLIT/NAME, of these rows in this order.
 
-    scores: of each range's file, the quality scores of its rows; None: they are a column, or there are none."""
+    scores: of each range's file, the quality scores of its rows; None: they are a column, or there are none.
+    held_out: by split, the file that takes the rows of that split among those that a shard of the training split reads;
+    shards of that split are written from such files. So the annotated files are read once."""
 
     folder: Path
     split: str
     name: str
     format: ShardFormat
-    row_ranges: tuple[RowRange, ...]
+    rows: tuple[ShardRows, ...]
     scores: tuple[Path, ...] | None = None
-    held_out: HeldOutRows | None = None
+    held_out: Mapping[int, Path] = field(default_factory=dict)
 
     @property
     def documents(self) -> Path:
@@ -104,12 +121,8 @@ class ShardTask:
         return [*self.format.annotated_columns, *scores]
 
     @property
-    def held_out_paths(self) -> Mapping[int, Path]:
-        return {} if self.held_out is None else self.held_out.paths
-
-    @property
     def is_complete(self) -> bool:
-        return all(is_sealed(path) for path in (self.documents, self.signals, *self.held_out_paths.values()))
+        return all(is_sealed(path) for path in (self.documents, self.signals, *self.held_out.values()))
 
 
 def write_shard_run(tasks: Sequence[ShardTask]) -> None:
@@ -166,24 +179,23 @@ def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa
     """The shard's rows of the annotated files, with their quality scores. Writes the held-out rows to their files,
     which are closed with the stack."""
     writers: dict[int, pq.ParquetWriter] = {}
-    for index, row_range in enumerate(task.row_ranges):
+    for index, rows in enumerate(task.rows):
+        row_range = rows.row_range()
         scores = None if task.scores is None else np.load(task.scores[index])[row_range.rows]
+        splits_N = rows.splits(row_range)
         start = 0
         for table in row_range_groups(row_range, reader):
             stop = start + len(table)
             if scores is not None:
                 table = table.append_column(QUALITY_FIELD, pa.array(scores[start:stop]))
-            if task.held_out is None:
-                yield table
-            else:
-                splits = task.held_out.splits[index][start:stop]
-                for split, path in task.held_out.paths.items():
-                    if (splits == split).any():
-                        if split not in writers:
-                            temporary = stack.enter_context(sealed_path(path))
-                            writers[split] = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
-                        writers[split].write_table(table.filter(pa.array(splits == split)))
-                yield table.filter(pa.array(splits == 0))
+            splits = splits_N[start:stop]
+            for split, path in task.held_out.items():
+                if (splits == split).any():
+                    if split not in writers:
+                        temporary = stack.enter_context(sealed_path(path))
+                        writers[split] = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
+                    writers[split].write_table(table.filter(pa.array(splits == split)))
+            yield table.filter(pa.array(splits == 0)) if splits.any() else table
             start = stop
 
 

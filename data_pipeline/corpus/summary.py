@@ -61,7 +61,7 @@ def _profile_thresholds(one: SourceState, rule_index: int) -> dict[str, float | 
     """The rule's threshold in each language profile that the source's documents have; null where the rule is off."""
     present: set[str] = set()
     for results in one.filter_results:
-        present.update(results.language_names[code] for code in np.unique(results.languages).tolist())
+        present.update(results.present_languages)
     profiles = sorted(present & one.rules.by_profile.keys())
     thresholds = {key: one.rules.by_profile[key][rule_index] for key in profiles}
     return {key: None if np.isnan(number) else float(number) for key, number in thresholds.items()}

@@ -6,32 +6,29 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.corpus.borderline_examples import borderline_examples
-from gristmill.data_pipeline.corpus.shards import HeldOutRows, ShardFormat, ShardTask, write_shard_run
+from gristmill.data_pipeline.corpus.shard_plan import ShardPlan, plan_held_out_shards, plan_training_shards
+from gristmill.data_pipeline.corpus.shards import ShardFormat, ShardRows, ShardTask, write_shard_run
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.questions import found_questions
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination
-from gristmill.data_pipeline.filters.apply import QUARANTINED
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
 from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, split_by_weight, true_rows
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.parquet_rows import spans_of_runs
+from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
-from gristmill.foundation.files import write_atomic
+from gristmill.foundation.files import atomic_path, write_atomic
 
-# A source of 16 MB and more has several shards, so that several workers can write them.
-TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
 POOL_ROWS = 1000  # fewer are written in less time than a worker needs to start
 MAX_RUN = 4  # consecutive shards that one task writes
 HELD_OUT_FOLDER = "held_out"  # of intermediate files
@@ -62,13 +59,13 @@ def write_shards(
     training: list[ShardTask] = []
     held_out: list[ShardTask] = []
     for source in sources:
-        tasks = _training_shards(source, shard_bytes, pii, folder)
+        tasks, plan = _training_shards(source, shard_bytes, pii, folder)
         training += tasks
         for split in range(1, len(SPLITS)):
-            held_out += _held_out_shards(tasks, source, split, shard_bytes)
+            held_out += _held_out_shards(tasks, plan, source, split, shard_bytes)
     for tasks, name in ((training, "write corpus"), (held_out, "write held-out documents")):
         runs = _runs(tasks, engine.workers)
-        num_rows = sum(int(one.mask.sum()) for task in tasks for one in task.row_ranges)
+        num_rows = sum(rows.num_rows for task in tasks for rows in task.rows)
         sized = engine if num_rows >= POOL_ROWS else LocalEngine(1, engine.reporter)
         sized.map(write_shard_run, runs, name, [len(run) for run in runs], "shards")
 
@@ -84,69 +81,46 @@ def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...
     return found
 
 
-def _shard_bytes(sizes: np.ndarray, shard_bytes: int) -> int:
-    """Bytes of a shard of documents of these sizes: as many workers as there are shards can write them."""
-    total = int(sizes.sum(dtype=np.int64))
-    return min(shard_bytes, max(total // TARGET_SHARDS, MIN_SHARD_BYTES))
-
-
-def _training_shards(source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path) -> list[ShardTask]:
-    """Each reads the kept rows from its first training document up to that of the next shard."""
+def _training_shards(
+    source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path
+) -> tuple[list[ShardTask], ShardPlan]:
     state, name = source.state, source.state.source.name
-    masks = state.kept_masks()
-    splits, sizes = _of_kept(state, masks)
-    places = np.flatnonzero(splits == 0)
-    runs = split_by_weight(sizes[places], _shard_bytes(sizes[places], shard_bytes))
-    starts = [0, *(int(places[start]) for start, _ in runs[1:]), len(splits)]
+    plan = plan_training_shards(state, shard_bytes)
     edits = tuple(edit.preset for edit in source.annotation.edits)
     shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
+    spans = spans_of_runs(plan.kept, list(pairwise(plan.starts)))
     tasks = []
-    shards = list(pairwise(starts))
-    ranges = true_rows(list(zip(state.paths, masks, strict=True)), shards)
-    for number, ((start, stop), row_ranges) in enumerate(zip(shards, ranges, strict=True)):
-        bounds = np.cumsum([int(one.mask.sum()) for one in row_ranges])[:-1]
-        paths = {
-            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.parquet"
-            for split in np.unique(splits[start:stop]).tolist()
-            if split
-        }
-        held_out = HeldOutRows(tuple(np.split(splits[start:stop], bounds)), paths)
-        scores = None if source.scores is None else tuple(source.scores[one.path] for one in row_ranges)
-        tasks.append(
-            ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, row_ranges, scores, held_out)
+    for number in plan.shards:
+        rows = tuple(
+            ShardRows(state.paths[file], first, last, state.filter_results[file]) for file, first, last in spans[number]
         )
-    return tasks
-
-
-def _of_kept(state: SourceState, masks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(split codes int8, bytes uint32) of the source's kept rows."""
-    pairs = list(zip(state.filter_results, masks, strict=True))
-    splits = np.concatenate([np.empty(0, np.int8), *(results.splits[mask] for results, mask in pairs)])
-    return splits, np.concatenate([np.empty(0, np.uint32), *(results.bytes[mask] for results, mask in pairs)])
+        held_out = {
+            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.parquet"
+            for split in range(1, len(SPLITS))
+            if plan.held_out[number, split]
+        }
+        scores = None if source.scores is None else tuple(source.scores[one.path] for one in rows)
+        tasks.append(ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out))
+    return tasks, plan
 
 
 def _held_out_shards(
-    training: Sequence[ShardTask], source: SourceToWrite, split: int, shard_bytes: int
+    training: Sequence[ShardTask], plan: ShardPlan, source: SourceToWrite, split: int, shard_bytes: int
 ) -> Iterator[ShardTask]:
     """The shards of a held-out split, from the files that the training shards' tasks write."""
-    splits, sizes = _of_kept(source.state, source.state.kept_masks())
-    sizes = sizes[splits == split]
-    files = []
-    for task in training:
-        assert task.held_out is not None
-        if split in task.held_out.paths:
-            rows = sum(int((codes == split).sum()) for codes in task.held_out.splits)
-            files.append((task.held_out.paths[split], np.ones(rows, bool)))
+    shards = [number for number, task in enumerate(training) if split in task.held_out]
+    files = [(training[number].held_out[split], plan.held_out[number, split]) for number in shards]
+    runs = plan_held_out_shards(source.state, split, shard_bytes)
     first = training[0]
-    runs = split_by_weight(sizes, _shard_bytes(sizes, shard_bytes))
-    for number, row_ranges in enumerate(true_rows(files, runs)):
+    for number, spans in enumerate(spans_of_runs([rows for _, rows in files], runs)):
+        rows = tuple(ShardRows(files[file][0], start, stop) for file, start, stop in spans)
         name = f"{first.format.source}-{number:05}.parquet"
-        yield ShardTask(first.folder, SPLITS[split], name, first.format, row_ranges)
+        yield ShardTask(first.folder, SPLITS[split], name, first.format, rows)
 
 
 def write_ledgers(
     curated: Sequence[SourceState],
-    removals: Sequence[RemovalStep],
+    removals: Sequence[Removals],
     evidence: Sequence[EvidenceFiles],
     folder: Path,
     engine: Engine,
@@ -156,7 +130,15 @@ def write_ledgers(
     for one in curated:
         for number, start in enumerate(range(0, max(one.num_documents, 1), LEDGER_ROWS)):
             rows = tuple(
-                _ledger_rows(one, file, first, last, removals, evidence[one.first_file + file])
+                LedgerRows(
+                    one.paths[file],
+                    first,
+                    last,
+                    one.filter_results[file],
+                    tuple(removals),
+                    one.first_file + file,
+                    evidence[one.first_file + file],
+                )
                 for file, first, last in one.row_ranges(start, start + LEDGER_ROWS)
             )
             path = folder / "ledger" / f"{one.source.name}-{number:05}.parquet"
@@ -164,41 +146,23 @@ def write_ledgers(
     engine.map(write_ledger, tasks, "write ledger", unit="shards")
 
 
-def _ledger_rows(
-    one: SourceState, file: int, start: int, stop: int, removals: Sequence[RemovalStep], evidence: EvidenceFiles
-) -> LedgerRows:
-    """The rows start..stop - 1 of a file of the source."""
-    results, number = one.filter_results[file], one.first_file + file
-    return LedgerRows(
-        RowRange(one.paths[file], start, np.ones(stop - start, bool)),
-        results.failed_rule[start:stop],
-        results.splits[start:stop],
-        tuple(step.in_files(number, number + 1).in_rows(start, stop) for step in removals),
-        evidence,
-    )
-
-
 def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
     """One JSON line a record that could not be read. Files are named by digest; the lock has their names."""
     columns = ["doc_id", "raw_digest", "record", "offset", "unreadable", "reason", "excerpt"]
-    lines = [
-        orjson.dumps({"source": one.source.name, **row}) + b"\n"
-        for one in curated
-        for row in quarantined_rows(one, columns)
-    ]
-    write_atomic(folder / QUARANTINE_NAME, b"".join(lines))
+    with atomic_path(folder / QUARANTINE_NAME) as temporary, temporary.open("wb") as file:
+        for one in curated:
+            for row in quarantined_rows(one, columns):
+                file.write(orjson.dumps({"source": one.source.name, **row}) + b"\n")
 
 
 def quarantined_rows(one: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The source's records that could not be read."""
     for path, results in zip(one.paths, one.filter_results, strict=True):
-        if (results.failed_rule == QUARANTINED).any():
+        if results.num_quarantined:
             yield from pq.read_table(path, columns=list(columns), filters=pc.field("unreadable").is_valid()).to_pylist()
 
 
-def write_examples(
-    curated: Sequence[SourceState], removals: Sequence[RemovalStep], folder: Path, engine: Engine
-) -> None:
+def write_examples(curated: Sequence[SourceState], removals: Sequence[Removals], folder: Path, engine: Engine) -> None:
     lines = [orjson.dumps(example) + b"\n" for one in curated for example in borderline_examples(one, removals, engine)]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))
 

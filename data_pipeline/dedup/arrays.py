@@ -58,13 +58,10 @@ def document_file_identity(document_file: DocumentFile) -> dict[str, Any]:
         footer = int.from_bytes(file.read(4), "little") + 8
         file.seek(max(size - footer, 0))
         digest = hashlib.sha256(file.read()).hexdigest()
-    kept = (
-        "all" if document_file.kept is None else hashlib.sha256(np.packbits(document_file.kept).tobytes()).hexdigest()
-    )
     return {
         "source": document_file.source,
         "priority": document_file.priority,
         "bytes": size,
         "footer": digest,
-        "kept": kept,
+        "kept": document_file.kept_digest() or "all",
     }

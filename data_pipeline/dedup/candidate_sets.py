@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, keys_of
-from gristmill.data_pipeline.dedup.shingles import Unit
 from gristmill.data_pipeline.dedup.signatures import StorePart
 from gristmill.data_pipeline.dedup.verify import joined_shingle_sets
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, utf8_of
@@ -58,7 +57,6 @@ class SetsTask:
     num_protected: int
     candidates: Shuffle
     banding: Banding
-    shingles: tuple[int, Unit]
     written: CandidateSets
 
 
@@ -67,11 +65,10 @@ def write_candidate_sets(
     documents: StoredDocuments,
     candidates: tuple[Shuffle, int],
     banding: Banding,
-    shingles: tuple[int, Unit],
     engine: Engine,
     folder: Path,
 ) -> CandidateSets:
-    """document_files: of the documents' parts. candidates: as `write_groups` returns them. shingles: n, unit."""
+    """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
     found, batches = candidates
     parts = len(documents.parts)
     written = CandidateSets(
@@ -80,7 +77,7 @@ def write_candidate_sets(
     )
     num_protected = int(documents.is_protected.sum())
     tasks = [
-        SetsTask(each, part, number, int(start), num_protected, found, banding, shingles, written)
+        SetsTask(each, part, number, int(start), num_protected, found, banding, written)
         for number, (each, part, start) in enumerate(
             zip(document_files, documents.parts, documents.starts[:-1], strict=True)
         )
@@ -121,7 +118,7 @@ def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sets, sizes = [np.empty(0, SHINGLE)], [np.zeros(1, np.int64)]
     if len(rows):
         for _, _, texts in task.document_file.batches(wanted):
-            values, bounds = joined_shingle_sets(*utf8_of(texts), *task.shingles)
+            values, bounds = joined_shingle_sets(*utf8_of(texts), task.banding.ngram, task.banding.unit)
             sets.append(values)
             sizes.append(np.diff(bounds))
     return np.concatenate(sets), np.cumsum(np.concatenate(sizes))

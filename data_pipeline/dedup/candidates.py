@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, key_order, union_pairs
+from gristmill.data_pipeline.dedup.shingles import Unit
 from gristmill.data_pipeline.dedup.signatures import SignatureStore, StorePart
 from gristmill.data_pipeline.ledger.document_file import packed_ids, unpacked_ids
 from gristmill.foundation.engine.engine import Engine
@@ -61,11 +62,13 @@ class StoredDocuments:
 
 @dataclass(frozen=True)
 class Banding:
-    """bands, rows: of a signature. by_source: documents of two sources share no key."""
+    """bands, rows: of a signature. by_source: documents of two sources share no key. ngram, unit: of a shingle."""
 
     bands: int
     rows: int
     by_source: bool
+    ngram: int
+    unit: Unit
 
 
 def sized(engine: Engine, documents: int) -> Engine:

@@ -35,8 +35,8 @@ from gristmill.foundation.shuffle import Shuffle
 
 MAX_HASHES = 4096
 
-# Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A larger group of candidates is a batch by itself,
-# of which two blocks of so many shingles are in memory.
+# Shingles verified at a time, with repetition: 64 MB of 64-bit hashes. A larger group of candidates is a batch by
+# itself, of which two blocks of so many shingles are in memory.
 BATCH_SHINGLES = 8_000_000
 BLOCK_SHINGLES = 16_000_000
 
@@ -129,12 +129,11 @@ def find_near_duplicates(
     open_workspace(folder, _identity(document_files, sides, config))
     own = sign_corpus(document_files, config.scheme, engine, folder / "signatures")
     documents = StoredDocuments.of([*((store, True) for store in stores), (own, False)])
-    banding = Banding(config.bands, config.rows, config.scope == "source")
+    banding = Banding(config.bands, config.rows, config.scope == "source", config.ngram, config.unit)
     keys = write_keys(documents, banding, engine, folder)
     links = write_links(documents, keys, config.bands, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
-    files, shingles = [*sides, *document_files], (config.ngram, config.unit)
-    sets = write_candidate_sets(files, documents, candidates, banding, shingles, engine, folder)
+    sets = write_candidate_sets([*sides, *document_files], documents, candidates, banding, engine, folder)
     found = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
     return verify_batches(sets, config.threshold, BLOCK_SHINGLES, found, engine)
 

@@ -1,12 +1,9 @@
 """The steps of curation that remove whole documents: exact copies, then near duplicates."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gristmill.data_pipeline.dedup.duplicates import reassign_copies
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates
@@ -68,7 +65,7 @@ def work_folder(folder: Path, step: str, document_files: Sequence[DocumentFile],
         [
             document_file.path.parent.parent.name,
             document_file.path.name,
-            "" if document_file.kept is None else hashlib.sha256(np.packbits(document_file.kept).tobytes()).hexdigest(),
+            document_file.kept_digest(),
         ]
         for document_file in document_files
     ]

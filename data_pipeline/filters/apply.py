@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS, before
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.shuffle import Shuffle
 
 KEPT, QUARANTINED = -1, -2
 REMOVED_LATER = -3  # by a step after the filters
@@ -107,6 +109,59 @@ class FilterResults:
     language_names: tuple[str, ...]
     nearest: NearestDocuments | None = None
 
+    @property
+    def num_documents(self) -> int:
+        return len(self.failed_rule)
+
+    @property
+    def num_quarantined(self) -> int:
+        return int((self.failed_rule == QUARANTINED).sum())
+
+    @property
+    def present_languages(self) -> tuple[str, ...]:
+        """The languages that some row has."""
+        return tuple(self.language_names[code] for code in np.unique(self.languages).tolist())
+
+    def load(self) -> "FilterResults":
+        return self
+
+
+class Results(Protocol):
+    """The results of one annotated file, in memory (`FilterResults`) or to be loaded."""
+
+    @property
+    def num_documents(self) -> int: ...
+    @property
+    def num_quarantined(self) -> int: ...
+    @property
+    def present_languages(self) -> tuple[str, ...]: ...
+    @property
+    def nearest(self) -> NearestDocuments | None: ...
+    def load(self) -> FilterResults: ...
+
+
+STORED = np.dtype([("failed_rule", "<i2"), ("bytes", "<u4"), ("splits", "i1"), ("languages", "<i2")])
+
+
+@dataclass(frozen=True)
+class StoredResults:
+    """FilterResults on disk, 9 bytes a row, and what is known without reading them."""
+
+    path: Path
+    num_documents: int
+    num_quarantined: int
+    language_names: tuple[str, ...]
+    nearest: NearestDocuments | None
+
+    @property
+    def present_languages(self) -> tuple[str, ...]:
+        return self.language_names
+
+    def load(self) -> FilterResults:
+        found = Shuffle(self.path, STORED, 1, 1).read(0)
+        columns = {name: np.ascontiguousarray(found[name]) for name in STORED.names or ()}
+        return FilterResults(**columns, language_names=self.language_names, nearest=self.nearest)
+
 
 def rules_of(
     filters: Sequence[FilterChoice],
@@ -159,9 +214,21 @@ def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:
     return replace(rule, signal=before(edits[stage], rule.signal))
 
 
-def apply_filters_to_files(tasks: Sequence[FilterTask], engine: Engine) -> list[FilterResults]:
+def apply_filters_to_files(tasks: Sequence[FilterTask], engine: Engine, folder: Path) -> list[StoredResults]:
+    """The results of each file, which the folder takes."""
     sizes = [float(task.path.stat().st_size) for task in tasks]
-    return engine.map(apply_filters, tasks, "decide", sizes, "B")
+    numbered = [(task, folder / f"filters-{number:05d}") for number, task in enumerate(tasks)]
+    return engine.map(_store_results, numbered, "decide", sizes, "B")
+
+
+def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
+    filter_task, path = task
+    found = apply_filters(filter_task)
+    records = np.empty(found.num_documents, STORED)
+    for name in STORED.names or ():
+        records[name] = getattr(found, name)
+    Shuffle(path, STORED, 1, 1).write(0, records, np.array([0, len(records)]))
+    return StoredResults(path, found.num_documents, found.num_quarantined, found.language_names, found.nearest)
 
 
 def apply_filters(task: FilterTask) -> FilterResults:

@@ -1,9 +1,11 @@
 """Parquet files of documents, the input of deduplication and text edits, with a mask of the kept rows."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +25,26 @@ for _value in range(16):
 HEX_DIGITS = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
 
 
+class Mask(Protocol):
+    """A mask of rows that is loaded when it is needed."""
+
+    def mask(self) -> np.ndarray:
+        """bool[rows]"""
+        ...
+
+
 @dataclass(frozen=True)
 class DocumentFile:
     """One Parquet file with (at least) the columns `doc_id` (32 hex digits) and `text`, all of one source.
 
     priority: the source's; 1 goes before 2, and of two duplicates the one that goes first is kept.
-    kept: bool[rows], False for rows that an earlier step removed (they are ignored); None: all rows are kept."""
+    kept: bool[rows], False for rows that an earlier step removed (they are ignored), or what loads it; None: all rows
+    are kept."""
 
     path: Path
     source: str
     priority: int
-    kept: np.ndarray | None = None
+    kept: np.ndarray | Mask | None = None
 
     @property
     def bytes(self) -> float:
@@ -50,9 +61,17 @@ class DocumentFile:
     def _kept_rows_of(self, rows: int) -> np.ndarray:
         if self.kept is None:
             return np.ones(rows, bool)
-        if len(self.kept) != rows:
-            raise InputError(f"{self.path}: {rows} rows, but {len(self.kept)} values in the mask of kept rows")
-        return np.asarray(self.kept, bool)
+        kept = self.kept if isinstance(self.kept, np.ndarray) else self.kept.mask()
+        if len(kept) != rows:
+            raise InputError(f"{self.path}: {rows} rows, but {len(kept)} values in the mask of kept rows")
+        return np.asarray(kept, bool)
+
+    def kept_digest(self) -> str:
+        """Of the mask of kept rows: SHA-256, or "" if all rows are kept."""
+        if self.kept is None:
+            return ""
+        kept = self.kept if isinstance(self.kept, np.ndarray) else self.kept.mask()
+        return hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
 
     def batches(self, wanted: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
         """(row numbers int64, doc_id, text) of the kept rows, in file order, a bounded number at a time.

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import QUARANTINED, Rules, apply_rules
+from gristmill.data_pipeline.filters.apply import QUARANTINED, Results, Rules, apply_rules
 from gristmill.data_pipeline.ledger.document_file import unpacked_ids
 from gristmill.data_pipeline.ledger.evidence import (
     MATCH,
@@ -21,7 +21,7 @@ from gristmill.data_pipeline.ledger.evidence import (
     read_evidence,
 )
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import Removals, RemovalStep
 from gristmill.foundation.checksum_files import is_sealed, sealed_path
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
@@ -60,14 +60,15 @@ ROW_GROUP_ROWS = 16_384
 
 @dataclass(frozen=True)
 class LedgerRows:
-    """Rows of one annotated file (all from the range's start on). failed_rule int16[N], as in FilterResults. splits
-    int8[N]: code of the split, -1 for a row that is not kept. removals: what the later steps removed of these rows,
-    counted from the range's start."""
+    """The rows start..stop - 1 of one annotated file. file: its number among those of all sources. removals: the later
+    steps."""
 
-    row_range: RowRange
-    failed_rule: np.ndarray
-    splits: np.ndarray
-    removals: tuple[RemovalStep, ...]
+    path: Path
+    start: int
+    stop: int
+    results: Results
+    removals: tuple[Removals, ...]
+    file: int
     evidence: EvidenceFiles
 
 
@@ -98,13 +99,14 @@ def write_ledger(task: LedgerTask) -> None:
 def _tables(rows: LedgerRows, task: LedgerTask) -> Iterator[pa.Table]:
     """The ledger's rows, one row group of the annotated file at a time."""
     columns = list(dict.fromkeys([*RECORD_COLUMNS, *task.rules.columns]))
-    evidence = read_evidence(rows.evidence)
-    start = 0
-    for read in row_range_groups(rows.row_range, columns):
+    evidence, results = read_evidence(rows.evidence), rows.results.load()
+    removals = [step.in_file(rows.file) for step in rows.removals]
+    start = rows.start
+    for read in row_range_groups(RowRange.span(rows.path, rows.start, rows.stop), columns):
         table, stop = read.combine_chunks(), start + len(read)
-        removed = [step.in_rows(start, stop) for step in rows.removals]
-        outcome = Outcome.of(rows.failed_rule[start:stop], removed, task.rules)
-        yield _ledger_table(table, outcome, rows.splits[start:stop], evidence, task)
+        removed = [step.in_rows(start, stop) for step in removals]
+        outcome = Outcome.of(results.failed_rule[start:stop], removed, task.rules)
+        yield _ledger_table(table, outcome, results.splits[start:stop], evidence, task)
         start = stop
 
 

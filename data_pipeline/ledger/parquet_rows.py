@@ -1,5 +1,6 @@
 """Rows of annotated files, read and regrouped in bounded memory, and the split of rows into shards of a given size."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,11 @@ class RowRange:
         return self.start + np.flatnonzero(self.mask)
 
     @classmethod
+    def span(cls, path: Path, start: int, stop: int) -> "RowRange":
+        """All rows start..stop - 1."""
+        return cls(path, start, np.ones(stop - start, bool))
+
+    @classmethod
     def of_rows(cls, path: Path, rows: np.ndarray) -> "RowRange":
         """The range of these ascending row numbers."""
         mask = np.zeros(int(rows[-1] - rows[0]) + 1 if len(rows) else 0, bool)
@@ -30,20 +36,17 @@ class RowRange:
         return cls(path, int(rows[0]) if len(rows) else 0, mask)
 
 
-def true_rows(files: Sequence[tuple[Path, np.ndarray]], runs: Sequence[tuple[int, int]]) -> list[tuple[RowRange, ...]]:
-    """Of files with a mask of their rows: of each run (start, stop) the start-th to (stop - 1)-th row that is True, as
-    one range of each file."""
-    starts = np.cumsum([0, *(int(mask.sum()) for _, mask in files)])
+def spans_of_runs(sizes: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Of files with so many rows each: of each run (start, stop) of the rows of all, (file, first, last + 1) in each
+    file that it has rows of. Sizes [2, 0, 3], runs [(1, 4)] -> [[(0, 1, 2), (2, 0, 2)]]."""
+    starts = np.cumsum([0, *sizes]).tolist()
     found = []
     for start, stop in runs:
-        first, last = np.searchsorted(starts, [start, stop], side="left")
-        first = max(int(first) - (first == len(starts) or starts[first] > start), 0)
-        row_ranges = []
-        for (path, mask), before in zip(files[first:last], starts[first:last].tolist(), strict=True):
-            rows = np.flatnonzero(mask)[max(start - before, 0) : stop - before]
-            if len(rows):
-                row_ranges.append(RowRange.of_rows(path, rows))
-        found.append(tuple(row_ranges))
+        first, last = max(bisect_right(starts, start) - 1, 0), bisect_left(starts, stop)
+        spans = [
+            (file, max(start - starts[file], 0), min(stop - starts[file], sizes[file])) for file in range(first, last)
+        ]
+        found.append([span for span in spans if span[2] > span[1]])
     return found
 
 
@@ -113,15 +116,38 @@ def row_groups(
         yield pa.concat_tables(held).combine_chunks()
 
 
-def split_by_weight(weights_N: np.ndarray, max_weight: int) -> list[tuple[int, int]]:
-    """(start, end) of runs of items whose weights reach `max_weight`: [3, 3, 9, 1] and 5 -> [(0, 2), (2, 3), (3, 4)].
+class WeightRuns:
+    """Cuts items that come in pieces into runs whose weights reach `max_weight`. starts: the first item of each run
+    that is known so far; the last one's may not have come yet."""
 
-    Depends on the weights in their order alone. No items: one empty run, so that there is always a first shard."""
-    totals = np.cumsum(weights_N, dtype=np.int64)
-    runs, start = [], 0
-    while start < len(totals):
-        before = totals[start - 1] if start else 0
-        end = min(int(np.searchsorted(totals, before + max_weight)) + 1, len(totals))
-        runs.append((start, end))
-        start = end
-    return runs or [(0, 0)]
+    def __init__(self, max_weight: int):
+        self.max_weight = max_weight
+        self.starts = [0]
+        self.size = self._filled = 0
+
+    def add(self, weights_N: np.ndarray) -> None:
+        totals = np.cumsum(weights_N, dtype=np.int64)
+        before = -self._filled  # the total at the run's start
+        while len(totals):
+            end = int(np.searchsorted(totals, before + self.max_weight)) + 1
+            if end > len(totals):
+                self._filled = int(totals[-1]) - before
+                break
+            before = int(totals[end - 1])
+            self.starts.append(self.size + end)
+            if end == len(totals):
+                self._filled = 0
+                break
+        self.size += len(weights_N)
+
+
+def split_by_weight(weights: Iterable[np.ndarray], max_weight: int) -> list[tuple[int, int]]:
+    """(start, end) of runs of items whose weights reach `max_weight`: [3, 3], [9, 1] and 5 -> [(0, 2), (2, 3), (3, 4)].
+
+    Depends on the weights in their order alone, not on the pieces in which they come. No items: one empty run, so that
+    there is always a first shard."""
+    runs = WeightRuns(max_weight)
+    for piece in weights:
+        runs.add(piece)
+    starts = [start for start in runs.starts if start < runs.size] or [0]
+    return list(zip(starts, [*starts[1:], runs.size], strict=True))

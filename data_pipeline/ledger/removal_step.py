@@ -79,7 +79,7 @@ class RemovalStep:
         return RemovalStep(**{**vars(self), **taken})
 
     def stored(self, prefix: Path, num_files: int) -> "StoredRemovals":
-        """The same on disk, in a file whose path begins with `prefix`. num_files: how many annotated files there are."""
+        """The same on disk, in a file whose path begins with `prefix`. num_files: annotated files there are."""
         ordered = self.sorted()
         arrays = {
             "row": ordered.rows,
@@ -108,8 +108,8 @@ def _fields(names: Sequence[str]) -> list[tuple]:
 
 @dataclass(frozen=True)
 class StoredRemovals:
-    """A step whose documents are on disk: `removed` has a range an annotated file and at least the fields row and value.
-    A few bytes, whatever the step removed."""
+    """A step whose documents are on disk: `removed` has a range an annotated file and at least the fields row and
+    value. A few bytes, whatever the step removed."""
 
     step: str
     threshold: float

@@ -1,7 +1,7 @@
 """The quality step of curation: train a classifier on the recipe's sources, score documents, select which to keep."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +42,7 @@ class ScoredSource(Protocol):
     def paths(self) -> tuple[Path, ...]: ...
     @property
     def files(self) -> range: ...
-    def kept_masks(self) -> list[np.ndarray]: ...
+    def kept_masks(self) -> Iterator[np.ndarray]: ...
 
 
 @dataclass(frozen=True)

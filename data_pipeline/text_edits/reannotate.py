@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
 from gristmill.data_pipeline.dedup.step import work_folder
-from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults
+from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.readers.fields import metadata_json
@@ -87,24 +87,66 @@ def _with_new_files(
     for number, path, results in zip(one.files, one.paths, one.filter_results, strict=True):
         if path in files:
             paths.append(files[path].path)
-            filter_results.append(_all_kept(files[path].path, results))
+            filter_results.append(RewrittenResults(results, files[path].path))
         else:
-            failed_rule = np.where(document_files[number].kept_mask(), np.int16(KEPT), np.int16(REMOVED_LATER))
             paths.append(path)
-            filter_results.append(replace(results, failed_rule=failed_rule))
+            filter_results.append(LeftResults(results, document_files[number]))
     return replace(one, paths=tuple(paths), filter_results=tuple(filter_results))
 
 
-def _all_kept(path: Path, annotated: FilterResults) -> FilterResults:
-    """The results of a new file. annotated: of the file that it replaces; the filters are not applied again."""
-    table = pq.read_table(path, columns=["num_bytes", PARENT_ROW.name])
-    return FilterResults(
-        failed_rule=np.full(len(table), KEPT, np.int16),
-        bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
-        splits=annotated.splits[table.column(PARENT_ROW.name).to_numpy()],
-        languages=np.zeros(len(table), np.int16),
-        language_names=("",),
-    )
+@dataclass(frozen=True)
+class WrittenResults:
+    """The results of a file that is written, loaded from those of the annotated file behind it."""
+
+    annotated: Results
+
+    @property
+    def nearest(self) -> None:
+        return None
+
+    @property
+    def num_quarantined(self) -> int:
+        return 0
+
+    @property
+    def num_documents(self) -> int:
+        return self.load().num_documents
+
+    @property
+    def present_languages(self) -> tuple[str, ...]:
+        return self.load().present_languages
+
+    def load(self) -> FilterResults:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LeftResults(WrittenResults):
+    """Of an annotated file that is written as it is: KEPT are the rows that no step removed."""
+
+    document_file: DocumentFile
+
+    def load(self) -> FilterResults:
+        failed_rule = np.where(self.document_file.kept_mask(), np.int16(KEPT), np.int16(REMOVED_LATER))
+        return replace(self.annotated.load(), failed_rule=failed_rule)
+
+
+@dataclass(frozen=True)
+class RewrittenResults(WrittenResults):
+    """Of a new file, all of which is kept; the filters are not applied again."""
+
+    path: Path
+
+    def load(self) -> FilterResults:
+        with pq.ParquetFile(self.path) as file:
+            table = file.read(["num_bytes", PARENT_ROW.name])
+        return FilterResults(
+            failed_rule=np.full(len(table), KEPT, np.int16),
+            bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
+            splits=self.annotated.load().splits[table.column(PARENT_ROW.name).to_numpy()],
+            languages=np.zeros(len(table), np.int16),
+            language_names=("",),
+        )
 
 
 def write_reannotated(task: ReannotatedFile) -> None:

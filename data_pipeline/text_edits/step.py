@@ -18,8 +18,8 @@ from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, repeated_substrings
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
-from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
+from gristmill.data_pipeline.ledger.removal_step import Removals, RemovalStep
+from gristmill.data_pipeline.ledger.source_state import KeptAfter, SourceState, kept_document_files
 from gristmill.data_pipeline.text_edits.edit_documents import EditedFile, SpanRemoval, edit_document_files
 from gristmill.foundation.engine.engine import Engine
 
@@ -31,7 +31,7 @@ class TextEdits:
     contamination: the benchmark texts that were found; None if the recipe names no benchmarks."""
 
     document_files: list[DocumentFile]
-    removals: list[RemovalStep]
+    removals: list[Removals]
     span_files: list[tuple[Path, ...]]
     contamination: Decontamination | None
 
@@ -47,13 +47,14 @@ class TextEdits:
         span_files = [(*held, path) for held, path in zip(self.span_files, edited.span_files, strict=True)]
         return replace(self, span_files=span_files)
 
-    def after_removal(self, step: RemovalStep, document_files: Sequence[DocumentFile]) -> "TextEdits":
-        """The edits after a step that removed documents."""
-        left = []
-        for number, document_file in enumerate(document_files):
-            kept = document_file.kept_mask()
-            left.append(replace(document_file, kept=kept & ~step.removed_mask(number, len(kept))))
-        return replace(self, document_files=left, removals=[*self.removals, step])
+    def after_removal(self, step: RemovalStep, document_files: Sequence[DocumentFile], prefix: Path) -> "TextEdits":
+        """The edits after a step that removed documents. prefix: of the files that list them."""
+        removed = step.stored(prefix, len(document_files))
+        left = [
+            replace(document_file, kept=KeptAfter(document_file, number, removed))
+            for number, document_file in enumerate(document_files)
+        ]
+        return replace(self, document_files=left, removals=[*self.removals, removed])
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class EditSettings:
 
 def edit_texts(
     curated: Sequence[SourceState],
-    removals: Sequence[RemovalStep],
+    removals: Sequence[Removals],
     settings: EditSettings,
     folder: Path,
     engine: Engine,
@@ -87,7 +88,9 @@ def edit_texts(
         config = settings.decontaminate
         work = work_folder(folder, "decontaminate", state.document_files, config.model_dump(mode="json"))
         found = decontaminate(state.document_files, config, engine, work, settings.task_examples)
-        state = replace(state, contamination=found).after_removal(_dropped(found), state.document_files)
+        state = replace(state, contamination=found).after_removal(
+            _dropped(found), state.document_files, work / "removed"
+        )
     return state
 
 
@@ -96,7 +99,7 @@ def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: Engi
     work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
     spans = duplicate_spans(state.document_files, config, engine, work / "spans")
     edited = edit_document_files(state.document_files, spans, SpanRemoval(f"{step}.min_count"), engine, work / "texts")
-    return state.with_edits(edited).after_removal(_emptied(step, edited), edited.document_files)
+    return state.with_edits(edited).after_removal(_emptied(step, edited), edited.document_files, work / "removed")
 
 
 def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, engine: Engine) -> TextEdits:
@@ -109,10 +112,10 @@ def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, en
     if config.policy == "annotate":
         return state
     if config.policy == "remove":
-        return state.after_removal(_emptied(step, edited), edited.document_files)
+        return state.after_removal(_emptied(step, edited), edited.document_files, work / "removed")
     chosen = edited.left.filter(pa.array(edited.left.column("share").to_numpy() > config.drop_share))
     removed = _removal_step(step, "drop_share", chosen, chosen.column("share").to_numpy(), config.drop_share)
-    return state.after_removal(removed, edited.document_files)
+    return state.after_removal(removed, edited.document_files, work / "removed")
 
 
 def _emptied(step: str, edited: EditedFile) -> RemovalStep:

@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.decontamination.matches import MATCHES
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, Rules
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Rules
 from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles
 from gristmill.data_pipeline.ledger.ledger import LEDGER_SCHEMA, LedgerRows, LedgerTask, write_ledger
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
 from gristmill.data_pipeline.ledger.removed_spans import removed_span_row, sorted_spans
 
@@ -57,13 +56,21 @@ def task(tmp_path: Path) -> LedgerTask:
         rules=Rules((WORDS, SHARE), ()),
         rows=(
             LedgerRows(
-                row_range=RowRange(path, 0, np.ones(6, bool)),
-                failed_rule=np.array([KEPT, 0, 1, QUARANTINED, KEPT, KEPT], np.int16),
-                splits=np.zeros(6, np.int8),
+                path,
+                start=0,
+                stop=6,
+                results=FilterResults(
+                    np.array([KEPT, 0, 1, QUARANTINED, KEPT, KEPT], np.int16),
+                    bytes=np.zeros(6, np.uint32),
+                    splits=np.zeros(6, np.int8),
+                    languages=np.zeros(6, np.int16),
+                    language_names=("",),
+                ),
                 removals=(
                     step("quality", [("e", "", 0.25)], thresholds=np.array([0.5])),
                     step("near_dedup", [("f", "a", 0.875)]),
                 ),
+                file=0,
                 evidence=EvidenceFiles(),
             ),
         ),
@@ -163,16 +170,8 @@ def test_the_ledger_does_not_depend_on_how_rows_are_spread_over_ranges(task):
     whole = rows_of(task)
     [rows] = task.rows
 
-    def part(start: int, stop: int) -> LedgerRows:
-        return LedgerRows(
-            RowRange(rows.row_range.path, start, np.ones(stop - start, bool)),
-            rows.failed_rule[start:stop],
-            rows.splits[start:stop],
-            tuple(one.in_rows(start, stop) for one in rows.removals),
-            rows.evidence,
-        )
-
-    other = replace(task, path=task.path.with_name("other.parquet"), rows=(part(0, 4), part(4, 6)))
+    parts = (replace(rows, stop=4), replace(rows, start=4))
+    other = replace(task, path=task.path.with_name("other.parquet"), rows=parts)
     assert rows_of(other) == whole and other.path.read_bytes() == task.path.read_bytes()
 
 
@@ -187,6 +186,16 @@ def test_the_mask_of_removed_documents_and_the_rows_of_some():
     assert (second.rows.tolist(), second.values.tolist()) == ([3, 5], [0.85, 0.9])
     some = second.in_rows(4, 6)
     assert (some.rows.tolist(), some.values.tolist()) == ([1], [0.9])
+
+
+@pytest.mark.parametrize("columns", [{}, {"thresholds": np.array([0.5, 0.6])}, {"rules": np.array([1, 0], np.int8)}])
+def test_removed_documents_are_the_same_on_disk(tmp_path, columns):
+    near = step("near_dedup", [("f", "a", 0.875), ("b", "c", 0.9)], **columns)
+    stored, ordered = near.stored(tmp_path / "removed", 2), near.sorted()
+    for number in (0, 1):
+        assert stored.removed_mask(number, 6).tolist() == near.removed_mask(number, 6).tolist()
+        for name, values in vars(ordered.in_file(number)).items():
+            np.testing.assert_array_equal(getattr(stored.in_file(number), name), values, name)
 
 
 def test_a_source_without_documents_has_an_empty_ledger(task):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows, row_groups, split_by_weight, true_rows
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows, row_groups, spans_of_runs, split_by_weight
 
 
 @pytest.fixture
@@ -27,21 +27,33 @@ def test_a_range_of_rows_gives_these_rows(ten_rows, rows):
     assert read_rows(row_range, ["row"]).to_pydict() == {"row": rows}
 
 
-@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5), st.lists(st.integers(0, 30), max_size=3))
-def test_runs_of_true_rows_as_ranges_of_their_files(masks, cuts):
-    """Against a list of all (file, row) that are True."""
-    rows = [(f"{file}", row) for file, mask in enumerate(masks) for row, chosen in enumerate(mask) if chosen]
+@given(st.lists(st.integers(0, 6), max_size=5), st.lists(st.integers(0, 30), max_size=3))
+def test_runs_of_rows_as_spans_of_their_files(sizes, cuts):
+    """Against a list of all (file, row)."""
+    rows = [(file, row) for file, size in enumerate(sizes) for row in range(size)]
     runs = list(pairwise([0, *sorted(cut % (len(rows) + 1) for cut in cuts), len(rows)]))
-    files = [(Path(f"{file}"), np.array(mask, bool)) for file, mask in enumerate(masks)]
-    for (start, stop), ranges in zip(runs, true_rows(files, runs), strict=True):
-        assert [(str(one.path), row) for one in ranges for row in one.rows.tolist()] == rows[start:stop]
-        assert len({one.path for one in ranges}) == len(ranges)
+    for (start, stop), spans in zip(runs, spans_of_runs(sizes, runs), strict=True):
+        assert [(file, row) for file, first, last in spans for row in range(first, last)] == rows[start:stop]
+        assert len({file for file, _, _ in spans}) == len(spans)
 
 
 def test_runs_end_where_their_weights_reach_the_limit():
-    assert split_by_weight(np.array([3, 3, 9, 1], np.uint32), 5) == [(0, 2), (2, 3), (3, 4)]
-    assert split_by_weight(np.array([], np.uint32), 5) == [(0, 0)]
-    assert split_by_weight(np.array([2**32 - 1] * 3, np.uint32), 2**32) == [(0, 2), (2, 3)]  # does not overflow
+    assert split_by_weight([np.array([3, 3, 9, 1], np.uint32)], 5) == [(0, 2), (2, 3), (3, 4)]
+    assert split_by_weight([np.array([], np.uint32)], 5) == split_by_weight([], 5) == [(0, 0)]
+    assert split_by_weight([np.array([2**32 - 1] * 3, np.uint32)], 2**32) == [(0, 2), (2, 3)]  # does not overflow
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(0, 30), max_size=4), st.integers(1, 12))
+def test_runs_do_not_depend_on_how_the_weights_come(weights, cuts, limit):
+    """Against one loop over all weights."""
+    expected, filled = [0], 0
+    for place, weight in enumerate(weights):
+        filled += weight
+        if filled >= limit:
+            expected, filled = [*expected, place + 1], 0
+    expected = [start for start in expected if start < len(weights)] or [0]
+    pieces = np.split(np.array(weights, np.uint32), sorted(cut % (len(weights) + 1) for cut in cuts))
+    assert split_by_weight(pieces, limit) == list(pairwise([*expected, len(weights)]))
 
 
 def grouped(sizes: list[int], cuts: list[int], max_rows: int, max_bytes: int | None) -> list[list[int]]:

@@ -242,7 +242,15 @@ def test_workers_shards_and_parts_change_no_byte(books, tmp_path, monkeypatch):
     assert "decontamination/report.json" in whole
 
 
-KILLED_AT = ("buckets-000.npy", "verified-00000.npy", "pieces-00000.npy", "repeats-00000.parquet", "part-00000.parquet")
+KILLED_AT = (
+    "links-00000.rec",
+    "candidates-00000.rec",
+    "members-00000.rec",
+    "verified-00000.rec",
+    "pieces-00000.npy",
+    "repeats-00000.parquet",
+    "part-00000.parquet",
+)
 KILLED_AT += ("found-00000.npy", "file-00000.pieces.parquet", "report.md")
 
 
