@@ -20,12 +20,12 @@ from gristmill.data_pipeline.corpus.summary import check_training_documents, rul
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
     SourceToWrite,
+    ledger_tasks,
     quarantined_rows,
     write_contamination,
+    write_corpus,
     write_examples,
-    write_ledgers,
     write_quarantine,
-    write_shards,
 )
 from gristmill.data_pipeline.curate_config import (
     CurateConfig,
@@ -46,7 +46,12 @@ from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filte
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.pii import pii_rules
 from gristmill.data_pipeline.filters.profiles import load_profiles
+<<<<<<< HEAD
 from gristmill.data_pipeline.ledger.removal_step import Removals
+=======
+from gristmill.data_pipeline.ledger.ledger import write_ledger
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+>>>>>>> 9bc7474 (Curation: workers are forks of the driver, ledger and shards are written together, a command ends without freeing its objects: two workers 5.4 -> 4.1 s for 64 MB of short documents (one: 6.0 -> 5.1), start-up 1.3 -> 0.95 s)
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.data_pipeline.quality.step import score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -55,6 +60,7 @@ from gristmill.data_pipeline.text_edits.reannotate import reannotate
 from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
 from gristmill.foundation.checksum_files import drop_damaged, remove_seals, seal_of
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree
 from gristmill.foundation.lock import Lock
 
@@ -181,13 +187,18 @@ def _reannotate(state: CurationState, inputs: CurationInputs) -> CurationState:
 
 
 def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
-    """Writes the ledger first: it explains a source of which nothing is kept. Counts are last. Returns the counts."""
+    """Counts are written last. Of a source of which nothing is kept, the ledger is written, which explains it. Returns
+    the counts."""
     config, folder, engine = inputs.config, inputs.folder, inputs.engine
     assert state.edits is not None
-    write_ledgers(state.sources, state.removals, state.edits.evidence(), folder, engine)
+    ledgers = ledger_tasks(state.sources, state.removals, state.edits.evidence(), folder)
     summary = {"sources": _counts(state, inputs), "rules": rule_table(state.sources)}
-    check_training_documents(state.sources, summary, folder)
-    write_shards(_sources_to_write(state, inputs), config.shard_bytes, config.pii, folder, engine)
+    try:
+        check_training_documents(state.sources, summary, folder)
+    except InputError:
+        engine.map(write_ledger, ledgers, "write ledger", unit="files")
+        raise
+    write_corpus(_sources_to_write(state, inputs), ledgers, config.shard_bytes, config.pii, folder, engine)
     remove_tree(folder / HELD_OUT_FOLDER)
     write_quarantine(state.sources, folder)
     write_examples(state.sources, state.removals, folder, engine)

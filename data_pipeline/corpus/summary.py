@@ -24,8 +24,8 @@ def write_summary(summary: Mapping[str, Any], folder: Path) -> None:
 def check_training_documents(sources: Sequence[SourceState], summary: Mapping[str, Any], folder: Path) -> None:
     """Raises InputError if a source has no training documents left.
 
-    The ledger has to be written before. Counts and quarantine are written beside it, so that `gristmill why` can
-    explain each document."""
+    The caller writes the ledger. Counts and quarantine are written here, so that `gristmill why` can explain each
+    document."""
     for one in sources:
         reason = next((row["reason"] for row in quarantined_rows(one, ["unreadable", "reason"])), "")
         try:

@@ -53,7 +53,8 @@ class Engine(ABC):
         return [found[index] for index in range(len(tasks))]
 
     def start(self, modules: Sequence[str]) -> None:  # noqa: B027 - most engines start nothing early
-        """Start the workers and return at once: they import these modules while the driver prepares their tasks."""
+        """Start the workers, which have or will import these modules, and return at once. To be called before the first
+        task, while no library of this process has started threads."""
 
     @abstractmethod
     def _results(

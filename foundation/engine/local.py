@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from gristmill.foundation.engine.engine import Engine, Result, Task, name_of
 from gristmill.foundation.engine.pandas_check import do_without_pandas
-from gristmill.foundation.engine.worker_pool import WorkerDied, WorkerPool
+from gristmill.foundation.engine.worker_pool import CAN_FORK, WorkerDied, WorkerPool
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.huge_pages import without_huge_pages
 from gristmill.foundation.progress import Reporter
@@ -20,8 +20,8 @@ CAUSES: dict[int, str] = {
 class LocalEngine(Engine):
     """Runs tasks on this machine. `workers=1` runs them in this process.
 
-    The pool is started by `start` or by the first map that needs it, and reused, since starting it costs a second of
-    imports. It ends with the engine, or at `close`. Workers take the tasks of the largest weights first."""
+    The pool is started by `start`, where its workers may be forks, or by the first map that needs it, and reused. It
+    ends with the engine, or at `close`. Workers take the tasks of the largest weights first."""
 
     def __init__(self, workers: int, reporter: Reporter):
         self._workers = workers
@@ -56,7 +56,7 @@ class LocalEngine(Engine):
 
     def start(self, modules: Sequence[str]) -> None:
         if self.workers > 1:
-            self._started(modules)
+            self._started(modules, forked=CAN_FORK)
 
     def close(self) -> None:
         """Stop the workers and wait for them."""
@@ -64,10 +64,10 @@ class LocalEngine(Engine):
             self._pool.close()
             self._pool = None
 
-    def _started(self, modules: Sequence[str] = ()) -> WorkerPool:
+    def _started(self, modules: Sequence[str] = (), forked: bool = False) -> WorkerPool:
         if self._pool is None:
             try:
-                self._pool = WorkerPool(self.workers, modules)
+                self._pool = WorkerPool(self.workers, modules, forked)
             except OSError as error:
                 raise InputError(
                     f"{self.workers} worker processes cannot be started ({error.strerror}); give fewer --workers"

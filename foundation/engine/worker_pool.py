@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from gristmill.foundation.engine.pandas_check import do_without_pandas
@@ -25,6 +26,9 @@ from gristmill.foundation.huge_pages import without_huge_pages
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
 SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL
+CAN_FORK = sys.platform == "linux"  # elsewhere, system libraries may not survive a fork
+
+_driver_ends: "weakref.WeakSet[Connection]" = weakref.WeakSet()  # of the pipes of all workers of this process
 
 
 class WorkerDied(Exception):
@@ -44,13 +48,16 @@ class RemoteTraceback(Exception):
 
 class Worker:
     """One process and the driver's end of its pipe. modules: what it imports before its first task. task: index of its
-    current task."""
+    current task.
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
-        context = multiprocessing.get_context("spawn")
+    forked: it is a fork of this process, which has its open files; see WorkerPool."""
+
+    def __init__(self, modules: Sequence[str] = (), forked: bool = False) -> None:
+        context: Any = multiprocessing.get_context("fork" if forked else "spawn")
         self.connection, remote = context.Pipe()
+        _driver_ends.add(self.connection)
         from_main_thread = threading.current_thread() is threading.main_thread()
-        self.process: SpawnProcess = context.Process(
+        self.process: BaseProcess = context.Process(
             target=_work, args=(remote, os.getpid(), from_main_thread, tuple(modules)), daemon=True
         )
         self.process.start()
@@ -85,13 +92,18 @@ class Worker:
 
 
 class WorkerPool:
-    """A fixed number of workers, started at construction, for successive calls of `run`."""
+    """A fixed number of workers, started at construction, for successive calls of `run`.
 
-    def __init__(self, workers: int, modules: Sequence[str] = ()):
+    forked: they are forks of this process, which start in 10 ms with all that it has imported, instead of in 0.6 s of
+    CPU time each. For a process whose libraries have run no threads yet, since a fork has none of them."""
+
+    def __init__(self, workers: int, modules: Sequence[str] = (), forked: bool = False):
         self._workers: list[Worker] = []
+        if forked:
+            _import(modules)
         try:
             for _ in range(workers):
-                self._workers.append(Worker(modules))
+                self._workers.append(Worker(modules, forked))
         except BaseException:
             self.end()
             raise
@@ -144,10 +156,10 @@ def _work(connection: Connection, parent: int, from_main_thread: bool, modules: 
     the driver handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_on_signal)
+    for one in list(_driver_ends):  # which a fork has too; kept open, they would hide the driver's end from the others
+        one.close()
     _leave_with_parent(parent, from_main_thread)
-    for name in modules:
-        with suppress(ImportError):  # a task that needs the module reports it
-            importlib.import_module(name)
+    _import(modules)
     while True:
         try:
             order = connection.recv_bytes()
@@ -160,6 +172,12 @@ def _work(connection: Connection, parent: int, from_main_thread: bool, modules: 
             return
         except Exception as error:  # the result cannot be pickled
             connection.send((False, (TypeError(f"a result cannot be pickled: {error}"), traceback.format_exc())))
+
+
+def _import(modules: Sequence[str]) -> None:
+    for name in modules:
+        with suppress(ImportError):  # a task that needs the module reports it
+            importlib.import_module(name)
 
 
 def _exit_on_signal(*_: object) -> None:

@@ -10,7 +10,9 @@ import typer
 
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.worker_pool import CAN_FORK
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.garbage_collection import keep_loaded
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.torchrun_variables import rank_and_world_size
@@ -46,7 +48,7 @@ WorkdirOption = Annotated[
     typer.Option(metavar="DIR", parser=parse_workdir, help="Work folder for all stages (default: work/NAME)."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
-MIN_PARALLEL_BYTES = 4_000_000  # of raw files; less is curated in about the time in which workers start
+MIN_PARALLEL_BYTES = 4_000_000  # of raw files; less is curated in about the time in which workers start without fork
 UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
 
 
@@ -78,6 +80,7 @@ def make_runner(
     if rank == 0:
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
+    keep_loaded()
     engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
     if rank == 0:
         _start_workers(engine, recipe, folder, [one for one in stages if only in (None, one.name)])
@@ -87,10 +90,10 @@ def make_runner(
 
 
 def _start_workers(engine: Engine, recipe: Recipe, folder: Path, stages: Sequence[Stage]) -> None:
-    """Start the workers of the first stage that is not complete while its raw files are looked up, if they are large
-    enough for workers."""
+    """Start the workers of the first stage that is not complete while its raw files are looked up, unless they would
+    take longer to start than to curate these files."""
     waiting = [one for one in stages if not (folder / one.name / MANIFEST_NAME).is_file()]
-    if waiting and waiting[0].worker_modules and local_bytes(recipe) >= MIN_PARALLEL_BYTES:
+    if waiting and waiting[0].worker_modules and (CAN_FORK or local_bytes(recipe) >= MIN_PARALLEL_BYTES):
         engine.start(waiting[0].worker_modules)
 
 

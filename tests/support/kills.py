@@ -55,7 +55,7 @@ class Run:
         """Process ids of its worker processes."""
         try:
             children = psutil.Process(self.pid).children()
-            return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
+            return [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
         except psutil.Error:
             return []
 

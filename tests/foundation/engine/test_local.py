@@ -62,10 +62,10 @@ def large(seconds):
     return bytes(64_000_000)
 
 
-def spawned(pid):
+def workers_of(pid):
     """Worker processes that live, the oldest first."""
     children = [p for p in psutil.Process(pid).children() if p.status() != psutil.STATUS_ZOMBIE]
-    return sorted((p for p in children if "spawn_main" in " ".join(p.cmdline())), key=lambda p: p.create_time())
+    return sorted((p for p in children if "resource_tracker" not in " ".join(p.cmdline())), key=lambda p: p.pid)
 
 
 def test_a_killed_worker_is_one_sentence_that_names_the_task():
@@ -83,16 +83,19 @@ def test_the_engine_goes_on_after_a_worker_was_killed():
     engine = LocalEngine(2, Reporter.silent())
     with pytest.raises(InputError, match="fewer --workers than 2"):
         engine.map(die_at_three, [3, 4], "dying")
-    assert spawned(os.getpid()) == []
+    assert workers_of(os.getpid()) == []
     assert engine.map(square, [3, 1, 2], "squares") == [9, 1, 4]
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 0.32, 0.34, 0.36, 0.4])
-def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(moment):
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(moment, is_early):
     """All through one pipe, the driver would wait for the rest of that result for ever."""
     engine = LocalEngine(2, Reporter.silent())
+    if is_early:
+        engine.start([])
     engine.map(square, [1, 2], "workers start")
-    victim = spawned(os.getpid())[-1]
+    victim = workers_of(os.getpid())[-1]
     killer = threading.Timer(moment, victim.kill)
     killer.start()
     try:
@@ -107,7 +110,7 @@ def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(mom
 def test_a_stopped_worker_goes_on():
     engine = LocalEngine(2, Reporter.silent())
     engine.map(square, [1, 2], "workers start")
-    stopped = spawned(os.getpid())[-1]
+    stopped = workers_of(os.getpid())[-1]
     stopped.suspend()
     threading.Timer(0.3, stopped.resume).start()
     assert engine.map(square, range(20), "squares") == [n * n for n in range(20)]
@@ -122,11 +125,46 @@ def imported_and_process(name):
 def test_workers_that_are_started_early_import_their_modules_and_run_the_tasks():
     engine = LocalEngine(2, Reporter.silent())
     engine.start(["absent_module_of_nobody", "nturl2path"])
-    started = {worker.pid for worker in spawned(os.getpid())}
+    started = {worker.pid for worker in workers_of(os.getpid())}
     results = engine.map(imported_and_process, ["nturl2path"] * 4, "modules")
     engine.close()
     assert {process for _, process in results} == started and len(started) == 2
     assert all(imported for imported, _ in results)
+
+
+def sockets_of(process):
+    links = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()]
+    return {link for link in links if link.startswith("socket:")}
+
+
+def open_sockets(seconds):
+    time.sleep(seconds)  # so that each worker gets a task
+    return os.getpid(), sockets_of(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
+def test_a_worker_that_is_a_fork_holds_no_pipe_of_another():
+    """Else the others would not notice that the driver died."""
+    before = sockets_of(os.getpid())
+    engines = [LocalEngine(2, Reporter.silent()) for _ in range(2)]
+    for engine in engines:
+        engine.start([])
+    sockets = {process: found for e in engines for process, found in e.map(open_sockets, [0.3] * 2, "pipes")}
+    for engine in engines:
+        engine.close()
+    own = [found - before for found in sockets.values()]
+    assert len(own) == 4 and all(len(one) == 1 for one in own) and len(set.union(*own)) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
+def test_early_workers_have_what_the_driver_imported():
+    engine = LocalEngine(2, Reporter.silent())
+    sys.modules["made_up_by_this_test"] = sys
+    engine.start([])
+    del sys.modules["made_up_by_this_test"]
+    results = engine.map(imported_and_process, ["made_up_by_this_test"] * 2, "modules")
+    engine.close()
+    assert [found for found, _ in results] == [True, True]
 
 
 def return_a_function(number):
@@ -148,13 +186,14 @@ def test_the_number_of_an_operating_system_error_survives():
     assert (caught.value.errno, caught.value.filename) in {(errno.ENOSPC, f"{n}.parquet") for n in (1, 2)}
 
 
-def test_ctrl_c_leaves_no_worker_behind_and_no_tracebacks_of_theirs(tmp_path):
+@pytest.mark.parametrize("start", ["", "engine.start([])"])
+def test_ctrl_c_leaves_no_worker_behind_and_no_tracebacks_of_theirs(tmp_path, start):
     path = tmp_path / "parent.py"
-    path.write_text(SCRIPT)
+    path.write_text(SCRIPT.format(start=start))
     parent = subprocess.Popen(
         [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, stderr=subprocess.PIPE, start_new_session=True
     )
-    workers = wait_for(lambda: len(found := spawned(parent.pid)) == 2 and found)
+    workers = wait_for(lambda: len(found := workers_of(parent.pid)) == 2 and found)
     time.sleep(1.5)  # they have begun to work, or are about to: either is right
     os.killpg(parent.pid, signal.SIGINT)
     said = parent.communicate(timeout=60)[1].decode()
@@ -168,15 +207,18 @@ import sys, time
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
 if __name__ == "__main__":
-    LocalEngine(2, Reporter.silent()).map(time.sleep, [60, 60], "sleeping")
+    engine = LocalEngine(2, Reporter.silent())
+    {start}
+    engine.map(time.sleep, [60, 60], "sleeping")
 """
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path):
+@pytest.mark.parametrize("start", ["", "engine.start([])"])
+def test_workers_end_when_their_parent_is_killed(tmp_path, start):
     path = tmp_path / "parent.py"
-    path.write_text(SCRIPT)
+    path.write_text(SCRIPT.format(start=start))
     parent = subprocess.Popen([sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""})
-    workers = wait_for(lambda: spawned(parent.pid))
+    workers = wait_for(lambda: workers_of(parent.pid))
     parent.kill()
     parent.wait()
     wait_for(lambda: not any(worker.is_running() for worker in workers))

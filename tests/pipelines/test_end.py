@@ -1,0 +1,44 @@
+"""The program ends with the right exit code and all that it printed, although it does not free its objects."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import atexit, sys, threading, time
+from gristmill.pipelines import cli
+
+def end():
+    time.sleep(0.2)
+    print("a thread ended", flush=True)
+
+def command():
+    atexit.register(print, "at exit")
+    threading.Thread(target=end).start()
+    print("printed")
+    {last}
+
+cli.main = command
+cli.console_script()
+"""
+
+
+@pytest.mark.parametrize(
+    "last, code, said", [("sys.exit(0)", 0, ""), ("", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('why')", 1, "why\n")]
+)
+def test_threads_end_handlers_run_and_output_is_whole(last, code, said):
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(last=last)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "printed\na thread ended\nat exit\n", said)
+
+
+def test_an_error_of_the_program_shows_its_traceback():
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(last="1 / 0")], capture_output=True, text=True)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+
+
+def test_a_closed_standard_output_is_no_success_in_silence():
+    command = [sys.executable, "-c", PROGRAM.format(last="print('x' * 100000)")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert "BrokenPipe" in process.stderr.read().decode()
