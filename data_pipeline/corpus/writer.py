@@ -26,17 +26,8 @@ from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.engine import Engine
-<<<<<<< HEAD
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import atomic_path, write_atomic
 
-POOL_ROWS = 1000  # fewer are written in less time than a worker needs to start
-=======
-from gristmill.foundation.files import write_atomic
-
-# A source of 16 MB and more has several shards, so that several workers can write them.
-TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
->>>>>>> 9bc7474 (Curation: workers are forks of the driver, ledger and shards are written together, a command ends without freeing its objects: two workers 5.4 -> 4.1 s for 64 MB of short documents (one: 6.0 -> 5.1), start-up 1.3 -> 0.95 s)
 MAX_RUN = 4  # consecutive shards that one task writes
 HELD_OUT_FOLDER = "held_out"  # of intermediate files
 QUARANTINE_NAME = "quarantine.jsonl"
@@ -74,15 +65,7 @@ def write_corpus(
         tasks, plan = _training_shards(source, shard_bytes, pii, folder)
         training += tasks
         for split in range(1, len(SPLITS)):
-<<<<<<< HEAD
             held_out += _held_out_shards(tasks, plan, source, split, shard_bytes)
-    for tasks, name in ((training, "write corpus"), (held_out, "write held-out documents")):
-        runs = _runs(tasks, engine.workers)
-        num_rows = sum(rows.num_rows for task in tasks for rows in task.rows)
-        sized = engine if num_rows >= POOL_ROWS else LocalEngine(1, engine.reporter)
-        sized.map(write_shard_run, runs, name, [len(run) for run in runs], "shards")
-=======
-            held_out += _held_out_shards(tasks, source, split, shard_bytes)
     runs = _runs(training, engine.workers)
     tasks = [*runs, *ledgers]  # together, so that no worker waits for the last shard or ledger
     engine.map(_write, tasks, "write corpus", [*map(len, runs), *([1] * len(ledgers))], "files")
@@ -95,7 +78,6 @@ def _write(task: LedgerTask | tuple[ShardTask, ...]) -> None:
         write_ledger(task)
     else:
         write_shard_run(task)
->>>>>>> 9bc7474 (Curation: workers are forks of the driver, ledger and shards are written together, a command ends without freeing its objects: two workers 5.4 -> 4.1 s for 64 MB of short documents (one: 6.0 -> 5.1), start-up 1.3 -> 0.95 s)
 
 
 def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...]]:
