@@ -1,5 +1,6 @@
 """Compares training on a layout with training in one process, and breaks the engine on purpose."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gristmill.training.batches import Batches, SampleSource
@@ -19,7 +21,6 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.objective import LossFunction
 from gristmill.training.optim.build import build_optimizer
-from gristmill.training.optim.norm import global_norm
 from gristmill.training.parallel.collectives import gather_tokens
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
@@ -125,6 +126,11 @@ class Case:
     masked: bool = False
 
     @property
+    def deep(self) -> bool:
+        """Pipelines need layers to share; other layouts have no more of them than show an error."""
+        return "pipeline" in self.layout
+
+    @property
     def loss(self) -> LossFunction:
         return masked_loss(self.configs[0]) if self.masked else causal_loss(z_loss=True)
 
@@ -135,7 +141,7 @@ class Case:
     @property
     def configs(self) -> tuple[ModelConfig, TrainConfig]:
         model = {
-            "layers": 4,
+            "layers": 4 if self.deep else 2,
             "width": 32,
             "heads": 4,
             "kv_heads": 2,
@@ -196,23 +202,30 @@ class Outcome:
 
 
 def outcome(case: Case, mesh: Mesh) -> Outcome:
-    """The gradients of the first batch, then a few steps. Of the parameters, those this process's stages hold."""
+    """A few steps. Of gradients (those of the first) and parameters, the ones that this process's stages hold."""
     model, train = case.configs
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
     batches = Batches(case.samples, mesh.data, mesh.device)
     optimizer = build_optimizer(parts.parameters, train.optimizer, model)
-    trainer = Trainer(train, parts, passes, optimizer, batches, mesh)
-    passes.train(batches.take(0, SAMPLES), [1 / 64] * len(case.loss.terms))
-    parts.sum_tied_gradients()
-    gradients = {name: whole(parameter.grad) for name, parameter in parts.parameters.items()}
-    norms = [global_norm(parts.norm_parameters, mesh).item()]
-    parts.clear_gradients()
+    trainer = RecordingTrainer(train, parts, passes, optimizer, batches, mesh)
     reports = [trainer.step() for _ in range(STEPS)]
     values = parts.parameters | parts.buffers
     parameters = {name: whole(value.detach()) for name, value in values.items()}
-    norms += [report.grad_norm for report in reports]
-    return Outcome([report.objective for report in reports], norms, gradients, parameters)
+    losses, norms = [report.objective for report in reports], [report.grad_norm for report in reports]
+    assert trainer.first_gradients is not None
+    return Outcome(losses, norms, trainer.first_gradients, parameters)
+
+
+class RecordingTrainer(Trainer):
+    """Keeps the gradients of the first step, before they are clipped."""
+
+    first_gradients: dict[str, np.ndarray] | None = None
+
+    def _update(self, norm: float, rate_factor: float) -> None:
+        if self.first_gradients is None:
+            self.first_gradients = {name: whole(value.grad).copy() for name, value in self.model.parameters.items()}
+        super()._update(norm, rate_factor)
 
 
 def whole(tensor: torch.Tensor) -> np.ndarray:
@@ -220,14 +233,30 @@ def whole(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_this_rank(case: Case, mutation: str | None) -> Outcome:
-    model, train = case.configs
     with MUTATIONS[mutation]():
-        return outcome(case, build_mesh(train.layout, model.num_kv_heads, torch.device("cpu"), model.has_experts))
+        return outcome(case, mesh_of_group(*case.configs))
+
+
+def mesh_of_group(model: ModelConfig, train: TrainConfig) -> Mesh:
+    """Meshes are kept as long as the process group: the pool keeps that while the number of processes is the same."""
+    if meshes.get("group") is not dist.group.WORLD:
+        meshes.clear()
+        meshes["group"] = dist.group.WORLD
+    axes = ("data", "replicate", "tensor", "pipeline", "expert", "expert_tensor")
+    key_value_shards = math.gcd(model.num_kv_heads, train.layout.tensor)
+    key = *(getattr(train.layout, axis) for axis in axes), key_value_shards, model.has_experts
+    if key not in meshes:
+        meshes[key] = build_mesh(train.layout, model.num_kv_heads, torch.device("cpu"), model.has_experts)
+    return meshes[key]
+
+
+meshes: dict[Any, Any] = {}
 
 
 @cache
-def alone(model: str, precision: str, vocab: int, documents: bool, optimizer: str, masked: bool) -> Outcome:
-    return outcome(Case({}, model, precision, vocab, documents, optimizer, masked=masked), single_process())
+def alone(deep: bool, model: str, precision: str, vocab: int, documents: bool, optimizer: str, masked: bool) -> Outcome:
+    layout = {"pipeline": 1} if deep else {}
+    return outcome(Case(layout, model, precision, vocab, documents, optimizer, masked=masked), single_process())
 
 
 def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str, float]:
@@ -235,7 +264,7 @@ def differences(case: Case, pool: Any, mutation: str | None = None) -> dict[str,
     model, train = case.configs
     world_size = train.layout.world_size
     check_layout(model, train, case.vocab, world_size)
-    expected = alone(case.model, case.precision, case.vocab, case.documents, case.optimizer, case.masked)
+    expected = alone(case.deep, case.model, case.precision, case.vocab, case.documents, case.optimizer, case.masked)
     ranks = pool.run(world_size, on_this_rank, case, mutation, timeout_seconds=600 if case.compiled else 180)
     assert set().union(*(rank.gradients for rank in ranks)) == set(expected.gradients)
     return {

@@ -22,7 +22,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from gristmill.training.parallel.mesh import silence_redistribution
 
 CLOSE = b"close"
-CASES_A_FORK = 5  # gloo leaves about 27 threads per layout at 8 ranks, which slow the later ones
+MAX_THREADS = 200  # gloo leaves about 30 threads per mesh of 8 ranks; processes with more are forked anew
 
 
 class RankFailed(Exception):
@@ -42,7 +42,8 @@ class ForkedPool:
         there.close()
 
     def run(self, world_size: int, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 180) -> list:
-        """function(*arguments) on ranks 0 to world_size - 1 of a fresh gloo group; its results by rank.
+        """function(*arguments) on ranks 0 to world_size - 1 of a gloo group; its results by rank. Calls of one size in
+        a row have the same group, so a mesh that the function keeps is valid while dist.group.WORLD is the same.
 
         The function must be in a module that was imported before the pool was created. Raises RankFailed with the first
         traceback, or when a rank does not answer within timeout_seconds."""
@@ -81,26 +82,26 @@ def _run_helper(size: int, pipe: Connection, other_end: Connection) -> None:
 
 
 class _Workers:
-    """Worker processes, forked again every few cases and after any failure."""
+    """Worker processes, forked again when they have many threads and after any failure."""
 
     def __init__(self, size: int):
-        self.size, self._cases = size, 0
+        self.size, self._threads = size, 0
         self._workers: list[tuple[Any, Connection]] = []
+        self._group: tuple[tuple[int, float], tempfile.TemporaryDirectory] | None = None  # (size, timeout), store
 
     def run(self, world_size: int, function: Callable[..., Any], arguments: tuple, timeout_seconds: float) -> list:
-        if self._cases >= CASES_A_FORK or not self._workers:
+        if self._threads > MAX_THREADS or not self._workers:
             self._fork()
-        self._cases += 1
-        with tempfile.TemporaryDirectory() as folder:
-            call = pickle.dumps((str(Path(folder) / "store"), world_size, function, arguments, timeout_seconds))
-            pipes = [pipe for _, pipe in self._workers[:world_size]]
-            for pipe in pipes:
-                pipe.send_bytes(call)
-            try:
-                return self._collect(pipes, timeout_seconds)
-            except RankFailed:
-                self.close()
-                raise
+        store = self._store(world_size, timeout_seconds)
+        call = pickle.dumps((store, world_size, function, arguments, timeout_seconds))
+        pipes = [pipe for _, pipe in self._workers[:world_size]]
+        for pipe in pipes:
+            pipe.send_bytes(call)
+        try:
+            return self._collect(pipes, timeout_seconds)
+        except RankFailed:
+            self.close()
+            raise
 
     def close(self) -> None:
         for process, pipe in self._workers:
@@ -108,6 +109,20 @@ class _Workers:
             process.join()
             pipe.close()
         self._workers = []
+        self._leave_group()
+
+    def _store(self, world_size: int, timeout_seconds: float) -> str:
+        """The path of the group's store: the last call's, unless the group has to be another one."""
+        wanted = world_size, timeout_seconds
+        if self._group is None or self._group[0] != wanted:
+            self._leave_group()
+            self._group = wanted, tempfile.TemporaryDirectory()
+        return str(Path(self._group[1].name) / "store")
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._group[1].cleanup()
+        self._group = None
 
     def _collect(self, pipes: list[Connection], timeout_seconds: float) -> list:
         results: dict[int, Any] = {}
@@ -117,15 +132,16 @@ class _Workers:
             if not ready:
                 raise RankFailed(f"ranks {sorted(waiting.values())} did not answer within {timeout_seconds} s")
             for pipe in ready:
-                ok, value = pipe.recv()
+                ok, value, threads = pipe.recv()
                 if not ok:
                     raise RankFailed(f"rank {waiting[pipe]}:\n{value}")
+                self._threads = max(self._threads, threads)
                 results[waiting[pipe]] = value
         return [results[rank] for rank in range(len(pipes))]
 
     def _fork(self) -> None:
         self.close()
-        self._cases = 0
+        self._threads = 0
         context = multiprocessing.get_context("fork")
         for rank in range(self.size):
             here, there = context.Pipe()
@@ -139,28 +155,31 @@ def _serve(rank: int, pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     silence_redistribution()
+    joined = None
     while True:
         try:
             store, world_size, function, arguments, timeout_seconds = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            dist.init_process_group(
-                "gloo",
-                store=dist.FileStore(store, world_size),
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=timeout_seconds),
-            )
-            answer = (True, function(*arguments))
+            if joined != store or not dist.is_initialized():
+                _leave_group()
+                dist.init_process_group(
+                    "gloo",
+                    store=dist.FileStore(store, world_size),
+                    rank=rank,
+                    world_size=world_size,
+                    timeout=timedelta(seconds=timeout_seconds),
+                )
+                joined = store
+            ok, value = True, function(*arguments)
         except BaseException:
-            answer = (False, traceback.format_exc())
-        pipe.send(answer)
-        _leave_group()
+            ok, value = False, traceback.format_exc()
+        pipe.send((ok, value, len(os.listdir("/proc/self/task"))))
 
 
 def _leave_group() -> None:
-    """Clear torch's caches too: they keep meshes of destroyed groups, which fail in the next case."""
+    """Clear torch's caches too: they keep meshes of destroyed groups, which fail in the next group."""
     if dist.is_initialized():
         dist.destroy_process_group()
     _clear_sharding_prop_cache()
