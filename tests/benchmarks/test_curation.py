@@ -76,7 +76,6 @@ def test_a_small_run_gives_every_figure():
         "start_up",
         "start_up_seconds",
         "seconds_annotate",
-        "seconds_write_corpus",
         "peak",
         "peak_slope",
     }
