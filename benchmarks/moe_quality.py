@@ -29,6 +29,7 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import active_parameters, parameter_count
+from gristmill.training.engine.expert_balance import ExpertBalance
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
@@ -81,8 +82,8 @@ def models_of(mixture: ModelConfig) -> dict[str, ModelConfig]:
         "top_k": 1,
         "hidden": half,
         "residual": True,
-        "bias_update_rate": 3e-3,
-        "balance_loss": 1e-3,
+        "bias_update_rate": mixture.moe.bias_update_rate,
+        "balance_loss": mixture.moe.balance_loss,
     }
     pr_moe = fields | {"hidden": half, "moe": residual}
     return {
@@ -96,9 +97,15 @@ def models_of(mixture: ModelConfig) -> dict[str, ModelConfig]:
 
 def train(folder: Path, model: ModelConfig, config: TrainConfig, seed: int, data: TrainingData) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
-    folder.mkdir(parents=True)
-    Run(RunConfig(model, config, seed), data, single_process(), folder, Reporter.silent()).train()
+    trained_run(folder, model, config, seed, data)
     return read_metrics(folder / METRICS_NAME)
+
+
+def trained_run(folder: Path, model: ModelConfig, config: TrainConfig, seed: int, data: TrainingData) -> Run:
+    folder.mkdir(parents=True)
+    run = Run(RunConfig(model, config, seed), data, single_process(), folder, Reporter.silent())
+    run.train()
+    return run
 
 
 def mean_load(lines: list[dict[str, Any]]) -> float:
@@ -153,8 +160,19 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[di
     return found, statistics.mean(loads_of_seeds)
 
 
+def unseen_load(run: Run, samples: Any, first: int, count: int) -> float:
+    """Load of the busiest expert over the mean, of the worst layer, summed over `count` samples that were not trained
+    on (1 + MaxVio_global of arXiv 2408.15664, section 2)."""
+    balance = ExpertBalance(run.model.stages.values(), run.mesh)
+    for k in range(first, first + count, 16):
+        tokens = np.stack([samples.sample(k + row)["tokens"] for row in range(16)])
+        run.model.stages[0](torch.from_numpy(tokens))  # with gradients, since the routers count in training only
+    return balance.worst_load(balance.take_counts())
+
+
 def loads(work: Path) -> None:
-    """Mean of `expert_load` over the last 20 of 200 steps on skewed tokens, for each way of balancing."""
+    """Balance after 200 steps on skewed tokens, for each way of balancing: of single batches (mean of `expert_load` of
+    the last 20 steps) and of 256 unseen samples together."""
     mixture, _ = load_recipe("moe_tiny").training()
     samples = Skewed(mixture.sequence_length)
     data = TrainingData(samples, None, 0, mask_documents=False, bytes_per_token={})
@@ -165,12 +183,14 @@ def loads(work: Path) -> None:
         optimizer={"learning_rate": 3e-3},
         checkpoint={"every": 0},
     )
-    table = Table("200 steps on skewed tokens", "bias_update_rate", "balance_loss", "busiest expert over mean")
+    table = Table("200 steps on skewed tokens", "bias_update_rate", "balance_loss", "batches", "unseen samples")
     for name, rate, balance_loss in BALANCES:
         moe = mixture.moe.model_dump() | {"bias_update_rate": rate, "balance_loss": balance_loss}
         model = ModelConfig(**(mixture.model_dump() | {"moe": moe}))
-        lines = train(work / name, model, config, 1, data)
-        table.add_row(name, str(rate), str(balance_loss), f"{mean_load(lines[-20:]):.2f}")
+        run = trained_run(work / name, model, config, 1, data)
+        batches = mean_load(read_metrics(work / name / METRICS_NAME)[-20:])
+        unseen = unseen_load(run, samples, run.trainer.progress.samples, 256)
+        table.add_row(name, str(rate), str(balance_loss), f"{batches:.2f}", f"{unseen:.2f}")
     Console(width=120).print(table)
 
 
