@@ -6,15 +6,26 @@ from pydantic import Field, model_validator
 
 from gristmill.foundation.config import Config
 
-# The five strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580), as settings of ours.
+TRANSFORM_FIELDS = ("case_marks", "split_digits", "split_operators", "split_spaces")
+
+
+def _strategy(algorithm: str, *transforms: str) -> dict[str, Any]:
+    return {"algorithm": algorithm, **{name: name in transforms for name in TRANSFORM_FIELDS}}
+
+
+# The five strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580): each of the middle three adds to the
+# one before it.
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "default": {"algorithm": "bpe", "split_digits": False, "case_marks": False},
-    "case": {"algorithm": "bpe", "split_digits": False, "case_marks": True},
-    "arithmetic": {"algorithm": "bpe", "split_digits": True, "case_marks": False},
-    "combined": {"algorithm": "bpe", "split_digits": True, "case_marks": True},
-    "characters": {"algorithm": "characters", "split_digits": True, "case_marks": False},
+    "default": _strategy("bpe"),
+    "case": _strategy("bpe", "case_marks"),
+    "arithmetic": _strategy("bpe", "case_marks", "split_digits", "split_operators"),
+    "combined": _strategy("bpe", "case_marks", "split_digits", "split_operators", "split_spaces"),
+    "characters": _strategy("characters"),
 }
 
+# Arithmetic operators and relations of ASCII and Latin-1, and the minus sign.
+OPERATORS = ("+", "-", "*", "/", "=", "<", ">", "^", "%", "±", "×", "÷", "−")
+SPACE = " "
 FIM_SYMBOLS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 BYTE_PIECES = 256
 
@@ -31,9 +42,11 @@ class TokenizerConfig(Config):
         8192, gt=0, le=10_000_000, description="number of pieces, including the 256 bytes and the control symbols"
     )
     strategy: Literal["default", "case", "arithmetic", "combined", "characters"] | None = Field(
-        None, description="one of the five strategies of mGPT; sets algorithm, split_digits and case_marks together"
+        None, description="one of the five strategies of mGPT; sets the algorithm and the transforms together"
     )
     split_digits: bool = Field(True, description="every digit is a separate piece")
+    split_operators: bool = Field(False, description="every arithmetic operator is a separate piece")
+    split_spaces: bool = Field(False, description="every space is a separate piece")
     case_marks: bool = Field(False, description="encode a capital letter as a mark and the lower-case letter")
     user_symbols: tuple[str, ...] = Field((), description="strings that are always encoded as one piece")
     fim: bool = Field(False, description="reserve the fill-in-the-middle control symbols")
@@ -47,6 +60,13 @@ class TokenizerConfig(Config):
     pretrained: str | None = None
     pattern: str | None = Field(None, description="for tiktoken ranks: the pre-tokenization regular expression")
     end_of_document: str | None = Field(None, description="for a pretrained tokenizer: the end-of-document symbol")
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The strings that are always encoded as one piece: user_symbols, and those of the transforms."""
+        operators = OPERATORS if self.split_operators else ()
+        spaces = (SPACE,) if self.split_spaces else ()
+        return tuple(dict.fromkeys((*self.user_symbols, *operators, *spaces)))
 
     @model_validator(mode="before")
     @classmethod
@@ -72,11 +92,11 @@ class TokenizerConfig(Config):
 
     @model_validator(mode="after")
     def vocabulary_holds_the_bytes(self) -> Self:
-        reserved = BYTE_PIECES + 2 + len(self.user_symbols) + (len(FIM_SYMBOLS) if self.fim else 0)
+        reserved = BYTE_PIECES + 2 + len(self.symbols) + (len(FIM_SYMBOLS) if self.fim else 0)
         if self.pretrained is None and self.vocab_size <= reserved:
             raise ValueError(
                 f"vocab_size={self.vocab_size} is too small for {reserved} reserved pieces "
-                f"(256 bytes, control and user symbols); try {max(512, 2 * reserved)} or more"
+                f"(256 bytes, control and user symbols, operators); try {max(512, 2 * reserved)} or more"
             )
         return self
 

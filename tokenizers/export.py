@@ -15,6 +15,7 @@ from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.case_marks import marked
 from gristmill.tokenizers.encoders import HuggingFaceEncoder, SentencePieceEncoder
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME
+from gristmill.tokenizers.transforms import has_case_marks, transforms_of
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 UNIGRAM, BPE, CHARACTERS = 1, 2, 4  # TrainerSpec.ModelType
@@ -25,20 +26,22 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # SentencePiece.Ty
 UNREACHABLE_SCORE = -10_000.0
 
 
-def write_huggingface(folder: Path, case_marks: bool = False) -> None:
+def write_huggingface(folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json next to the folder's tokenizer.model.
 
-    case_marks: the model was trained with them. Its normalisation table is then written rule by rule: Hugging Face
-    reads a compiled table by graphemes, sentencepiece by longest match, and they differ at combining marks."""
+    The normalisation table of case marks is written rule by rule: Hugging Face reads a compiled table by graphemes,
+    sentencepiece by longest match, and they differ at combining marks."""
     proto = sentencepiece_model_pb2.ModelProto.FromString((folder / MODEL_NAME).read_bytes())
-    write_atomic(folder / JSON_NAME, canonical_json(tokenizer_json(proto, case_marks)) + b"\n")
+    write_atomic(folder / JSON_NAME, canonical_json(tokenizer_json(proto)) + b"\n")
     end = proto.pieces[proto.trainer_spec.eos_id].piece
-    write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(end)) + b"\n")
+    write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(end, transforms_of(proto))) + b"\n")
 
 
-def settings_json(end_of_document: str) -> dict[str, Any]:
-    """tokenizer_config.json. split_special_tokens: transformers encodes "<|endofdocument|>" as plain text, too."""
-    return {
+def settings_json(end_of_document: str, transforms: Sequence[str] = ()) -> dict[str, Any]:
+    """tokenizer_config.json. split_special_tokens: transformers encodes "<|endofdocument|>" as plain text, too.
+    transforms: names for the reader; tokenizer.json holds their rules."""
+    named = {"transforms": list(transforms)} if transforms else {}
+    return named | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end_of_document,
         "clean_up_tokenization_spaces": False,
@@ -55,7 +58,8 @@ def differences(folder: Path, strings: Sequence[str]) -> list[str]:
     return [text for text, ours, theirs in pairs if ours != theirs]
 
 
-def tokenizer_json(proto: Any, case_marks: bool) -> dict[str, Any]:
+def tokenizer_json(proto: Any) -> dict[str, Any]:
+    case_marks = has_case_marks(proto)
     return {
         "version": "1.0",
         "truncation": None,

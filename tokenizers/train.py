@@ -71,7 +71,7 @@ def _settings(config: TokenizerConfig, folder: Path) -> dict[str, Any]:
         "character_coverage": config.character_coverage,
         "max_sentencepiece_length": config.max_piece_length,
         "split_digits": config.split_digits,
-        "user_defined_symbols": [symbol.replace(" ", "▁") for symbol in config.user_symbols],
+        "user_defined_symbols": [symbol.replace(" ", "▁") for symbol in config.symbols],
         "control_symbols": list(FIM_SYMBOLS) if config.fim else [],
         "normalization_rule_name": "identity",
         "add_dummy_prefix": False,

@@ -67,7 +67,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
     """Writes tokenizer.json next to the model if both give the same ids; True if they do.
 
     A pretrained model may have a normaliser that tokenizer.json cannot express; a model trained here never has."""
-    export.write_huggingface(context.folder, context.recipe.tokenizer.case_marks)
+    export.write_huggingface(context.folder)
     strings = adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
     different = export.differences(context.folder, strings)
     if different and context.recipe.tokenizer.pretrained is None:
@@ -85,7 +85,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
 
 STAGE: Stage = Stage(
     name="tokenizer",
-    code_version=1,
+    code_version=2,
     inputs=("curate",),
     config=config,
     run=run,

@@ -48,7 +48,7 @@ def trained(training_texts, tmp_path_factory) -> Callable[..., Path]:
         if config not in folders:
             folder = tmp_path_factory.mktemp("tokenizer")
             write_atomic(folder / MODEL_NAME, train(training_texts, config))
-            write_huggingface(folder, config.case_marks)
+            write_huggingface(folder)
             folders[config] = folder
         return folders[config]
 

@@ -8,6 +8,10 @@ from gristmill.tokenizers.config import TokenizerConfig
 def test_a_strategy_sets_its_fields():
     combined = TokenizerConfig(strategy="combined")
     assert (combined.algorithm, combined.split_digits, combined.case_marks) == ("bpe", True, True)
+    assert (combined.split_operators, combined.split_spaces) == (True, True)
+    arithmetic = TokenizerConfig(strategy="arithmetic", user_symbols=("<br>", "+"))
+    assert (arithmetic.case_marks, arithmetic.split_spaces) == (True, False)
+    assert arithmetic.symbols == ("<br>", "+", "-", "*", "/", "=", "<", ">", "^", "%", "±", "×", "÷", "\u2212")
     assert TokenizerConfig(strategy="characters").algorithm == "characters"
 
 

@@ -11,7 +11,10 @@ from gristmill.tokenizers.tokenizer import JSON_NAME, SETTINGS_NAME, load_tokeni
 SETTINGS = [
     {},
     {"algorithm": "unigram"},
+    {"strategy": "default"},
     {"strategy": "case"},
+    {"strategy": "arithmetic"},
+    {"strategy": "combined"},
     {"strategy": "characters"},
     {"user_symbols": ("<br>", "  ", "\n"), "fim": True},
 ]

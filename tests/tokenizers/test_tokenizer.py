@@ -2,29 +2,49 @@
 
 import pytest
 import sentencepiece
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.encoders import KitokenEncoder, SentencePieceEncoder, fastest_equal, first_difference
-from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_bulk_tokenizer, load_tokenizer
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 SETTINGS = [
     {},
     {"algorithm": "unigram"},
+    {"strategy": "default"},
     {"strategy": "case"},
+    {"strategy": "arithmetic"},
+    {"strategy": "combined"},
     {"strategy": "characters"},
     {"user_symbols": ("<br>", "\n"), "fim": True},
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_what_is_encoded_decodes_to_itself(trained, held_out_texts, settings):
-    tokenizer = load_tokenizer(trained(**settings))
+@pytest.mark.parametrize("fields", SETTINGS, ids=str)
+def test_what_is_encoded_decodes_to_itself(trained, held_out_texts, fields):
+    tokenizer = load_tokenizer(trained(**fields))
     strings = held_out_texts + adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
     for text, ids in zip(strings, tokenizer.encode_batch(strings), strict=True):
         assert tokenizer.decode(ids) == text.replace("▁", " ")  # the one sign that SentencePiece keeps for itself
+
+
+CASED = st.sampled_from("aAiIıİ\u0307ςσΣǅǄǆßẞſKkKåÅ\u030aÅᾳᾼ\ue000\ue001 .+-−7\u0301")
+
+
+@settings(max_examples=20)
+@given(text=st.text(CASED, max_size=12))
+@pytest.mark.parametrize("strategy", ["case", "arithmetic", "combined"])
+def test_any_text_with_capitals_comes_back_from_model_and_json(trained, strategy, text):
+    folder = trained(strategy=strategy)
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    exported = HuggingFaceTokenizer.from_file(str(folder / JSON_NAME))
+    assert exported.encode(text, add_special_tokens=False).ids == ids
+    assert exported.decode(ids, skip_special_tokens=False) == text
 
 
 @given(text=st.text(max_size=40))
@@ -40,9 +60,9 @@ def test_kitoken_is_taken_where_it_is_proved_equal(trained, held_out_texts):
     assert fast.encode_batch(held_out_texts) == reference.encode_batch(held_out_texts)
 
 
-@pytest.mark.parametrize("settings", [{"algorithm": "unigram"}, {"strategy": "case"}], ids=str)
-def test_sentencepiece_stays_where_kitoken_differs(trained, settings):
-    assert load_tokenizer(trained(**settings)).encoder == "sentencepiece"
+@pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"strategy": "case"}], ids=str)
+def test_sentencepiece_stays_where_kitoken_differs(trained, fields):
+    assert load_tokenizer(trained(**fields)).encoder == "sentencepiece"
 
 
 def test_ordinary_text_would_hide_what_the_adversarial_set_finds(tmp_path, training_texts):

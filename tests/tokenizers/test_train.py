@@ -1,21 +1,28 @@
 """Tokenizer training: deterministic bytes, the effect of each setting, and errors with the fix."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
-from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.tokenizers.tokenizer import MODEL_NAME, SETTINGS_NAME, load_tokenizer
 from gristmill.tokenizers.train import END_OF_DOCUMENT, sentences, train
+from gristmill.tokenizers.transforms import transforms_of
 
 
 def pieces_of(folder, text: str) -> list[str]:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     return processor.encode(text, out_type=str)
+
+
+def model_of(folder):
+    return sentencepiece_model_pb2.ModelProto.FromString((folder / MODEL_NAME).read_bytes())
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
@@ -60,6 +67,25 @@ def test_case_marks_share_the_pieces_of_small_letters(trained):
     folder = trained(strategy="case")
     small, capital = pieces_of(folder, "return"), pieces_of(folder, "Return")
     assert capital in (["\ue000", *small], ["\ue000" + small[0], *small[1:]])
+
+
+def test_operators_and_digits_are_single_pieces(trained):
+    pieces = pieces_of(trained(strategy="arithmetic"), "x=12+345")
+    assert pieces[-7:] == list("=12+345")
+
+
+def test_combined_has_single_spaces_too(trained):
+    pieces = pieces_of(trained(strategy="combined"), "the  end of\nthe file")
+    assert [piece for piece in pieces if "▁" in piece] == ["▁"] * 4
+
+
+def test_the_model_says_which_transforms_it_has(trained):
+    assert transforms_of(model_of(trained())) == ["split_digits"]
+    assert transforms_of(model_of(trained(strategy="default"))) == []
+    combined = trained(strategy="combined")
+    names = ["case_marks", "split_digits", "split_operators", "split_spaces"]
+    assert transforms_of(model_of(combined)) == names
+    assert json.loads((combined / SETTINGS_NAME).read_bytes())["transforms"] == names
 
 
 def test_characters_are_characters(trained):
