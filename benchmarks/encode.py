@@ -33,7 +33,7 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.encode import encode_documents, encode_tasks
+from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks
 from gristmill.tokenizers.pretrained import copy_pretrained
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
@@ -149,7 +149,7 @@ def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     encoder = load_bulk_tokenizer(tokenizer).encoder
     ranges = document_ranges(corpus, "train", "text")
-    tasks = encode_tasks(ranges, folder / "parts" / "text", tokenizer, encoder, sentences=False)
+    tasks = encode_tasks(ranges, EncodeTask(tokenizer, encoder, (), folder / "parts" / "text"))
     for task in tasks:
         encode_documents(task)
     merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))

@@ -110,8 +110,9 @@ _HOW_TO_MEASURE = {
 }
 
 
-def optional_signals(config: CurateConfig) -> OptionalSignals:
-    """The optional signals that the recipe turns on; its lists are identified by the digests of their files."""
+def optional_signals(config: CurateConfig, filters: Sequence[FilterChoice]) -> OptionalSignals:
+    """The optional signals that the recipe turns on; its lists are identified by the digests of their files. filters:
+    of the source."""
     return OptionalSignals(
         stop_words=config.language_id is not None and config.profiles is None,
         profiles=None if (profiles := used_profiles(config)) is None else pinned_profiles(profiles),
@@ -119,6 +120,7 @@ def optional_signals(config: CurateConfig) -> OptionalSignals:
         pii=() if config.pii is None else config.pii.dropped,
         badwords=pinned_list(config.lists.badwords),
         blocked_urls=pinned_list(config.lists.blocked_urls),
+        zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
     )
 
 
@@ -134,6 +136,7 @@ def unmeasured_signals(config: CurateConfig) -> frozenset[str]:
         "main_language_share": config.paragraph_languages is not None,
         "num_bad_words": bool(config.lists.badwords),
         "blocked_url": bool(config.lists.blocked_urls),
+        "zlib_ratio": True,  # where a filter of the source has a rule on it, and only there
     }
     return frozenset(name for name in OPTIONAL_SIGNALS if not measured[name])
 

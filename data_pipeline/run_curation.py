@@ -284,7 +284,7 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
         language_id=config.language_id,
         language_model=None if config.language_id is None else model_digest(config.language_id.model),
         edits=tuple(edits),
-        optional=optional_signals(config),
+        optional=optional_signals(config, source_filters(source, config)),
     )
 
 

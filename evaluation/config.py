@@ -33,7 +33,8 @@ class EvaluateConfig(Config):
     shots: few-shot examples before each question; None takes the task's own number.
     batch_tokens: rows times padded length of one forward pass; None takes a default for the device.
     cloze_items: 400 questions of four choices have a standard error of at most 2.5 points (sqrt(0.25 / 400)).
-    text_bytes: bits per byte is measured on the first documents of each source, up to so many bytes.
+    group_by: bits per byte is measured by source, or by language; then languages are named with their script (ar_Arab).
+    text_bytes: bits per byte is measured on the first documents of each source or language, up to so many bytes.
     data: folder of the named tasks' files. The files are pinned by digest, so its path does not change the results.
     samples: number of held-out texts that are continued for the report, by sample_tokens tokens, greedy and sampled."""
 
@@ -46,6 +47,7 @@ class EvaluateConfig(Config):
     weights: Literal["as_trained", "int8"] = "as_trained"
     cloze_items: int = Field(400, ge=1, le=1_000_000)
     cloze_choices: int = Field(4, ge=2, le=100)
+    group_by: Literal["source", "language"] = "source"
     text_bytes: int = Field(300_000, ge=1)
     samples: int = Field(4, ge=0, le=10_000)
     sample_tokens: int = Field(48, ge=1, le=1_000_000)

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from gristmill.evaluation.bits_per_byte_groups import add_groups
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.evaluation.models.load import check_tokenizer
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.sharded_causal_lm import ShardedCausalLM
 from gristmill.evaluation.results.table import ScoreRow, score_rows
-from gristmill.evaluation.run import add_all_sources_group, build_held_out_tasks
+from gristmill.evaluation.run import build_held_out_tasks
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.harness import require_tasks, run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
@@ -153,7 +154,7 @@ def _rows(model: LanguageModel, config: EvaluateConfig, task: str, sources: Live
     results = run_tasks(model, held_out.tasks or [task], one_task, TaskSources(sources.data))
     rows = []
     if results is not None:
-        add_all_sources_group(results, held_out.unigram)
+        add_groups(results, held_out.unigram, config.group_by)
         rows = score_rows(results.summary, results.samples, held_out.unigram)
     return _on_every_process(rows, mesh)
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gristmill.evaluation.bits_per_byte_groups import add_groups
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation
-from gristmill.evaluation.results.standard_errors import LN2
-from gristmill.evaluation.results.statistics import ratio_error
 from gristmill.evaluation.results.table import ScoreRow, score_rows
 from gristmill.evaluation.results.write import write_results
 from gristmill.evaluation.scoring.language_model import LanguageModel, TextTokenizer
@@ -29,11 +28,12 @@ from gristmill.evaluation.tasks.corpus_task_configs import (
 from gristmill.evaluation.tasks.corpus_tasks import (
     HeldOutDocument,
     bits_per_byte_texts,
+    by_language,
     cloze_questions,
     read_held_out,
     require_questions,
 )
-from gristmill.evaluation.tasks.harness import Results, run_tasks
+from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
 from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
@@ -109,7 +109,7 @@ def evaluate(
     results = run_tasks(model, [*held_out.tasks, *named], config, paths.tasks)
     if results is None or not writes:
         return []
-    add_all_sources_group(results, held_out.unigram)
+    add_groups(results, held_out.unigram, config.group_by)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     if paths.corpus is not None:
         rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
@@ -133,7 +133,8 @@ def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: H
         )
     work = HeldOutTasks([], {})
     if BITS_PER_BYTE in wanted:
-        _add_bits_per_byte(work, documents, config, codec, count_tokens(corpus.index, codec.vocab_size))
+        groups = by_language(documents) if config.group_by == "language" else documents
+        _add_bits_per_byte(work, groups, config, codec, count_tokens(corpus.index, codec.vocab_size))
     if CLOZE in wanted:
         questions = cloze_questions(documents, config.cloze_items, config.cloze_choices, corpus.seed)
         require_questions(questions, corpus.curate)
@@ -143,39 +144,18 @@ def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: H
 
 def _add_bits_per_byte(
     work: HeldOutTasks,
-    documents: Mapping[str, Sequence[HeldOutDocument]],
+    groups: Mapping[str, Sequence[HeldOutDocument]],
     config: EvaluateConfig,
     codec: TextTokenizer,
     counts: np.ndarray,
 ) -> None:
-    for source, found in documents.items():
+    """groups: held-out documents by source or language."""
+    for name, found in groups.items():
         texts = bits_per_byte_texts(found, config.text_bytes)
         if texts:
-            task = bits_per_byte_task(source, texts)
+            task = bits_per_byte_task(name, texts)
             work.tasks.append(task)
             work.unigram[task["task"]] = [unigram_bits(counts, text, codec) for text in texts]
-
-
-def add_all_sources_group(results: Results, unigram: Mapping[str, Sequence[float]]) -> None:
-    """Adds an lm-eval group with the bits per byte over all sources: summed bits over summed bytes."""
-    names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in unigram]
-    if len(names) < 2:
-        return
-    pairs = [sample[BITS_PER_BYTE] for name in names for sample in results.samples[name]]
-    bits, sizes = [-pair[0] / LN2 for pair in pairs], [pair[1] for pair in pairs]
-    summary = results.summary
-    result = {
-        "name": BITS_PER_BYTE,
-        "alias": f"{BITS_PER_BYTE} (all sources)",
-        "sample_len": len(pairs),
-        f"{BITS_PER_BYTE},none": sum(bits) / sum(sizes),
-        f"{BITS_PER_BYTE}_stderr,none": ratio_error(bits, sizes),
-    }
-    summary["results"] = {BITS_PER_BYTE: result, **summary["results"]}
-    summary.setdefault("groups", {})[BITS_PER_BYTE] = result
-    summary["group_subtasks"][BITS_PER_BYTE] = names
-    summary["higher_is_better"][BITS_PER_BYTE] = {BITS_PER_BYTE: False}
-    summary["n-shot"][BITS_PER_BYTE] = 0
 
 
 def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
@@ -186,10 +166,11 @@ def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) 
             "chance of bits_per_byte: a unigram model of the training tokens on the same text; lower is better"
         )
         notes.append(
-            "acc_mutual_info chooses the line with the greatest ratio of probabilities with and without the context"
-        )
-        notes.append(
             "bits_per_byte counts the UTF-8 bytes of the text; each text is scored without any context before it"
+        )
+    if CLOZE in config.tasks:
+        notes.append(
+            "acc_mutual_info chooses the line with the greatest ratio of probabilities with and without the context"
         )
     if config.limit is not None:
         notes.append(f"only the first {config.limit} documents of each task were evaluated (limit)")

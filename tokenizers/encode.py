@@ -1,12 +1,13 @@
 """Encodes documents: a task reads document ranges of a corpus and writes their token ids as one small indexed file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.indexed.documents import SLICE_BYTES, DocumentRange, read
 from gristmill.data_pipeline.indexed.format import dtype_for, idx_path
@@ -14,41 +15,45 @@ from gristmill.data_pipeline.indexed.writer import IndexedWriter, indexed_writer
 from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import write_atomic
+from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.tokenizers.sentences import split_sentences
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
 # Text given to the encoder in one call, about; a longer document is one call.
 BATCH_BYTES = 1_000_000
+DESCRIBED = ["doc_id", "language"]  # columns of documents
 
 
 @dataclass(frozen=True)
 class EncodeTask:
     """prefix: of the output .bin and .idx; PREFIX.json, written last, holds the number of text bytes. sentences: every
-    sentence is a sequence of its own."""
+    sentence is a sequence of its own. described: PREFIX.parquet holds the id, language and bytes of
+    each document."""
 
     tokenizer: Path
     encoder: str
     ranges: tuple[DocumentRange, ...]
     prefix: Path
     sentences: bool = False
+    described: bool = False
 
     @property
     def bytes(self) -> int:
         return sum(documents.bytes for documents in self.ranges)
 
 
-def encode_tasks(
-    ranges: Sequence[DocumentRange], prefix: Path, tokenizer: Path, encoder: str, sentences: bool
-) -> list[EncodeTask]:
-    """Groups consecutive ranges up to about SLICE_BYTES per task; outputs are PREFIX-00000, PREFIX-00001 ..."""
+def encode_tasks(ranges: Sequence[DocumentRange], common: EncodeTask) -> list[EncodeTask]:
+    """Groups consecutive ranges up to about SLICE_BYTES per task; outputs are PREFIX-00000, PREFIX-00001 ...
+
+    common: what all tasks share, with the PREFIX and no ranges."""
     groups: list[list[DocumentRange]] = []
     for documents in ranges:
         if not groups or sum(each.bytes for each in groups[-1]) + documents.bytes > SLICE_BYTES:
             groups.append([])
         groups[-1].append(documents)
+    name = common.prefix.name
     return [
-        EncodeTask(tokenizer, encoder, tuple(group), prefix.with_name(f"{prefix.name}-{number:05d}"), sentences)
+        replace(common, ranges=tuple(group), prefix=common.prefix.with_name(f"{name}-{number:05d}"))
         for number, group in enumerate(groups)
     ]
 
@@ -60,21 +65,32 @@ def encode_documents(task: EncodeTask) -> None:
         return
     tokenizer = _loaded(task.tokenizer, task.encoder)
     text_bytes = 0
+    described: list[pa.Table] = []
     with indexed_writer(task.prefix, dtype_for(tokenizer.vocab_size), tokenizer.vocab_size) as writer:
         for documents in task.ranges:
-            texts = read(documents, "text")["text"].combine_chunks()
+            table = read(documents, "text", *(DESCRIBED if task.described else ()))
+            texts = table["text"].combine_chunks()
             _check_texts(documents, texts)
             buffer, offsets = utf8_of(texts)
+            if task.described:
+                described.append(table.select(DESCRIBED).append_column("bytes", pa.array(np.diff(offsets))))
             if task.sentences:
                 _encode_sentences(tokenizer, texts.to_pylist(), writer)
             else:
                 _encode_texts(tokenizer, buffer, offsets, writer)
             text_bytes += int(offsets[-1] - offsets[0])
+    if described:
+        with atomic_path(documents_path(task.prefix)) as temporary:
+            pq.write_table(pa.concat_tables(described), temporary)
     write_atomic(note, canonical_json({"bytes": text_bytes}))
 
 
 def note_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
+
+
+def documents_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".parquet")
 
 
 def _encode_texts(tokenizer: Tokenizer, buffer: np.ndarray, offsets: np.ndarray, writer: IndexedWriter) -> None:

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.data_pipeline.indexed.config import LanguageSampling
 from gristmill.data_pipeline.indexed.dataset import (
     Dataset,
     FimIds,
@@ -17,14 +18,17 @@ from gristmill.data_pipeline.indexed.dataset import (
 from gristmill.data_pipeline.indexed.documents import document_ranges
 from gristmill.data_pipeline.indexed.epochs import blend_weights
 from gristmill.data_pipeline.indexed.format import bin_path, dtype_for
+from gristmill.data_pipeline.indexed.language_shares import NO_RUN, RunLength, cell_name, pooled, weights_by_language
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.rehydration import Repeats, read_repeats
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, remove_tree, write_atomic
+from gristmill.tokenizers.chosen_documents import documents_of, language_tokens
 from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks, note_path
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
@@ -39,7 +43,8 @@ MERGE_BYTES_PER_SECOND = 200e6
 class IndexRequest:
     """corpus, tokenizer: the folders of the stages curate and tokenizer. weights: of the sources, in the recipe's
     order; None for all of them weighs by tokens. folder: the output folder, which may hold files of an earlier run.
-    sentences: every sentence is a sequence of its own."""
+    sentences: every sentence is a sequence of its own. languages: every language of a source is a source of its own,
+    sampled as this says in this run. rehydrate: how often documents are written, by the size of their cluster."""
 
     corpus: Path
     tokenizer: Path
@@ -47,16 +52,22 @@ class IndexRequest:
     seed: int
     folder: Path
     sentences: bool = False
+    languages: LanguageSampling | None = None
+    run: RunLength = NO_RUN
+    rehydrate: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class MergeTask:
-    """chunks: prefixes in their order. prefix: the merged file's. note: JSON with its counts. key: of its shuffle."""
+    """chunks: prefixes in their order. prefix: the merged file's. note: JSON with its counts. key: of its shuffle.
+    languages: only the documents with these tags are merged, None all. repeats: how often each is written."""
 
     chunks: tuple[Path, ...]
     prefix: Path
     note: Path
     key: int
+    languages: frozenset[str] | None = None
+    repeats: Repeats | None = None
 
 
 def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokenizer]:
@@ -66,15 +77,25 @@ def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokeni
     tokenizer = load_bulk_tokenizer(request.tokenizer)
     engine.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _plan_tasks(request, tokenizer)
+    by_language = request.languages is not None
     text_bytes = sum(task.bytes for tasks in encodes for task in tasks)
     todo = [
-        task for tasks, merge_task in zip(encodes, merges, strict=True) if not _is_merged(merge_task) for task in tasks
+        task
+        for tasks, merge_task in zip(encodes, merges, strict=True)
+        if by_language or not _is_merged(merge_task)
+        for task in tasks
     ]
     encoding = _sized(engine, text_bytes / ENCODE_BYTES_PER_SECOND)
     encoding.map(encode_documents, todo, "index: encoding", [task.bytes for task in todo], "B")
     merging = _sized(engine, text_bytes / MERGE_BYTES_PER_SECOND)
+    names = {name: name for name in request.weights}
+    if request.languages is not None:
+        merges, names = _by_language(request, merges)
+    if request.rehydrate:
+        repeats = read_repeats(request.corpus, request.rehydrate)
+        merges = [replace(task, repeats=repeats) if task.prefix.parent.name == "train" else task for task in merges]
     merging.map(_merge, merges, "index: shuffling", unit="files")
-    dataset = _describe(request, tokenizer)
+    dataset = _describe(request, tokenizer, names)
     write_dataset(request.folder, dataset)
     remove_tree(request.folder / CHUNKS)
     return dataset, tokenizer
@@ -100,17 +121,48 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
             if not found:
                 continue
             chunk_prefix = request.folder / CHUNKS / split / source
-            tasks = encode_tasks(found, chunk_prefix, request.tokenizer, tokenizer.encoder, request.sentences)
-            encodes.append(tasks)
-            merges.append(
-                MergeTask(
-                    chunks=tuple(task.prefix for task in tasks),
-                    prefix=source_prefix(request.folder, split, source),
-                    note=note_path(chunk_prefix),
-                    key=key_of(request.seed, "documents", source, split),
-                )
+            described = request.languages is not None or bool(request.rehydrate)
+            common = EncodeTask(
+                request.tokenizer, tokenizer.encoder, (), chunk_prefix, request.sentences, described=described
             )
+            tasks = encode_tasks(found, common)
+            encodes.append(tasks)
+            merges.append(_merge_task(request, split, source, tuple(task.prefix for task in tasks)))
     return encodes, merges
+
+
+def _merge_task(
+    request: IndexRequest, split: str, name: str, chunks: tuple[Path, ...], languages: frozenset[str] | None = None
+) -> MergeTask:
+    return MergeTask(
+        chunks=chunks,
+        prefix=source_prefix(request.folder, split, name),
+        note=note_path(request.folder / CHUNKS / split / name),
+        key=key_of(request.seed, "documents", name, split),
+        languages=languages,
+    )
+
+
+def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[MergeTask], dict[str, str]]:
+    """(a task for each language of each source and split, {SOURCE.LANGUAGE: SOURCE} in the order of the recipe)."""
+    assert request.languages is not None
+    found: list[MergeTask] = []
+    names: dict[str, str] = {}
+    groups: dict[str, dict[str, str]] = {}  # source -> language -> the name it is sampled under
+    for task in merges:
+        split, source = task.prefix.parent.name, task.prefix.name
+        tokens = language_tokens(task.chunks)
+        if split == "train":
+            groups[source] = pooled(tokens, request.languages.min_tokens)
+            names |= {cell_name(source, group): source for group in sorted(set(groups[source].values()))}
+        members: dict[str, set[str]] = {}
+        for language in tokens:
+            members.setdefault(groups[source].get(language, language), set()).add(language)
+        for group, languages in sorted(members.items()):
+            name = cell_name(source, group)
+            names.setdefault(name, source)
+            found.append(_merge_task(request, split, name, task.chunks, frozenset(languages)))
+    return found, names
 
 
 def _is_merged(task: MergeTask) -> bool:
@@ -121,21 +173,31 @@ def _merge(task: MergeTask) -> None:
     """Writes the source's .bin and .idx in shuffled order, then the note with its counts; skipped if that exists."""
     if _is_merged(task):
         return
-    merge(task.chunks, task.prefix, task.key)
+    if task.languages is None and task.repeats is None:
+        merge(task.chunks, task.prefix, task.key)
+        text_bytes = sum(json.loads(note_path(chunk).read_bytes())["bytes"] for chunk in task.chunks)
+    else:
+        chosen, text_bytes = documents_of(task.chunks, task.languages, task.repeats)
+        merge(task.chunks, task.prefix, task.key, chosen)
     reader = IndexedReader(task.prefix)
     counts = SplitCounts(
         documents=len(reader),
         tokens=reader.num_tokens,
-        bytes=sum(json.loads(note_path(chunk).read_bytes())["bytes"] for chunk in task.chunks),
+        bytes=text_bytes,
         sha256=file_digest(bin_path(task.prefix)),
     )
     write_atomic(task.note, canonical_json(counts.model_dump(mode="json")))
 
 
-def _describe(request: IndexRequest, tokenizer: Tokenizer) -> Dataset:
+def _describe(request: IndexRequest, tokenizer: Tokenizer, names: Mapping[str, str]) -> Dataset:
+    """names: of the indexed files -> the recipe's source."""
     fim = tokenizer.fim_ids()
-    splits = {name: {split: _counts(request.folder, split, name) for split in SPLITS} for name in request.weights}
-    weights = blend_weights(request.weights, {name: counts["train"].tokens for name, counts in splits.items()})
+    splits = {name: {split: _counts(request.folder, split, name) for split in SPLITS} for name in names}
+    tokens = {name: counts["train"].tokens for name, counts in splits.items()}
+    of_sources = {source: sum(tokens[name] for name in names if names[name] == source) for source in request.weights}
+    weights = blend_weights(request.weights, of_sources)
+    if request.languages is not None:
+        weights = weights_by_language(tokens, weights, request.languages, request.run)
     return Dataset(
         vocab_size=tokenizer.vocab_size,
         end_of_document=tokenizer.end_of_document,

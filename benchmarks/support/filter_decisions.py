@@ -35,7 +35,7 @@ class FilterDecisions:
 def decide(texts: Sequence[str], config: CurateConfig) -> FilterDecisions:
     """Applies the filters as curation does, without normalization and text edits."""
     detected, measured = detect(texts, config.language_id), measure(texts, config.words)
-    optional = optional_signals(config)
+    optional = optional_signals(config, config.filters)
     columns = optional.columns(TextBuffer.of(texts), detected, pa.nulls(len(texts), pa.string()))
     names = [*detected.schema.names, *measured.schema.names, *(field.name for field in optional.fields())]
     table = pa.table([*detected.columns, *measured.columns, *columns], names=names)

@@ -1,5 +1,6 @@
 """Signals that are measured only if the recipe uses them: each costs time or needs a file of the user."""
 
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -21,12 +22,15 @@ from gristmill.data_pipeline.signals.stop_words import STOP_WORD_FIELDS, stop_wo
 from gristmill.foundation.config import Config
 
 BAD_WORDS = pa.field("num_bad_words", pa.int64())  # matches of entries of lists.badwords
+ZLIB_RATIO = pa.field("zlib_ratio", pa.float64())  # bytes of the text compressed by zlib over its bytes
+ZLIB_LEVEL = 6  # zlib's default
 BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blocks the document's URL, else 0
 
 
 class OptionalSignals(Config):
     """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
-    have their own stop words). pii: the kinds for which the recipe drops documents."""
+    have their own stop words). pii: the kinds for which the recipe drops documents. zlib: set if a filter of the source
+    has a rule on it."""
 
     stop_words: bool = False
     profiles: PinnedProfiles | None = None
@@ -34,6 +38,7 @@ class OptionalSignals(Config):
     pii: tuple[PiiKind, ...] = ()
     badwords: PinnedList | None = None
     blocked_urls: PinnedList | None = None
+    zlib: bool = False
 
     def fields(self) -> list[pa.Field]:
         """The columns, in order."""
@@ -44,6 +49,7 @@ class OptionalSignals(Config):
             *(pa.field(pii_signal(kind), pa.int64()) for kind in self.pii),
             *([BAD_WORDS] if self.badwords is not None else ()),
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
+            *([ZLIB_RATIO] if self.zlib else ()),
         ]
 
     def columns(self, texts: TextBuffer, detected: pa.RecordBatch, urls: pa.Array) -> list[pa.Array]:
@@ -58,6 +64,8 @@ class OptionalSignals(Config):
         if self.blocked_urls is not None:
             blocked = _blocked_urls(self.blocked_urls)
             found.append(pa.array([int(blocked.blocks(url or "")) for url in urls.to_pylist()], pa.int64()))
+        if self.zlib:
+            found.append(pa.array([zlib_ratio(bytes(texts.raw(k))) for k in range(len(texts))], pa.float64()))
         return found
 
     def _string_columns(self, texts: Sequence[str]) -> list[pa.Array]:
@@ -72,6 +80,11 @@ class OptionalSignals(Config):
         return found
 
 
+def zlib_ratio(text: bytes) -> float:
+    """How far a text can be compressed: near 0 for repetition, above 1 for a few bytes; 1 for no text."""
+    return len(zlib.compress(text, ZLIB_LEVEL)) / len(text) if text else 1.0
+
+
 @lru_cache(maxsize=1)
 def _bad_words(pinned: PinnedList) -> BadWords:
     """Cached per process, like the next function: a list may have millions of entries."""
@@ -84,4 +97,6 @@ def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
 
 
 # Signals that presets have rules on and that a source may lack.
-OPTIONAL_SIGNALS = ("num_language_stop_words", "main_language_share", BAD_WORDS.name, BLOCKED_URL.name)
+OPTIONAL_SIGNALS = (
+    "num_language_stop_words", "main_language_share", BAD_WORDS.name, BLOCKED_URL.name, ZLIB_RATIO.name,
+)  # fmt: skip

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field, model_validator
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
@@ -21,16 +22,32 @@ from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
 
 HASHED = np.dtype([("key", "<u8", 2), ("id", "<u8", 2), ("length", "<u8"), ("row", "<u4")])
 
+PRESETS: dict[str, dict[str, Any]] = {"mgpt": {"normalise": "bytes", "hash_bits": 64}}
+
 
 class ExactDedupConfig(Config):
     """scope: one pool for all sources, or each source by itself.
 
     normalise: what counts as the same text: `bytes` (every byte), `whitespace` (runs of white space are one space,
     none at the ends) or `words` (the folded words of `folding.py`: case and punctuation do not count, so that two
-    programs that differ in an operator would be the same)."""
+    programs that differ in an operator would be the same). preset `mgpt`: bytes, compared by 64 bits of their hash, as
+    in arXiv 2204.07580; two different texts in 2^32 then have an even chance to be taken for equal somewhere."""
 
+    preset: Literal["mgpt"] | None = Field(None, description="a published setting of the other fields")
     scope: Literal["all", "source"] = "all"
     normalise: Literal["bytes", "whitespace", "words"] = "whitespace"
+    hash_bits: Literal[64, 128] = Field(128, description="of the hash by which texts are compared")
+
+    @model_validator(mode="before")
+    @classmethod
+    def preset_sets_its_fields(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.get("preset") not in PRESETS:
+            return fields
+        preset = PRESETS[fields["preset"]]
+        for name, value in preset.items():
+            if fields.get(name, value) != value:
+                raise ValueError(f"preset {fields['preset']} means {name}: {value}; drop the preset or {name}")
+        return {**fields, **preset}
 
 
 def exact_duplicates(
@@ -48,8 +65,8 @@ def find_exact_duplicates(
 
     `duplicate_of` is never itself removed.
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
-    Texts are compared by 128 bits of XXH3. Each task holds 12 bytes a document of its range of the hashes, and 100 for
-    each that has an equal; this process holds nothing of a document.
+    Texts are compared by 128 or 64 bits of XXH3. Each task holds 12 bytes a document of its range of the hashes, and 100
+    for each that has an equal; this process holds nothing of a document.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
     identities = [document_file_identity(document_file) for document_file in document_files]
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
@@ -72,6 +89,8 @@ def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> Non
         data, offsets = utf8_of(texts)
         records = np.empty(len(rows), HASHED)
         records["key"] = np.frombuffer(_keys(data, offsets, config.normalise, seed), ">u8").reshape(-1, 2)
+        if config.hash_bits == 64:
+            records["key"][:, 1] = 0
         records["id"] = packed_ids(doc_ids, document_file.path)
         records["length"], records["row"] = np.diff(offsets), rows
         found.append(records)

@@ -71,6 +71,14 @@ ADDRESSES_RULES = (
     Rule("addresses", "max_ip_addresses", "num_ip_addresses", "<=", 0, ADDRESSES),
 )
 
+# mGPT drops documents of extreme zlib ratio; the numbers are our own choice. A text of less than about 100 bytes is
+# above the upper bound.
+MGPT = "mGPT (Shliazhko et al. 2022, arXiv 2204.07580): the zlib ratio; own choice of the numbers"
+MGPT_ZLIB_RULES = (
+    Rule("mgpt_zlib", "min_zlib_ratio", "zlib_ratio", ">=", 0.15, MGPT),
+    Rule("mgpt_zlib", "max_zlib_ratio", "zlib_ratio", "<=", 0.85, MGPT),
+)
+
 # These need signals that are measured only if the recipe sets lists.badwords, lists.blocked_urls, language_id,
 # paragraph_languages.
 BADWORDS_RULES = (Rule("badwords", "max_bad_words", "num_bad_words", "<=", 0, C4),)
@@ -110,6 +118,7 @@ PRESETS: dict[str, tuple[Rule, ...]] = {
     "gopher_repetition": GOPHER_REPETITION_RULES,
     "fineweb_quality": FINEWEB_QUALITY_RULES,
     "mt_nlg_cleanup": MT_NLG_CLEANUP_RULES,
+    "mgpt_zlib": MGPT_ZLIB_RULES,
 }
 
 # Line options of the filters that edit. 1 enables a rule without a number; null in a recipe disables a rule.

@@ -17,9 +17,10 @@ from gristmill.foundation.errors import InputError
 BATCH_DOCUMENTS = 4096
 
 
-def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None) -> None:
+def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None, chosen: np.ndarray | None = None) -> None:
     """Writes the documents of all datasets to PREFIX, one dataset after another, or with a key in the keyed permutation
-    of that order.
+    of that order. chosen: int64, the numbers in that order of the documents to write, each as often as it is named;
+    None: all.
 
     Memory: 4 bytes a document. Raises InputError if no dataset is given, or datasets of two dtypes."""
     readers = [IndexedReader(each) for each in prefixes]
@@ -35,7 +36,8 @@ def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None) -> Non
     tokens = [reader.tokens for reader in readers]
     has_sentences = any(reader.num_sequences > reader.num_documents for reader in readers)
     with indexed_writer(prefix, readers[0].dtype) as writer:
-        for numbers in _batches(int(first[-1]), key):
+        for numbers in _batches(int(first[-1]) if chosen is None else len(chosen), key):
+            numbers = numbers if chosen is None else chosen[numbers]
             owners = np.searchsorted(first, numbers, side="right") - 1
             if has_sentences:
                 pairs = zip(owners.tolist(), (numbers - first[owners]).tolist(), strict=True)

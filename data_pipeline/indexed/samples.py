@@ -15,6 +15,7 @@ from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, read_dataset, source_prefix
 from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, cap_of, overdrawn
 from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
+from gristmill.data_pipeline.indexed.language_shares import language_of
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
 from gristmill.data_pipeline.indexed.packing_table import kept_first_windows
 from gristmill.data_pipeline.indexed.permutation import key_of
@@ -113,8 +114,9 @@ def open_samples(
 ) -> Samples:
     """The samples of one split of an `index` folder, whose files are checked first (verify.py). say hears of long work.
 
-    Sources of the train split that cannot fill one sample are an error; those of a held-out split are left out, and
-    there neither fill-in-the-middle nor caps apply: held-out text is measured as it stands, as often as one likes.
+    Sources of the train split that cannot fill one sample are an error; languages of a source, and sources of a
+    held-out split, are left out. Neither fill-in-the-middle nor caps apply to held-out text: it is measured as it
+    stands, as often as one likes.
     Raises InputError on damaged files, TooFewTokens on too little data, RecipeError on settings that do not fit."""
     dataset = read_dataset(folder)
     digests = manifest_digests(folder)
@@ -129,8 +131,10 @@ def open_samples(
             packing = _open_packing(checked, folder, dataset, sequence_length, config, say)
         if packing is not None and packing.num_windows:
             packings[source.name] = packing
-        elif split == "train":
+        elif split == "train" and language_of(source.name) is None:
             raise TooFewTokens(_too_short(folder, split, source, sequence_length))
+        elif split == "train" and counts is not None and counts.tokens:
+            say(f"not trained on: {_too_short(folder, split, source, sequence_length)}")
     if not packings:
         raise TooFewTokens(_too_short(folder, split, dataset.sources[0], sequence_length))
     identity = fingerprint(

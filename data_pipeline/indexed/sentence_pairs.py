@@ -14,6 +14,7 @@ import numpy as np
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, cap_of
+from gristmill.data_pipeline.indexed.language_shares import language_of
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, blend_schedule
@@ -129,8 +130,10 @@ def open_pairs(
             require_sentences(reader)
         if len(sentence_runs(reader.lengths, reader.bounds, max_tokens)):
             readers[source.name] = reader
-        elif split == "train":
+        elif split == "train" and language_of(source.name) is None:
             raise TooFewTokens(f"{reader.prefix}: no document has two sentences; give the source longer documents")
+        elif split == "train":
+            say(f"not trained on: {reader.prefix}: no document has two sentences")
     if not readers:
         raise TooFewTokens(f"{folder / split}: no document has two sentences")
     identity = fingerprint(

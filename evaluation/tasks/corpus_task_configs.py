@@ -13,11 +13,11 @@ CLOZE = "cloze"
 HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
 
 
-def bits_per_byte_task(source: str, texts: Sequence[HeldOutDocument]) -> dict[str, Any]:
-    """The rolling log-likelihood of the texts of one source."""
+def bits_per_byte_task(group: str, texts: Sequence[HeldOutDocument]) -> dict[str, Any]:
+    """The rolling log-likelihood of the texts of one source or language."""
     return {
-        "task": f"{BITS_PER_BYTE}_{source}",
-        "task_alias": f"{BITS_PER_BYTE} {source}",
+        "task": f"{BITS_PER_BYTE}_{group}",
+        "task_alias": f"{BITS_PER_BYTE} {group}",
         "custom_dataset": _documents([asdict(text) for text in texts]),
         "output_type": "loglikelihood_rolling",
         "test_split": "test",
@@ -27,7 +27,7 @@ def bits_per_byte_task(source: str, texts: Sequence[HeldOutDocument]) -> dict[st
             {"metric": BITS_PER_BYTE, "aggregation": BITS_PER_BYTE, "higher_is_better": False},
         ],
         "num_fewshot": 0,
-        "metadata": {"version": 1.0, "source": f"held-out documents of {source}", "prompt": "end of document"},
+        "metadata": {"version": 1.0, "source": f"held-out documents of {group}", "prompt": "end of document"},
     }
 
 

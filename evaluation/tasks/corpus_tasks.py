@@ -1,29 +1,36 @@
 """Tasks from the held-out documents of a corpus: bits per byte by source, and cloze, the choice of the next line."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.indexed.language_shares import language_tag
+from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.scripts import text_scripts
+from gristmill.evaluation.tasks.language_names import likely_script
 from gristmill.foundation.errors import InputError
 
 DOCUMENT_BYTES = 16_384  # maximum of one document, so that a few long ones do not dominate a source
 CONTEXT_BYTES = 500  # maximum context of a cloze question
 CONTEXT_LINES = 3  # minimum context of a cloze question
 LINE_BYTES = (20, 160)  # of a line that can be an answer: longer than a brace, shorter than a paragraph
+USUAL_SCRIPT_SHARE = 0.05
 LENGTH_RATIO = 1.5  # maximum ratio of the lengths of wrong and right line, so that length is no clue
 
 
 @dataclass(frozen=True)
 class HeldOutDocument:
-    """One held-out document."""
+    """One held-out document. language: empty where it is not known."""
 
     doc_id: str
     source: str
     text: str
+    language: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,10 +48,31 @@ def read_held_out(curate: Path) -> dict[str, list[HeldOutDocument]]:
     """{source: its `test` documents in canonical order}, from the folder of the stage `curate`."""
     found: dict[str, list[HeldOutDocument]] = {}
     for path in sorted((curate / "documents" / "test").glob("*.parquet")):
-        table = pq.read_table(path, columns=["doc_id", "source", "text"])
-        for doc_id, source, text in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found.setdefault(source, []).append(HeldOutDocument(doc_id, source, text))
+        table = pq.read_table(path, columns=["doc_id", "source", "text", "language"])
+        for doc_id, source, text, language in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            found.setdefault(source, []).append(HeldOutDocument(doc_id, source, text, language or ""))
     return found
+
+
+def by_language(documents: Mapping[str, Sequence[HeldOutDocument]]) -> dict[str, list[HeldOutDocument]]:
+    """{"ar_Arab": documents}: the documents of all sources by language, with the language's script."""
+    found: dict[str, list[HeldOutDocument]] = {}
+    for of_source in documents.values():
+        for document in of_source:
+            found.setdefault(language_tag(document.language), []).append(document)
+    return {
+        f"{language}_{_script(language, of_language)}": of_language for language, of_language in sorted(found.items())
+    }
+
+
+def _script(language: str, documents: Sequence[HeldOutDocument]) -> str:
+    """The usual script of the language if enough documents are in it, else that of most: pages with much code in them
+    have more Latin letters than others, in any language."""
+    counted = Counter(text_scripts(TextBuffer.of([document.text for document in documents])))
+    usual = likely_script(language)
+    if usual is not None and counted[usual] >= USUAL_SCRIPT_SHARE * len(documents):
+        return usual
+    return min(counted, key=lambda script: (-counted[script], script))
 
 
 def bits_per_byte_texts(documents: Sequence[HeldOutDocument], text_bytes: int) -> list[HeldOutDocument]:
@@ -56,7 +84,7 @@ def bits_per_byte_texts(documents: Sequence[HeldOutDocument], text_bytes: int) -
             break
         text = _beginning(document.text, min(DOCUMENT_BYTES, text_bytes - total))
         if text.strip():
-            taken.append(HeldOutDocument(document.doc_id, document.source, text))
+            taken.append(replace(document, text=text))
             total += len(text.encode())
     return taken
 

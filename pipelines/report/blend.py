@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
 from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.report.blocks import Block, Heading, Table
+from gristmill.pipelines.report.blocks import Block, Heading, Paragraph, Table
 from gristmill.pipelines.training_data import form_of, open_form
 
 UNITS = {"windows": "windows", "sentence_pairs": "pairs"}
@@ -20,7 +21,8 @@ def blend_blocks(recipe: Recipe, index: Path, train: Path) -> list[Block]:
     lines = [json.loads(line) for line in (train / "metrics.jsonl").read_text("utf-8").splitlines()]
     trained = max(line["tokens"] for line in lines if "tokens" in line)
     drawn = open_form(form, index, "train", recipe).drawn(trained // model.sequence_length)
-    weights = {source.name: source.weight for source in read_dataset(index).sources}
+    dataset = read_dataset(index)
+    weights = {source.name: source.weight for source in dataset.sources}
     total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
     rows = tuple(
         (
@@ -35,4 +37,5 @@ def blend_blocks(recipe: Recipe, index: Path, train: Path) -> list[Block]:
     )
     columns = ("source", "planned", "drawn", UNITS[form], "tokens", "epochs")
     caption = "Shares of the training tokens." if form == "windows" else "Shares of the pairs; tokens with padding."
-    return [Heading("Blend"), Table(columns, rows, 5, caption)]
+    notes = [Paragraph(f"{note[0].upper()}{note[1:]}.") for note in held_out_notes(tokens_by_language(dataset))]
+    return [Heading("Blend"), Table(columns, rows, 5, caption), *notes]

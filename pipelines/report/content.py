@@ -13,6 +13,7 @@ from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, P
 from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation_curve import evaluation_blocks
 from gristmill.pipelines.report.figures import curves
+from gristmill.pipelines.report.languages import language_blocks
 
 SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss is averaged
 
@@ -45,6 +46,7 @@ def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
         *(curation_blocks(folders.curate) if folders.curate is not None else []),
         *(blend_blocks(recipe, folders.index, folders.train) if folders.index is not None else []),
         *training_blocks(folders),
+        *language_blocks(folders.train, folders.evaluate),
         *evaluation_blocks(folders.train, folders.evaluate),
         *sample_blocks(folders),
         *provenance_blocks(folders),

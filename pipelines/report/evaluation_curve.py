@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.evaluation.results.curve import curve_svg
+from gristmill.evaluation.tasks.language_names import LANGUAGE_AND_SCRIPT
 from gristmill.pipelines.report.blocks import Block, Figure, Heading, Paragraph, Table
 
 EVALUATIONS_NAME = "evaluations.jsonl"
@@ -20,6 +21,7 @@ def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
     path = train / EVALUATIONS_NAME
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     points = curve_points(lines, table_chances((evaluate / "table.md").read_text("utf-8")))
+    points = [point for point in points if not is_language(point["task"])]  # those have a section of their own
     if not points:
         return []
     columns = ("step", "million tokens", "task", "metric", "score", "± s.e.")
@@ -42,6 +44,10 @@ def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
         Figure("evaluations", curve_svg(points).encode(), "Scores against tokens seen, one panel per task and metric"),
         Table(columns, rows, 2),
     ]
+
+
+def is_language(task: str) -> bool:
+    return LANGUAGE_AND_SCRIPT.fullmatch(task.replace(" ", "_", 1)) is not None
 
 
 def curve_points(lines: list[dict[str, Any]], chances: Chances) -> list[dict[str, Any]]:

@@ -55,6 +55,48 @@ def histogram(
         return _svg(canvas)
 
 
+def sorted_bars(bars: Sequence[tuple[str, str, float, float | None]], x_label: str) -> bytes:
+    """Horizontal bars from top to bottom in the given order, coloured by group, with a mark at the chance level.
+
+    bars: (name, group, value, chance)."""
+    groups = sorted({group for _, group, _, _ in bars})
+    with _canvas(height=0.8 + 0.2 * len(bars)) as (canvas, axes):
+        for number, group in enumerate(groups):
+            mine = [place for place, bar in enumerate(bars) if bar[1] == group]
+            axes.barh(mine, [bars[place][2] for place in mine], color=f"C{number % 10}", label=group, height=0.7)
+        known = [(bar[3], place) for place, bar in enumerate(bars) if bar[3] is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), "|", color="black", markersize=9, label="chance")
+        axes.set_yticks(range(len(bars)), [bar[0] for bar in bars])
+        axes.invert_yaxis()
+        axes.set_xlabel(x_label)
+        axes.grid(axis="x", alpha=0.25)
+        axes.legend(frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left", fontsize=8)
+        return _svg(canvas)
+
+
+def small_multiples(
+    panels: Sequence[tuple[str, Sequence[float], Sequence[float]]], x_label: str, y_label: str, columns: int = 5
+) -> bytes:
+    """A grid of small line plots with common axes. panels: (title, x values, y values)."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    rows = -(-len(panels) // columns)
+    with matplotlib.rc_context(RC):
+        canvas = Canvas(figsize=(SIZE_INCHES[0], 0.5 + 1.3 * rows), layout="constrained")
+        grid = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+        for axes, (title, x_values, y_values) in zip(grid, panels, strict=False):
+            axes.plot(x_values, y_values, linewidth=1.2, marker="o", markersize=2)
+            axes.set_title(title, fontsize=7)
+            axes.grid(alpha=0.25)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        canvas.supxlabel(x_label)
+        canvas.supylabel(y_label)
+        return _svg(canvas)
+
+
 def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tuple[list[float], bool]:
     """(edges, whether they are logarithmic). Integers in a small range get one bin each."""
     shown = [*values, *([] if threshold is None else [threshold])]

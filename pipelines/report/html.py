@@ -54,7 +54,7 @@ def _render(block: Block, index: int, blocks: Sequence[Block]) -> str:
             data = base64.b64encode(svg).decode()
             return f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}"></figure>'
         case Excerpt(title, text):
-            return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+            return f'<details><summary>{escape(title)}</summary><pre dir="auto">{escape(text)}</pre></details>'
         case Table():
             return _table(block)
 
@@ -80,4 +80,5 @@ def _table(table: Table) -> str:
 
 def _cell(tag: str, text: str, numeric: bool) -> str:
     kind = ' class="number"' if numeric else ""
-    return f"<{tag}{kind}>{escape(text)}</{tag}>"
+    direction = "" if numeric or text.isascii() else ' dir="auto"'  # text from right to left begins at the right
+    return f"<{tag}{kind}{direction}>{escape(text)}</{tag}>"

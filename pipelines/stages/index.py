@@ -1,10 +1,12 @@
 """The stage `index`: documents to tokens, one shuffled .bin and .idx per source and split."""
 
+from dataclasses import asdict
 from typing import Any
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
+from gristmill.data_pipeline.indexed.language_shares import RunLength, held_out_notes, tokens_by_language
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage, StageContext
@@ -14,10 +16,21 @@ indexing = DeferredModule("gristmill.tokenizers.index_corpus")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    """Of the recipe's section `index` only `sentences`: the rest decides how samples are drawn, not what the indexed
-    files hold."""
+    """Of the recipe's section `index` only `sentences`, `languages` and `rehydrate`: the rest decides how samples are
+    drawn, not what the indexed files hold. Caps on the epochs of languages depend on the tokens of the run."""
     decides = {"seed": recipe.seed, "sources": [[source.name, source.weight] for source in recipe.sources]}
+    languages = recipe.index.languages
+    if languages is not None:
+        decides["languages"] = languages.model_dump(mode="json")
+        decides["run"] = asdict(_run_length(recipe)) if languages.max_epochs is not None else None
+    if recipe.index.rehydrate:
+        decides["rehydrate"] = [list(pair) for pair in sorted(recipe.index.rehydrate.items())]
     return decides | ({"sentences": True} if recipe.index.sentences else {})
+
+
+def _run_length(recipe: Recipe) -> RunLength:
+    length = recipe.model.sequence_length if recipe.model is not None else 1
+    return RunLength(recipe.train.tokens if recipe.train is not None else None, length)
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -29,9 +42,12 @@ def run(context: StageContext) -> dict[str, Any]:
         seed=recipe.seed,
         folder=context.folder,
         sentences=recipe.index.sentences,
+        languages=recipe.index.languages,
+        run=_run_length(recipe),
+        rehydrate=recipe.index.rehydrate,
     )
     dataset, tokenizer = indexing.index_corpus(request, context.engine)
-    for line in recipe_repeat_warnings(recipe, dataset):
+    for line in [*recipe_repeat_warnings(recipe, dataset), *held_out_notes(tokens_by_language(dataset))]:
         context.reporter.say(f"index: {line}")
     return {
         "vocab_size": dataset.vocab_size,
@@ -53,7 +69,7 @@ def recipe_repeat_warnings(recipe: Recipe, dataset: Dataset) -> list[str]:
 
 STAGE: Stage = Stage(
     name="index",
-    code_version=2,
+    code_version=3,
     inputs=("curate", "tokenizer"),
     config=config,
     run=run,

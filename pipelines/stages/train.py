@@ -21,7 +21,12 @@ from gristmill.training.objectives.names import OWN_DATA, objective_identity, re
 # The command imports every stage; this part is imported by a run of this one.
 planner = DeferredModule("gristmill.training.planner.command")
 
-EVALUATION_FIELDS = ("shots", "batch_tokens")  # of `evaluate`, that evaluation during training uses too
+EVALUATION_FIELDS = (
+    "shots",
+    "group_by",
+    "text_bytes",
+    "batch_tokens",
+)  # of `evaluate`, that evaluation during training uses too
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -103,9 +108,8 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     config = EvaluateConfig(
         tasks=evaluation.tasks,
         limit=evaluation.limit,
-        shots=recipe.evaluate.shots,
-        batch_tokens=recipe.evaluate.batch_tokens,
         samples=0,
+        **{name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS},
     )
     check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
 

@@ -30,7 +30,8 @@ def corpus(tmp_path: Path, tokenizer_folder: Path) -> HeldOutCorpus:
     codec = load_tokenizer(tokenizer_folder)
     for source in ("code", "prose"):
         texts = [document(source, number) for number in range(5)]
-        table = pa.table({"doc_id": [f"{source}{i}" for i in range(5)], "source": [source] * 5, "text": texts})
+        columns = {"doc_id": [f"{source}{i}" for i in range(5)], "source": [source] * 5, "text": texts}
+        table = pa.table({**columns, "language": ["de", "en", "en", "en", "en"]})
         path = tmp_path / "curate" / "documents" / "test" / f"{source}-00000.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
@@ -65,6 +66,32 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
     generations = json.loads((tmp_path / "first" / "generations.json").read_text())
     assert [item["source"] for item in generations] == ["code", "prose"]
     assert document("code", 0).startswith(generations[0]["prompt"] + generations[0]["reference"])
+
+
+def test_bits_per_byte_by_language_and_script(tmp_path, corpus, random_checkpoint, tokenizer_folder):
+    checkpoint = random_checkpoint("llama", sequence_length=700)
+    config = EvaluateConfig(tasks=("bits_per_byte",), group_by="language", samples=0)
+    rows = evaluate_folder(
+        CheckpointPaths(checkpoint, tokenizer_folder),
+        EvaluationPaths(tmp_path, corpus=corpus),
+        config,
+        Reporter.silent(),
+    )
+    found = {row.task: row for row in rows}
+    names = [
+        "bits_per_byte (all languages)",
+        "bits_per_byte (script Latn)",
+        "bits_per_byte de_Latn",
+        "bits_per_byte en_Latn",
+    ]
+    assert list(found) == names
+    assert [found[name].count for name in names] == [10, 10, 2, 8]
+    sizes = {"de_Latn": 0, "en_Latn": 0}
+    for source in ("code", "prose"):
+        for number in range(5):
+            sizes["en_Latn" if number else "de_Latn"] += len(document(source, number))
+    bits = sum(found[f"bits_per_byte {name}"].score * size for name, size in sizes.items())
+    assert found[names[0]].score == pytest.approx(bits / sum(sizes.values()))
 
 
 def test_held_out_tasks_need_a_corpus(tmp_path, random_checkpoint, tokenizer_folder):

@@ -1,5 +1,7 @@
 """Signals that a recipe asks for, from recipe to ledger: lists, paragraphs' languages, personal data to drop."""
 
+import random
+import zlib
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -49,6 +51,17 @@ def test_a_bad_word_takes_a_document_by_its_rule(tmp_path, filters):
     taken = rows[3]
     assert (taken["rule"], taken["value"], taken["threshold"]) == (f"{filters[0]}.max_bad_words", 2, 0)
     assert [row["outcome"] for number, row in rows.items() if number != 3] == ["kept"] * 8
+
+
+def test_texts_of_extreme_zlib_ratio_are_dropped_by_mgpts_rule(tmp_path):
+    texts = [prose(0), "the same line again\n" * 200, random.Random(1).randbytes(600).hex(), prose(3), "\U0001f600 ab"]
+    rows = run(tmp_path, texts, filters=["mgpt_zlib", {"gopher_quality": {"min_stop_words": None}}], profiles=None)
+    assert rows[1]["rule"] == "mgpt_zlib.min_zlib_ratio" and rows[4]["rule"] == "mgpt_zlib.max_zlib_ratio"
+    for number in (1, 4):
+        raw = texts[number].strip().encode()
+        assert rows[number]["value"] == len(zlib.compress(raw, 6)) / len(raw)
+    assert "mgpt_zlib" not in {rows[number]["rule"].partition(".")[0] for number in (0, 2, 3) if rows[number]["rule"]}
+    assert all(0.15 <= row["zlib_ratio"] <= 0.85 for row in signals_of(tmp_path).values())
 
 
 def test_one_number_in_the_recipe_lets_two_bad_words_through(tmp_path):

@@ -47,6 +47,15 @@ def test_agrees_with_a_dictionary(tmp_path_factory, texts, rule):
     assert found(table) == by_dictionary(documents, rule)
 
 
+def test_the_preset_of_mgpt_compares_all_bytes_by_64_bits(tmp_path: Path):
+    config = ExactDedupConfig(preset="mgpt")
+    assert (config.normalise, config.hash_bits) == ("bytes", 64)
+    part = write_part(tmp_path / "p.parquet", {"1": "a b", "2": "a  b", "3": "a b", "4": "A b"})
+    assert found(exact_duplicates([part], config, engine(), tmp_path / "work")) == {"3": ("1", 1.0)}
+    with pytest.raises(ValueError, match="preset mgpt means normalise: bytes; drop the preset or normalise"):
+        ExactDedupConfig(preset="mgpt", normalise="words")
+
+
 def test_within_each_source_dead_rows_and_files(tmp_path: Path):
     one = write_part(tmp_path / "a.parquet", {"1": "x", "2": "x", "3": "x"}, "one", kept=[False, True, True])
     two = write_part(tmp_path / "b.parquet", {"4": "x"}, "two")

@@ -6,6 +6,7 @@ from gristmill.evaluation.tasks.corpus_tasks import (
     CONTEXT_BYTES,
     HeldOutDocument,
     bits_per_byte_texts,
+    by_language,
     cloze_questions,
     require_questions,
 )
@@ -68,3 +69,18 @@ def test_texts_are_whole_lines_within_the_budget():
     assert [text.text for text in found] == ["one\ntwo\n", "four"]
     long = bits_per_byte_texts([HeldOutDocument("a", "s", "é" * 100)], text_bytes=9)
     assert [text.text for text in long] == ["é" * 4]
+
+
+def test_a_language_has_its_usual_script_where_some_documents_are_in_it():
+    """Pages of code have mostly Latin letters in any language; a language written in another script than usual keeps
+    that one."""
+    texts = {
+        "ko": ["tar xvf archive 압축을 풉니다", "압축을 풉니다 tar"],
+        "sr": ["Mlin melje žito"],
+        "md": ["a page"],
+        "": ["12"],
+    }
+    documents = [HeldOutDocument("d", "s", text, language) for language, found in texts.items() for text in found]
+    assert {name: len(found) for name, found in by_language({"s": documents}).items()} == {
+        "ko_Hang": 2, "md_Latn": 1, "sr_Latn": 1, "unknown_Zyyy": 1,
+    }  # fmt: skip

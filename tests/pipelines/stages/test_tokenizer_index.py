@@ -62,7 +62,8 @@ def corpus(small_corpus, tmp_path_factory) -> Path:
             chosen = [text for number, text in enumerate(texts) if SPLIT_OF[number % 10] == split]
             path = folder / "documents" / split / f"{source}-00000.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            table = pa.table({"text": chosen, "language": [["en", "de"][len(text) % 2] for text in chosen]})
+            columns = {"text": chosen, "doc_id": [f"{source}-{split}-{number}" for number in range(len(chosen))]}
+            table = pa.table({**columns, "language": [["en", "de"][len(text) % 2] for text in chosen]})
             pq.write_table(table, path, row_group_size=1024)
     return folder
 
@@ -123,6 +124,64 @@ def test_the_dataset_says_what_it_holds(corpus, stages):
     drawn = {draw.source: draw.samples for draw in samples.drawn(1024 * 10)}
     assert drawn["front"] + drawn["back"] == 10240
     assert abs(drawn["front"] - 7168) < 2
+
+
+def test_every_language_of_a_source_is_a_source_of_its_own(corpus, stages, tmp_path, monkeypatch):
+    """Odd texts are German in this corpus: the same documents in their keyed order, half of the samples each."""
+    languages = {"languages": {"alpha": 0.01, "min_tokens": 100}}
+    for name, slice_bytes in (("small", 20_000), ("large", 4_000_000)):
+        monkeypatch.setattr(documents, "SLICE_BYTES", slice_bytes)
+        index.run(context_of(tmp_path / name, stages, recipe=recipe_of(index=languages)))
+    assert digests(tmp_path / "small") == digests(tmp_path / "large")
+    encoder = load_tokenizer(stages["tokenizer"])
+    dataset = read_dataset(tmp_path / "large")
+    assert [source.name for source in dataset.sources] == ["front.de", "front.en", "back.de", "back.en"]
+    for split in ("train", "validation", "test"):
+        for name, source, odd in (("front.de", "front", 1), ("back.en", "back", 0)):
+            table = pq.read_table(corpus / "documents" / split / f"{source}-00000.parquet")
+            texts = [text for text in table["text"].to_pylist() if len(text) % 2 == odd]
+            order = Permutation(len(texts), key_of(7, "documents", name, split)).whole()
+            expected = [[*encoder.encode(texts[place]), encoder.end_of_document] for place in order]
+            reader = IndexedReader(tmp_path / "large" / split / name)
+            assert [document.tolist() for document in reader.documents()] == expected
+            counts = next(each for each in dataset.sources if each.name == name).splits[split]
+            assert counts.bytes == sum(len(text.encode()) for text in texts)
+    shares = {source.name: source.weight for source in dataset.sources}
+    assert shares["front.de"] + shares["back.de"] == pytest.approx(0.5, abs=0.01)
+    assert shares["front.en"] + shares["front.de"] == pytest.approx(0.7, abs=0.01)
+
+
+@pytest.mark.parametrize("languages", [None, {"min_tokens": 100}])
+def test_documents_are_repeated_by_the_number_of_their_duplicates(corpus, stages, tmp_path, languages):
+    """Three documents are in the ledger as what one, four and ten others duplicate."""
+    curate = tmp_path / "curate"
+    shutil.copytree(corpus / "documents", curate / "documents")
+    kept = ["front-train-3"] + ["front-train-5"] * 4 + ["front-train-8"] * 10 + ["front-test-1"] * 4 + [None] * 7
+    (curate / "ledger").mkdir()
+    pq.write_table(pa.table({"duplicate_of": pa.array(kept, pa.string())}), curate / "ledger" / "front-00000.parquet")
+    recipe = recipe_of(index={"rehydrate": {2: 2, 5: 3, 11: 1}, "languages": languages})
+    index.run(context_of(tmp_path / "index", {**stages, "curate": curate}, recipe=recipe))
+    encoder = load_tokenizer(stages["tokenizer"])
+    texts = pq.read_table(corpus / "documents/train/front-00000.parquet")["text"].to_pylist()
+    times = [{3: 2, 5: 3}.get(number, 1) for number in range(len(texts))]
+    expected = sorted(encoder.encode(text) for text, count in zip(texts, times, strict=True) for _ in range(count))
+    readers = [IndexedReader(path.with_suffix("")) for path in (tmp_path / "index/train").glob("front*.idx")]
+    assert sorted(document.tolist()[:-1] for reader in readers for document in reader.documents()) == expected
+    counts = [source for source in read_dataset(tmp_path / "index").sources if source.name.startswith("front")]
+    whole = sum(len(text.encode()) * count for text, count in zip(texts, times, strict=True))
+    assert sum(source.splits["train"].bytes for source in counts) == whole
+    held_out = [digests(folder / "index" / "test") for folder in (tmp_path, stages["index"].parent)]
+    assert languages or held_out[0] == held_out[1]
+
+
+def test_languages_with_little_text_are_one_source_together(stages, tmp_path):
+    recipe = recipe_of(index={"languages": {"min_tokens": 10**9}})
+    index.run(context_of(tmp_path, stages, recipe=recipe))
+    assert [source.name for source in read_dataset(tmp_path).sources] == ["front.other", "back.other"]
+    for source in ("front", "back"):
+        assert len(IndexedReader(tmp_path / "train" / f"{source}.other")) == len(
+            IndexedReader(stages["index"] / "train" / source)
+        )
 
 
 def test_sources_without_weights_are_drawn_by_tokens_and_repeats_are_reported(stages, tmp_path):

@@ -1,0 +1,100 @@
+"""The report's section on languages: bits per byte by language and script, at the end and during training."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.evaluation.tasks.language_names import LANGUAGE_AND_SCRIPT, english_name, task_alias
+from gristmill.pipelines.report.blocks import Block, Figure, Heading, Paragraph, Table
+from gristmill.pipelines.report.figures import small_multiples, sorted_bars
+
+METRIC = "bits_per_byte"
+
+
+@dataclass(frozen=True)
+class LanguageScore:
+    """Bits per byte of one language; chance: of the unigram model. tag: language and script, ar_Arab."""
+
+    tag: str
+    script: str
+    bits: float
+    error: float | None
+    chance: float | None
+    documents: int
+
+    @property
+    def name(self) -> str:
+        return f"{english_name(self.tag)} ({self.tag})"
+
+
+def language_blocks(train: Path, evaluate: Path) -> list[Block]:
+    """Empty unless bits per byte was measured by language."""
+    results = evaluate / "results.json"
+    scores = language_scores(json.loads(results.read_bytes())) if results.is_file() else []
+    if not scores:
+        return []
+    rows = tuple(
+        (
+            score.name,
+            score.script,
+            str(score.documents),
+            f"{score.bits:.3f}",
+            _number(score.error),
+            _number(score.chance),
+        )
+        for score in scores
+    )
+    bars = [(score.name, score.script, score.bits, score.chance) for score in scores]
+    return [
+        Heading("Languages"),
+        Paragraph(
+            "Bits per byte of held-out text; lower is better. A byte is a whole character in Latin script and half "
+            "or a third of one in others, so compare a language with its chance (the unigram model), not with another "
+            "script."
+        ),
+        Figure("languages", sorted_bars(bars, "bits per byte"), "Bits per byte by language, sorted, with chance"),
+        Table(("language", "script", "documents", "bits per byte", "± s.e.", "chance"), rows, 4),
+        *_curves(train / "evaluations.jsonl", scores),
+    ]
+
+
+def language_scores(results: dict[str, Any]) -> list[LanguageScore]:
+    """Sorted from the lowest bits per byte. results: of results.json."""
+    found = []
+    for task, scores in results["results"].items():
+        matched = LANGUAGE_AND_SCRIPT.fullmatch(task)
+        if matched is None or task not in results["configs"]:
+            continue
+        verdict = results["verdicts"][task_alias(task)][METRIC]
+        error = scores.get(f"{METRIC}_stderr,none")
+        found.append(
+            LanguageScore(
+                tag=f"{matched['language']}_{matched['script']}",
+                script=matched["script"],
+                bits=scores[f"{METRIC},none"],
+                error=error if isinstance(error, float) else None,
+                chance=verdict["chance"],
+                documents=verdict["n"],
+            )
+        )
+    return sorted(found, key=lambda score: (score.bits, score.tag))
+
+
+def _curves(path: Path, scores: Sequence[LanguageScore]) -> list[Block]:
+    """A small panel for each language, from the evaluations during training."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    panels = []
+    for score in scores:
+        task = task_alias(f"{METRIC}_{score.tag}")
+        points = [(line["tokens"] / 1e6, line["scores"][task][METRIC]) for line in lines if task in line["scores"]]
+        panels.append((score.name, [x for x, _ in points], [y for _, y in points]))
+    if not any(x for _, x, _ in panels):
+        return []
+    drawn = small_multiples(panels, "million tokens", "bits per byte")
+    return [Figure("languages_over_training", drawn, "Bits per byte of each language against tokens seen")]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
