@@ -65,8 +65,8 @@ def find_exact_duplicates(
 
     `duplicate_of` is never itself removed.
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
-    Texts are compared by 128 or 64 bits of XXH3. Each task holds 12 bytes a document of its range of the hashes, and 100
-    for each that has an equal; this process holds nothing of a document.
+    Texts are compared by 128 or 64 bits of XXH3. Each task holds 12 bytes a document of its range of the hashes, and
+    100 for each that has an equal; this process holds nothing of a document.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
     identities = [document_file_identity(document_file) for document_file in document_files]
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
