@@ -38,6 +38,7 @@ COMMANDS = {
     "profiles": "profiles:profiles_app",
     "extractor": "extractor:extractor_app",
     "tokenizer": "tokenizer:tokenizer_app",
+    "work": "work:work",
 }
 
 

@@ -5,8 +5,7 @@ import numpy as np
 from gristmill.data_pipeline.dedup.kernels import MULTIPLY_GROUP, MULTIPLY_UNIT, ONE, U6, U29, U32, U63
 from gristmill.foundation.cached_njit import cached_njit
 
-U0 = np.uint64(0)
-LONG_RUN = 64  # keys from which on a run is sorted by merging
+LONG_RUN = 1000  # keys of a run from which on insertion would take longer than NumPy's sort
 KEY_BITS = 8  # bits of the bit map of `repeated_keys` for each key
 
 
@@ -35,33 +34,35 @@ def band_keys(signatures, bands, rows, salt):
     return keys
 
 
-@cached_njit(nogil=True)
-def key_order(keys):
+def key_order(keys: np.ndarray) -> np.ndarray:
     """int64[]: places of the keys in ascending order, of equals the first first. Keys are hashes.
 
     By their upper bits into runs of about eight, then by insertion: 20 ns a key, a quarter of NumPy's stable sort."""
-    size = len(keys)
-    bits = 0
-    while (1 << bits) < size // 8:
-        bits += 1
+    order, held = np.empty(len(keys), np.int64), np.empty(len(keys), np.uint64)
+    if _sort_runs(np.ascontiguousarray(keys), max((len(keys) // 8).bit_length(), 1), order, held):
+        return order
+    return np.argsort(keys, kind="stable")
+
+
+@cached_njit(nogil=True)
+def _sort_runs(keys, bits, order, held):
+    """Whether all runs are short enough to be sorted by insertion."""
     shift = np.uint64(64 - bits)
     ends = np.zeros((1 << bits) + 1, np.int64)
     for key in keys:
-        ends[np.int64(key >> shift if bits else U0) + 1] += 1
+        ends[np.int64(key >> shift) + 1] += 1
     for run in range(1, len(ends)):
+        if ends[run] > LONG_RUN:
+            return False
         ends[run] += ends[run - 1]
-    filled, order, held = ends[:-1].copy(), np.empty(size, np.int64), np.empty(size, np.uint64)
-    for place in range(size):
-        run = np.int64(keys[place] >> shift if bits else U0)
+    filled = ends[:-1].copy()
+    for place in range(len(keys)):
+        run = np.int64(keys[place] >> shift)
         order[filled[run]], held[filled[run]] = place, keys[place]
         filled[run] += 1
     for run in range(len(ends) - 1):
-        start, stop = ends[run], ends[run + 1]
-        if stop - start > LONG_RUN:
-            order[start:stop] = order[start:stop][np.argsort(held[start:stop], kind="mergesort")]
-        else:
-            _insertion_sort(held, order, start, stop)
-    return order
+        _insertion_sort(held, order, ends[run], ends[run + 1])
+    return True
 
 
 @cached_njit(nogil=True)

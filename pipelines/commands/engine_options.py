@@ -12,14 +12,21 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 
+slurm_engine = DeferredModule("gristmill.foundation.engine.slurm")  # for --engine slurm alone
 ray_engine = DeferredModule("gristmill.foundation.engine.ray")  # for --engine ray alone
 
 WorkersOption = Annotated[
-    int, typer.Option(min=1, max=1024, help="Worker processes of the local engine; they do not affect the output.")
+    int,
+    typer.Option(
+        min=1, max=1024, help="Worker processes (slurm: array elements) at once; they do not affect the output."
+    ),
 ]
 EngineOption = Annotated[
-    Literal["local", "ray"],
-    typer.Option(help="Where curation and indexing run: on this machine or on a Ray cluster; the bytes are the same."),
+    Literal["local", "ray", "slurm"],
+    typer.Option(
+        help="Where curation and indexing run: on this machine, on a Ray cluster or as Slurm array jobs; the bytes are "
+        "the same."
+    ),
 ]
 AddressOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="The Ray cluster (default: auto, the one of this machine).")
@@ -38,6 +45,8 @@ class EngineOptions:
         """The engine. Raises RecipeError or InputError if a cluster cannot be used; see RayEngine."""
         if self.engine == "ray":
             return ray_engine.RayEngine(self.address or "auto", reporter, work_folder)
+        if self.engine == "slurm" and self.address is None:
+            return slurm_engine.SlurmEngine(self.workers, reporter, work_folder or Path("work"))
         if self.address is not None:
             raise RecipeError(f"--address {self.address} belongs to --engine ray; add that, or leave the address out")
         return LocalEngine(self.workers, reporter)

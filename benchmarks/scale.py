@@ -1,0 +1,192 @@
+"""How deduplication grows with the number of documents: memory of the driver and of a worker, bytes shuffled, seconds.
+
+Made signatures (20 bands of 6) with planted clusters go through the steps that see all documents: keys, links and
+groups. Each size runs in a process of its own (the driver) with a pool of workers. `driver_bytes_per_document` is the
+slope of the driver's peak between the two largest sizes from a million documents on; below, the steps run in the driver
+by intention. `--documents 1e8` takes 75 GB of disk. The rates of text are measured in the same run and, with the
+rest, make the forecast. Prices: 0.045 dollars a core-hour, 0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import Figure, arguments, print_figures
+from support.curation_inputs import made_texts, paragraphs, write_jsonl
+from support.curation_runs import recipe, run_gristmill
+from support.planted import write_parquet
+
+from gristmill.data_pipeline.dedup.arrays import save_array
+from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
+from gristmill.data_pipeline.dedup.near import BATCH_SHINGLES, NearDedupConfig, find_near_duplicates
+from gristmill.data_pipeline.dedup.signatures import (
+    SignatureScheme,
+    SignatureStore,
+    StoredFile,
+    documents_file,
+    signatures_file,
+)
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.shuffle import RANGE_RECORDS, Shuffle
+
+SIZES = (100_000, 1_000_000, 10_000_000)
+PART_DOCUMENTS = 100_000
+BANDING = Banding(20, 6, False, 5, "word")
+CLUSTERED = 5  # one document of so many is a copy of the one before it, in each value with probability 0.9
+GIANT = 1000  # one document of so many is in one cluster
+SHINGLES = 700  # of a document of 5,000 bytes
+BYTES = 5000  # of a document, for the forecast: about what FineWeb's have
+CORE_HOUR, GETS, PUTS = 0.045, 0.40e-6, 5e-6  # dollars
+MERGED_BYTES = 8e6  # of a block that one request reads, once parts are merged before the shuffle
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--documents", type=float, nargs="+", default=SIZES, help="sizes")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--run", type=int, help="one size, in the folder --work; used by this program itself")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--make", action="store_true", help="only make the signatures of --run")
+    parser.add_argument("--text-megabytes", type=float, default=100)
+    options = parser.parse_args()
+    if options.make:
+        return make_store(options.run, options.work / "store")
+    if options.run:
+        return print(json.dumps(measured(options.run, options.workers, options.work)))
+    sizes = (20_000, 100_000) if options.quick else sorted(int(size) for size in options.documents)
+    runs = [in_own_process(size, options.workers) for size in sizes]
+    for run in runs:
+        print(json.dumps(run), file=sys.stderr)
+    largest = [run for run in runs if run["documents"] >= 1_000_000][-2:]
+    figures = [
+        Figure("shuffle_bytes_per_document", runs[-1]["shuffled"], "bytes", 320, "most that was asked for"),
+        Figure("scale_worker_megabytes", runs[-1]["worker_bytes"] / 1e6, "MB"),
+        Figure("scale_seconds_per_million", runs[-1]["seconds"] / runs[-1]["documents"] * 1e6, "CPU s"),
+    ]
+    if len(largest) == 2:
+        small, large = largest
+        slope = (large["driver_bytes"] - small["driver_bytes"]) / (large["documents"] - small["documents"])
+        figures.insert(0, Figure("driver_bytes_per_document", slope, "bytes", 1, "most that was asked for"))
+    megabytes = 5 if options.quick else options.text_megabytes
+    near, whole = text_core_hours(megabytes, options.data)
+    figures += [
+        Figure("near_dedup_core_hours_per_tb", near, "core-h", 10, "most that was asked for"),
+        Figure("curation_core_hours_per_tb", whole, "core-h", 25, "most that was asked for"),
+    ]
+    print_figures(figures)
+    for documents in (10**9, 10**12):
+        print(forecast(documents, runs[-1], near, whole))
+
+
+def in_own_process(documents: int, workers: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as work:
+        command = [sys.executable, __file__, "--run", str(documents), "--work", work, "--workers", str(workers)]
+        subprocess.run([*command, "--make"], check=True)
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measured(documents: int, workers: int, folder: Path) -> dict[str, float]:
+    """documents, shuffled (bytes a document), seconds (of all processors), peaks of driver and worker in bytes."""
+    engine = LocalEngine(workers, Reporter.silent())
+    before = cpu_seconds()
+    stored = StoredDocuments.of([(made_store(documents, folder / "store"), False)])
+    keys = write_keys(stored, BANDING, engine, folder)
+    links = write_links(stored, keys, BANDING.bands, engine, folder)
+    candidates, _ = write_groups(stored, links, BATCH_SHINGLES, engine, folder)
+    engine.close()
+    return {
+        "documents": documents,
+        "candidates": candidates.num_records(),
+        "shuffled": sum(file_bytes(each) for each in (keys, links, candidates)) / documents,
+        "seconds": cpu_seconds() - before,
+        "driver_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "worker_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+    }
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def file_bytes(shuffle: Shuffle) -> int:
+    return sum(path.stat().st_size for path in shuffle.paths())
+
+
+def part_sizes(documents: int) -> list[int]:
+    return [min(PART_DOCUMENTS, documents - start) for start in range(0, documents, PART_DOCUMENTS)]
+
+
+def made_store(documents: int, folder: Path) -> SignatureStore:
+    files = [StoredFile(source="made", priority=1, documents=size) for size in part_sizes(documents)]
+    return SignatureStore(folder, SignatureScheme(hashes=BANDING.bands * BANDING.rows), tuple(files))
+
+
+def make_store(documents: int, folder: Path) -> None:
+    shared = np.random.default_rng(0).integers(1 << 32, size=BANDING.bands * BANDING.rows, dtype=np.uint32)
+    for number, size in enumerate(part_sizes(documents)):
+        generator = np.random.default_rng(number)
+        values = generator.integers(1 << 32, size=(size, BANDING.bands * BANDING.rows), dtype=np.uint32)
+        giant = np.arange(GIANT - 1, size, GIANT)
+        copies = np.arange(CLUSTERED - 1, size, CLUSTERED)
+        for places, originals in ((copies, values[copies - 1]), (giant, shared[None])):
+            same = generator.random((len(places), values.shape[1])) < 0.9
+            values[places] = np.where(same, originals, values[places])
+        save_array(signatures_file(folder, number), values)
+        ids = generator.integers(1 << 64, size=(size, 2), dtype=np.uint64)
+        rows = np.arange(size)
+        columns = {"doc_id": unpacked_ids(ids), "row": rows, "length": np.full(size, BYTES)}
+        table = pa.table({**columns, "shingles": np.full(size, SHINGLES)})
+        pq.write_table(table, documents_file(folder, number), compression="zstd")
+
+
+def text_core_hours(megabytes: float, data: Path | None) -> tuple[float, float]:
+    """(verified near-deduplication, the whole of `gristmill run --to curate`) of English text, in core-hours a TB."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        texts = list(made_texts(paragraphs(data), int(megabytes * 1e6), 4000))
+        num_bytes = sum(len(text.encode()) for text in texts)
+        write_parquet(folder / "documents", texts)
+        files = [DocumentFile(path, "s", 1) for path in sorted((folder / "documents").glob("*.parquet"))]
+        engine = LocalEngine(1, Reporter.silent())
+        find_near_duplicates(files[:1], NearDedupConfig(), engine, folder / "warm")  # kernels are loaded
+        started = time.process_time()
+        find_near_duplicates(files, NearDedupConfig(), engine, folder / "near")
+        near = time.process_time() - started
+        (folder / "raw").mkdir()
+        write_jsonl(folder / "raw", texts)
+        settings = recipe(folder / "raw", "jsonl", None, ("en",), True)
+        settings["curate"]["exact_dedup"] = {"scope": "all"}
+        run_gristmill(settings, folder / "run", 1)
+        whole = run_gristmill(settings, folder / "run", 1).cpu_seconds
+    return near / num_bytes * 1e12 / 3600, whole / num_bytes * 1e12 / 3600
+
+
+def forecast(documents: int, run: dict[str, float], near: float, whole: float) -> str:
+    terabytes = documents * BYTES / 1e12
+    shuffled = documents * run["shuffled"]
+    parts = documents // PART_DOCUMENTS
+    single = parts * -(-documents // RANGE_RECORDS) * (BANDING.bands + 1)
+    merged = 2 * shuffled / MERGED_BYTES  # each block is written and read once more
+    requests = min(single, merged)
+    dollars = near * terabytes * CORE_HOUR + requests * GETS + (requests if requests < single else parts) * PUTS
+    memory = 40 * documents * run["candidates"] / run["documents"]
+    return (
+        f"{documents:.0e} documents of {BYTES} bytes ({terabytes:.0f} TB): near-deduplication "
+        f"{near * terabytes:.0f} core-h, {shuffled / 1e12:.2f} TB of shuffled records, {requests:.1e} requests "
+        f"({'parts merged first' if requests < single else 'one level'}), {dollars:.0f} dollars; union-find "
+        f"{memory / 1e9:.0f} GB; curation {whole * terabytes:.0f} core-h, {whole * terabytes * CORE_HOUR:.0f} dollars"
+    )
+
+
+if __name__ == "__main__":
+    main()
