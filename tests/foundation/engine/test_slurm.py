@@ -1,4 +1,4 @@
-"""The Slurm engine: array elements as plain processes of this machine, and a real Slurm of one node where there is one."""
+"""The Slurm engine: array elements as plain processes of this machine, and a Slurm of one node where there is one."""
 
 import os
 import shutil
@@ -70,10 +70,10 @@ def test_elements_share_the_tasks_and_leave_out_those_with_an_answer(tmp_path):
 
 
 def test_a_folder_without_tasks_and_an_element_too_many(tmp_path):
-    with pytest.raises(InputError, match="no folder of tasks .*--engine slurm"):
+    with pytest.raises(InputError, match=r"no folder of tasks .*--engine slurm"):
         TaskFolder(tmp_path / "none").run(0)
     TaskFolder(tmp_path).write(square, [1], here(), elements=1)
-    with pytest.raises(RecipeError, match="element 1: the tasks of .* have the elements 0 to 0"):
+    with pytest.raises(RecipeError, match=r"element 1: the tasks of .* have the elements 0 to 0"):
         TaskFolder(tmp_path).run(1)
 
 
@@ -92,12 +92,15 @@ def test_results_come_in_the_order_of_the_tasks(slurm, tmp_path):
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_an_error_of_a_task_ends_the_map_and_a_lost_one_runs_again(slurm, tmp_path):
-    one = engine(tmp_path)
+def test_an_error_of_a_task_ends_the_map(slurm, tmp_path):
     with pytest.raises(InputError, match=r"raw\.jsonl: refused"):
-        one.map(refused, [Path("raw.jsonl")], "reading")
-    assert one.map(dies_once, [tmp_path / "mark"], "marking") == ["mark"]
+        engine(tmp_path).map(refused, [Path("raw.jsonl")], "reading")
     assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_lost_task_runs_again(slurm, tmp_path):
+    assert engine(tmp_path).map(dies_once, [tmp_path / "mark"], "marking") == ["mark"]
 
 
 @pytest.mark.slow
