@@ -45,7 +45,7 @@ PEER = "datatrove 0.10.1"
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data")
 ENGLISH = ("en",)
 FOURTEEN = ("ar", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "nl", "pt", "ru", "zh")
-MEGABYTES, QUICK_MEGABYTES = 48.0, 0.6
+MEGABYTES, QUICK_MEGABYTES = 180.0, 0.6
 QUICK_PAGES = 20
 START_PAGES = 8
 START_MEGABYTES = 0.1  # a few records, of which some are kept: curation without a kept record is an error
@@ -84,7 +84,9 @@ class Input:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="of text; below 48, that share of the pages")
+    parser.add_argument(
+        "--megabytes", type=float, default=MEGABYTES, help="of text; below 180, that share of the pages"
+    )
     parser.add_argument("--only", nargs="*", help="names of inputs, such as short warc")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="where datatrove stands")
     parser.add_argument("--without-peer", action="store_true", help="measure gristmill alone")
