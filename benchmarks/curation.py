@@ -126,8 +126,8 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
         "parquet": Case("parquet", partial(texts, 2000, write_parquet), 50),
     }
     if SHARED.is_dir():
-        found["warc"] = Case("warc", pages, 10, extractor="blocks", peer_megabytes=12.0)
-        found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision", peer_megabytes=12.0)
+        found["warc"] = Case("warc", pages, 10, extractor="blocks", peer_megabytes=45.0)
+        found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision", peer_megabytes=45.0)
         found["languages"] = Case("jsonl", languages, 50, languages=FOURTEEN, stop_words=False)
     return found
 

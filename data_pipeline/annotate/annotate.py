@@ -153,6 +153,8 @@ def _file_ranges(task: tuple[RawFile, str, SourceConfig, int, int]) -> list[File
 def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
     """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
+    # of equally large ranges the later ones first: a compressed file is decompressed from its beginning
+    missing.sort(key=lambda task: task.ranges[0].start, reverse=True)
     if missing:
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
 
