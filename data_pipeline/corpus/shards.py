@@ -15,7 +15,7 @@ from gristmill.data_pipeline.filters.apply import KEPT, Results
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
 from gristmill.data_pipeline.ledger.document_file import utf8_of
-from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, row_groups, row_range_groups
+from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, row_groups, row_groups_of_range
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
@@ -31,6 +31,7 @@ REPEATING_COLUMNS = ("source", "language", "detected_language", "script", "profi
 PII_FIELD = pa.field("pii_replaced", pa.int64())
 QUALITY_FIELD = pa.field("quality_score", pa.float64())
 NO_OPTIONAL_SIGNALS = OptionalSignals()
+NOT_KEPT = -1  # in the place of a split
 LATE_FIELDS = (PII_FIELD.name, QUALITY_FIELD.name)  # columns that annotated files have not
 
 
@@ -181,14 +182,13 @@ def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa
     writers: dict[int, pq.ParquetWriter] = {}
     for index, rows in enumerate(task.rows):
         row_range = rows.row_range()
-        scores = None if task.scores is None else np.load(task.scores[index])[row_range.rows]
-        splits_N = rows.splits(row_range)
-        start = 0
-        for table in row_range_groups(row_range, reader):
-            stop = start + len(table)
+        scores = None if task.scores is None else np.load(task.scores[index])[row_range.start :]
+        splits_N = np.full(len(row_range.mask), NOT_KEPT, np.int8)
+        splits_N[row_range.mask] = rows.splits(row_range)
+        for table, first in row_groups_of_range(row_range, reader):
+            splits = splits_N[first : first + len(table)]
             if scores is not None:
-                table = table.append_column(QUALITY_FIELD, pa.array(scores[start:stop]))
-            splits = splits_N[start:stop]
+                table = table.append_column(QUALITY_FIELD, pa.array(scores[first : first + len(table)]))
             for split, path in task.held_out.items():
                 if (splits == split).any():
                     if split not in writers:
@@ -196,7 +196,6 @@ def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa
                         writers[split] = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
                     writers[split].write_table(table.filter(pa.array(splits == split)))
             yield table.filter(pa.array(splits == 0)) if splits.any() else table
-            start = stop
 
 
 def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetWriter) -> pa.Table:

@@ -74,18 +74,24 @@ class RowGroups:
         return self._table
 
 
-def row_range_groups(row_range: RowRange, columns: Sequence[str] | RowGroups) -> Iterator[pa.Table]:
+def row_range_groups(row_range: RowRange, columns: Sequence[str]) -> Iterator[pa.Table]:
     """The rows of the range, one row group of the file at a time."""
-    reader = columns if isinstance(columns, RowGroups) else RowGroups(columns)
+    for table, first in row_groups_of_range(row_range, RowGroups(columns)):
+        mask = row_range.mask[first : first + len(table)]
+        yield table if mask.all() else table.filter(pa.array(mask))
+
+
+def row_groups_of_range(row_range: RowRange, reader: RowGroups) -> Iterator[tuple[pa.Table, int]]:
+    """(all rows of a row group from the range's start up to its end, place of the first in the mask), for each row
+    group with a row of the range."""
     with pq.ParquetFile(row_range.path) as file:
         start = -row_range.start  # of the row group, counted from the start of the range
         for group in range(file.num_row_groups):
             end = start + file.metadata.row_group(group).num_rows
             first, last = max(start, 0), max(end, 0)
-            mask = row_range.mask[first:last]
-            if mask.any():
-                table = reader.read(file, row_range.path, group).slice(first - start, len(mask))
-                yield table if mask.all() else table.filter(pa.array(mask))
+            if row_range.mask[first:last].any():
+                size = len(row_range.mask[first:last])
+                yield reader.read(file, row_range.path, group).slice(first - start, size), first
             start = end
 
 
