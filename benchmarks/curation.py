@@ -2,8 +2,9 @@
 
 Inputs: `curate_short` (JSONL.zst, documents of 0.7 kB), `curate_long` (JSONL.zst, 4 kB), `curate_parquet` (2 kB),
 `curate_warc` (HTML pages; we extract by `blocks`, datatrove by trafilatura), `curate_warc_trafilatura` (the same pages,
-trafilatura in both), `curate_languages` (2 kB, in 14 languages). Rules of both: language, Gopher repetition and
-quality, C4, FineWeb quality, MinHash, personal data. `benchmarks/extract.py` measures the extractors' F1.
+trafilatura in both), `curate_warc_resiliparse` (we extract by resiliparse), `curate_languages` (2 kB, in 14 languages).
+Rules of both: language, Gopher repetition and quality, C4, FineWeb quality, MinHash, personal data.
+`benchmarks/extract.py` measures the extractors' F1.
 
 Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us on the whole input and
 datatrove on a few MB like it in turn, one core each (datatrove needs 15 s a MB); `_rate`, ours alone against its goal;
@@ -104,7 +105,7 @@ def main() -> None:
 
 
 def cases(data: Path | None, quick: bool) -> dict[str, Case]:
-    """The last two read shared data and are left out where it is absent."""
+    """The last four read shared data and are left out where it is absent."""
     pool = paragraphs(data)
 
     def texts(mean_bytes: int, write: Callable, folder: Path, megabytes: float) -> int:
@@ -128,6 +129,7 @@ def cases(data: Path | None, quick: bool) -> dict[str, Case]:
     if SHARED.is_dir():
         found["warc"] = Case("warc", pages, 10, extractor="blocks", peer_megabytes=45.0)
         found["warc_trafilatura"] = Case("warc", pages, 1, extractor="trafilatura_precision", peer_megabytes=45.0)
+        found["warc_resiliparse"] = Case("warc", pages, 1, extractor="resiliparse", peer_megabytes=45.0)
         found["languages"] = Case("jsonl", languages, 50, languages=FOURTEEN, stop_words=False)
     return found
 
