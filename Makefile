@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers/.installed
 WORKERS ?= 2
 FOLDERS := foundation data_pipeline tokenizers training evaluation pipelines
-# mypy reads the code that needs no torch, through links that give it its import name.
+# mypy reads the code that needs no torch, through links that give it its import name, and the benchmarks, which no test
+# runs whole.
 TYPED := foundation data_pipeline tokenizers training.costs training.planner training.config training.model_config training.layout_config training.optimizer_config evaluation.config pipelines
 
 .PHONY: demo test lint bench clean
@@ -24,6 +25,7 @@ lint: $(INSTALLED)
 	ln -sfn $(addprefix $(CURDIR)/,$(FOLDERS)) build/types/gristmill/
 	ln -sfn $(CURDIR)/benchmarks/published build/types/published
 	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED)) -p published
+	MYPYPATH=build/types:benchmarks $(BIN)/mypy --disable-error-code union-attr benchmarks/*.py
 
 bench: $(INSTALLED) $(PEERS)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'

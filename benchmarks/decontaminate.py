@@ -164,7 +164,9 @@ def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) ->
         name = f"decontaminate_recall_{kind.replace(' ', '_')}"
         figures.append(Figure(name, found / len(asked), f"of {len(asked)} planted", goal=goal))
     asked, answered = short_questions(everything, words, config)
-    for kind, held, goal in (("short with answer", answered, 1.0), ("short without answer", asked, None)):
+    short: tuple[tuple[str, list[str], float | None], ...]
+    short = (("short with answer", answered, 1.0), ("short without answer", asked, None))
+    for kind, held, goal in short:
         found = len(hits([f"{texts[n % len(texts)][:4000]}\n\n{text}\n\n" for n, text in enumerate(held)], config))
         table.add_row(kind, str(len(held)), str(found), f"{found / len(held):.4f}")
         name = f"decontaminate_{'recall' if goal else 'hit'}_{kind.replace(' ', '_')}"

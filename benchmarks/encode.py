@@ -182,7 +182,8 @@ class Builder:
     """The work of megatron.core's IndexedDatasetBuilder for each document, for machines without megatron.core."""
 
     def __init__(self, file: BinaryIO):
-        self.file, self.lengths = file, []
+        self.file = file
+        self.lengths: list[int] = []
 
     def add_document(self, ids: list[int], lengths: list[int]) -> None:
         self.file.write(np.array(ids, dtype=np.uint16).tobytes(order="C"))

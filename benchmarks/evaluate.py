@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,8 @@ def best_peer(work: Work, folder: Path) -> tuple[int, HFLM]:
     found = []
     for size in BATCH_SIZES:
         model = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=size)
-        seconds, _, _ = in_turn(
-            lambda model=model: getattr(model, work.kind)(part, disable_tqdm=True), lambda: None, rounds=1
-        )
+        answer = partial(getattr(model, work.kind), part, disable_tqdm=True)
+        seconds, _, _ = in_turn(answer, lambda: None, rounds=1)
         found.append((seconds, size, model))
     _, size, model = min(found, key=lambda each: each[:2])
     return size, model

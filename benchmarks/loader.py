@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -171,7 +172,7 @@ def growth(folder: Path) -> list[Figure]:
         for name in WEIGHTS:
             note_as_checked(data, name, num_tokens // 2000)
         for packing, k in (("concat", 0), ("best_fit", None)):  # windows of best_fit would read lengths that are holes
-            runs = sorted(wall_seconds(lambda d=data, p=packing, k=k: first(d, p, k)) for _ in range(5))
+            runs = sorted(wall_seconds(partial(first, data, packing, k)) for _ in range(5))
             seconds[packing, num_tokens] = runs[2]
     print(json.dumps({f"{p} {n:.0e}": round(value, 5) for (p, n), value in seconds.items()}), file=sys.stderr)
     return [

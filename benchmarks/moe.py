@@ -141,11 +141,12 @@ def flatness(shape: dict[str, int], device: torch.device, rounds: int) -> Figure
     """Speed with 64 experts over that with 8, of one width and top-k."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     x, upstream = inputs(shape, device, dtype)
-    steps = []
-    for experts in (64, 8):
+
+    def step(experts: int) -> Step:
         mixture = mixture_of(shape, experts, device, dtype)
-        steps.append(Step(mixture, lambda x, m=mixture: m(x)[0], x, upstream))
-    _, _, ratio = in_turn(*steps, rounds, cpu_seconds if device.type == "cpu" else wall_seconds)
+        return Step(mixture, lambda x: mixture(x)[0], x, upstream)
+
+    _, _, ratio = in_turn(step(64), step(8), rounds, cpu_seconds if device.type == "cpu" else wall_seconds)
     return Figure("moe_flat", ratio, "speed with 64 experts over 8", goal=1 / 1.3)
 
 

@@ -123,11 +123,12 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[di
     mixture, plain = recipe.training()
     changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
     config = TrainConfig.model_validate(plain.model_dump() | changes)
-    splits = [
+    training, validation = (
         open_samples(index, split, mixture.sequence_length, recipe.seed, recipe.index, lambda text: None)
         for split in ("train", "validation")
-    ]
-    data = TrainingData(*splits, 0, mask_documents=recipe.index.mask_documents, bytes_per_token={})
+    )
+    masked = recipe.index.mask_documents
+    data = TrainingData(training, validation, 0, mask_documents=masked, bytes_per_token={})
     found: dict[str, list[float]] = {name: [] for name in models_of(mixture)}
     loads_of_seeds = []
     for seed in range(1, seeds + 1):

@@ -142,7 +142,8 @@ def deduplicated(texts: list[str], folder: Path) -> dict[str, tuple[str, float]]
 def planted_figures(bases: list[np.ndarray], generator: np.random.Generator) -> list[Figure]:
     """A copy of each base: every one at the threshold or above must go, no other. Every other copy is of similarity
     0.3 to 1.0, and every other one close to the threshold, where the bands miss most."""
-    texts, similarity = [], {}
+    texts: list[str] = []
+    similarity = {}
     for number, words in enumerate(bases):
         wanted_similarity = generator.uniform(0.3, 1.0) if number % 2 else generator.uniform(0.78, 0.86)
         copy = edited(words, generator, edits_for(wanted_similarity, len(words)))

@@ -85,10 +85,11 @@ def ray_node(workers: int) -> Iterator[str]:
     """The address of a new Ray cluster on this machine: a head without processors and one node."""
     from ray.cluster_utils import Cluster
 
-    store = {"object_store_memory": 80 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store})
+    store_bytes = 80 << 20
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": store_bytes}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(num_cpus=workers, **store)
+        cluster.add_node(num_cpus=workers, object_store_memory=store_bytes)
         yield cluster.address
     finally:
         cluster.shutdown()

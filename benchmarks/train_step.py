@@ -7,6 +7,7 @@ machine."""
 import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
@@ -101,7 +102,7 @@ class Ours:
 class Theirs:
     def __init__(self, setting: Setting, weights: dict[str, torch.Tensor]):
         self.device, self.precision = setting.device, setting.precision
-        plain = llama(setting.model, setting.vocab, weights).to(setting.device)
+        plain: Any = llama(setting.model, setting.vocab, weights).to(setting.device)
         self.model = torch.compile(plain) if setting.compiled else plain
         config = OptimizerConfig()
         self.optimizer = torch.optim.AdamW(
@@ -180,7 +181,7 @@ def matmul_peak(precision: str) -> float:
     best = 0.0
     for size in (512, 1024, 2048):
         left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
-        seconds = min(cpu_seconds(lambda left=left, right=right: left @ right) for _ in range(5))
+        seconds = min(cpu_seconds(partial(torch.matmul, left, right)) for _ in range(5))
         best = max(best, 2 * size**3 / seconds)
     return best
 
