@@ -164,13 +164,11 @@ def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) ->
         name = f"decontaminate_recall_{kind.replace(' ', '_')}"
         figures.append(Figure(name, found / len(asked), f"of {len(asked)} planted", goal=goal))
     asked, answered = short_questions(everything, words, config)
-    short: tuple[tuple[str, list[str], float | None], ...]
-    short = (("short with answer", answered, 1.0), ("short without answer", asked, None))
-    for kind, held, goal in short:
+    for kind, held, is_asked in (("short with answer", answered, True), ("short without answer", asked, False)):
         found = len(hits([f"{texts[n % len(texts)][:4000]}\n\n{text}\n\n" for n, text in enumerate(held)], config))
         table.add_row(kind, str(len(held)), str(found), f"{found / len(held):.4f}")
-        name = f"decontaminate_{'recall' if goal else 'hit'}_{kind.replace(' ', '_')}"
-        figures.append(Figure(name, found / len(held), f"of {len(held)} planted", goal=goal))
+        name = f"decontaminate_{'recall' if is_asked else 'hit'}_{kind.replace(' ', '_')}"
+        figures.append(Figure(name, found / len(held), f"of {len(held)} planted", goal=1.0 if is_asked else None))
     Console(width=120).print(table)
     long = [e for e, count in zip(everything, words, strict=True) if count > 30]
     return [*figures, *false_positives(texts, config, long)]

@@ -102,7 +102,8 @@ class Ours:
 class Theirs:
     def __init__(self, setting: Setting, weights: dict[str, torch.Tensor]):
         self.device, self.precision = setting.device, setting.precision
-        plain: Any = llama(setting.model, setting.vocab, weights).to(setting.device)
+        plain: Any = llama(setting.model, setting.vocab, weights)
+        plain = plain.to(setting.device)
         self.model = torch.compile(plain) if setting.compiled else plain
         config = OptimizerConfig()
         self.optimizer = torch.optim.AdamW(
