@@ -101,15 +101,24 @@ def measured(documents: int, workers: int, folder: Path) -> dict[str, float]:
     keys = write_keys(stored, BANDING, engine, folder)
     links = write_links(stored, keys, BANDING.bands, engine, folder)
     candidates, _ = write_groups(stored, links, BATCH_SHINGLES, engine, folder)
+    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    peaks = [peak_bytes(pid) for pid in children]
     engine.close()
     return {
         "documents": documents,
         "candidates": candidates.num_records(),
         "shuffled": sum(file_bytes(each) for each in (keys, links, candidates)) / documents,
         "seconds": cpu_seconds() - before,
-        "driver_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "worker_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "driver_bytes": peak_bytes("self"),
+        "worker_bytes": max(peaks, default=0),  # none: all ran in the driver
     }
+
+
+def peak_bytes(process: str) -> int:
+    """The largest resident set of a process that still runs; getrusage's would be its parent's too, which execve
+    keeps."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def cpu_seconds() -> float:

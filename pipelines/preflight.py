@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
-from gristmill.data_pipeline.readers.addresses import is_address
 from gristmill.data_pipeline.readers.file_kinds import check_kinds
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.foundation.addresses import is_address
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest

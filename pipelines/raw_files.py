@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
-from gristmill.data_pipeline.readers.addresses import is_address
 from gristmill.data_pipeline.readers.local_files import local_path
 from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.addresses import is_address
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import (

@@ -33,6 +33,7 @@ from gristmill.foundation.manifest import (
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.lease import lease
+from gristmill.pipelines.remote_work import Publisher
 from gristmill.pipelines.stage import Stage, StageContext
 
 POLL_SECONDS = 0.5
@@ -56,10 +57,11 @@ class StagePlan:
 @dataclass(frozen=True)
 class Processes:
     """engine: runs the tasks of the stages; None: this process. rank: of this process under torchrun; only rank 0
-    writes the stages' folders."""
+    writes the stages' folders. publisher: of a work folder in a store."""
 
     engine: Engine | None = None
     rank: int = 0
+    publisher: Publisher | None = None
 
 
 class Runner:
@@ -75,7 +77,7 @@ class Runner:
         processes: Processes = Processes(),
     ):
         self.recipe, self.workdir, self.stages, self.lock = recipe, workdir, stages, lock
-        self.reporter, self.rank = reporter, processes.rank
+        self.reporter, self.rank, self.publisher = reporter, processes.rank, processes.publisher
         self.engine: Engine = processes.engine or LocalEngine(1, reporter)
 
     def folder(self, stage: Stage) -> Path:
@@ -103,8 +105,12 @@ class Runner:
         if self.rank != 0:
             self._run_worker_rank(to, only)
             return
-        with lease(self.workdir):
-            self.run_leased(to, only)
+        try:
+            with lease(self.workdir):
+                self.run_leased(to, only)
+        finally:
+            if self.publisher is not None:
+                self.publisher.close()
 
     def run_leased(self, to: str | None = None, only: str | None = None) -> None:
         """Like `run` on rank 0, for a caller that holds the lease of the work folder."""
@@ -169,6 +175,7 @@ class Runner:
         if plan.action == "skip":
             check_sizes(folder, read_manifest(folder))
             self.reporter.say(f"{stage.name}: complete, skipped")
+            self._publish(stage)
             return
         if os.path.lexists(folder) and not (folder / MANIFEST_NAME).is_file():
             raise InputError(
@@ -182,6 +189,11 @@ class Runner:
         metadata = self._execute(plan, incomplete)
         self._finish(plan, incomplete, metadata)
         self._log_time(stage.name, time.monotonic() - started)
+        self._publish(stage)
+
+    def _publish(self, stage: Stage) -> None:
+        if self.publisher is not None:
+            self.publisher.publish(stage.name)
 
     def _execute(self, plan: StagePlan, folder: Path) -> dict[str, Any]:
         context = StageContext(

@@ -18,8 +18,9 @@ from gristmill.foundation.manifest import (
     read_manifest,
 )
 from gristmill.pipelines.lease import LEASE_NAME
+from gristmill.pipelines.remote_work import MARK_NAME
 
-OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER)  # of a work folder, in no manifest
+OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER, MARK_NAME)  # of a work folder, in no manifest
 INCOMPLETE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
 RAW = "raw:"  # prefix of inputs that are raw files of a source, not a stage
 

@@ -1,7 +1,7 @@
 """Detection of binary files by their signatures, such as a picture in a folder that is read as JSONL."""
 
-from gristmill.data_pipeline.readers.addresses import is_address
 from gristmill.data_pipeline.readers.files import open_raw
+from gristmill.foundation.addresses import is_address
 from gristmill.foundation.errors import InputError
 
 # File signatures, from the formats' own documents (PNG: W3C; JPEG: ITU-T T.81; ZIP: PKWARE APPNOTE; ...).

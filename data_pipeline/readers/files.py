@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from gristmill.data_pipeline.readers.addresses import address_size, is_address, matching_addresses, open_address
 from gristmill.data_pipeline.readers.local_files import local_files, local_path
+from gristmill.foundation.addresses import address_size, is_address, matching_addresses, open_address
 from gristmill.foundation.errors import InputError
 
 

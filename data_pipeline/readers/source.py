@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
-from gristmill.data_pipeline.readers.addresses import without_credentials
+from gristmill.foundation.addresses import without_credentials
 from gristmill.foundation.config import Config
 from gristmill.foundation.nearest_name import did_you_mean
 

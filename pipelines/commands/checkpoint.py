@@ -15,6 +15,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.recipe_file import validate_config
+from gristmill.pipelines.remote_work import fetched, local_folder
 
 CheckpointOption = Annotated[
     Path, typer.Option(metavar="DIR", help="A checkpoint, a run (its newest checkpoint), or a Hugging Face folder.")
@@ -29,7 +30,8 @@ class EvaluatedModel:
     """Options of the model of `gristmill evaluate --checkpoint`."""
 
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Evaluate this checkpoint without a recipe.")
+        Path | None,
+        typer.Option(metavar="DIR", parser=local_folder, help="Evaluate this checkpoint or address without a recipe."),
     ] = None
     tokenizer: TokenizerOption = None
     every: Annotated[
@@ -53,7 +55,10 @@ class TaskOptions:
     shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the tasks' data files.")] = None
-    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Work folder, for the held-out tasks.")] = None
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=local_folder, help="Work folder (or its address), for the held-out tasks."),
+    ] = None
     download: Annotated[bool, typer.Option("--download", help="Allow lm-eval's tasks to download data.")] = False
     include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of task files (YAML).")] = None
 
@@ -91,11 +96,11 @@ def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path 
     config = evaluation_config(model, tasks)
     folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
     data = None if config.data is None else Path(config.data)
-    held_out = None if tasks.corpus is None else Workdir(tasks.corpus).held_out_corpus()
+    held_out = None if tasks.corpus is None else Workdir(fetched(tasks.corpus)).held_out_corpus()
     if tasks.corpus is not None and held_out is None:
         raise InputError(f"{tasks.corpus}: the stages curate and index are not complete here; name a run's work folder")
     paths = EvaluationPaths(folder, data, held_out, folder / "cache", tasks.download, tasks.include_path)
-    source = CheckpointPaths(model.checkpoint, model.tokenizer)
+    source = CheckpointPaths(fetched(model.checkpoint), model.tokenizer)
     if model.every is not None:
         evaluate_series(source, paths, config, reporter, model.every)
         print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")

@@ -18,23 +18,34 @@ from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.console import print_block
+from gristmill.pipelines.remote_work import fetched, local_folder
 
 signatures_app = typer.Typer(no_args_is_help=True, help="MinHash signature stores of corpora.")
 
 
 def why(
     doc_id: Annotated[str, typer.Argument(metavar="DOC_ID", help="32 hex digits, as in the column doc_id.")],
-    corpus: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the stage curate, or the work folder.")],
+    corpus: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            parser=local_folder,
+            help="The folder of the stage curate or the work folder, or its address.",
+        ),
+    ],
 ) -> None:
     """Show what each curation step did to one document, with values and thresholds."""
-    for event in document_history(doc_id, corpus):
+    for event in document_history(doc_id, fetched(corpus, ("curate",))):
         print(f"{event.step}: {event.outcome}")
         for line in event.lines:
             print(f"    {line}")
 
 
 def similar_command(
-    corpus: Annotated[Path, typer.Option(metavar="DIR", help="A work folder, curate folder or signature store.")],
+    corpus: Annotated[
+        Path,
+        typer.Option(metavar="DIR", parser=local_folder, help="A work folder, curate folder or signature store."),
+    ],
     text: Annotated[Path, typer.Option(metavar="FILE", help="A UTF-8 text file; - for standard input.")],
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of documents.")] = 10,
     exhaustive: Annotated[
@@ -43,7 +54,7 @@ def similar_command(
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, if signatures must be computed first.")] = 2,
 ) -> None:
     """Find the documents of a corpus most similar to a text, with exact Jaccard similarity."""
-    neighbours = nearest(read_text(text), corpus, limit, exhaustive, workers)
+    neighbours = nearest(read_text(text), fetched(corpus, ("curate",)), limit, exhaustive, workers)
     if not neighbours:
         print("no similar document found")
         return

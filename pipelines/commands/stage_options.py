@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gristmill.foundation.addresses import is_address
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.engine.worker_pool import CAN_FORK
@@ -22,6 +23,8 @@ from gristmill.pipelines.lease import lease
 from gristmill.pipelines.preflight import check_workdir, require_ready
 from gristmill.pipelines.raw_files import local_bytes, pin
 from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.remote_lease import RemoteLease
+from gristmill.pipelines.remote_work import Publisher, RemoteWork, mirror_of
 from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.stage_list import stages_of
@@ -37,6 +40,8 @@ def parse_workdir(text: str) -> Path:
         raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
     if "\0" in text:
         raise RecipeError("--workdir contains a NUL character, which no path can; remove it")
+    if is_address(text):
+        return mirror_of(text)
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -45,7 +50,9 @@ def parse_workdir(text: str) -> Path:
 
 WorkdirOption = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", parser=parse_workdir, help="Work folder for all stages (default: work/NAME)."),
+    typer.Option(
+        metavar="DIR", parser=parse_workdir, help="Work folder for all stages, or s3://BUCKET/RUN (default: work/NAME)."
+    ),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
 MIN_PARALLEL_BYTES = 4_000_000  # of raw files; less is curated in about the time in which workers start without fork
@@ -81,12 +88,35 @@ def make_runner(
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
     keep_loaded()
-    engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
-    if rank == 0:
-        _start_workers(engine, recipe, folder, [one for one in stages if only in (None, one.name)])
-    with lease(folder) if rank == 0 else nullcontext():
-        lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
-    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank))
+    publisher = _publisher(folder, reporter) if rank == 0 else None
+    try:
+        engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
+        if rank == 0:
+            _start_workers(engine, recipe, folder, [one for one in stages if only in (None, one.name)])
+        with lease(folder) if rank == 0 else nullcontext():
+            lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
+    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank, publisher))
+
+
+def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:
+    """Of a mirror, which is filled: what publishes its stages, with the store's lease. None for other folders.
+
+    Raises InputError if the store cannot be written to or another process writes there."""
+    remote = RemoteWork.behind(folder)
+    if remote is None:
+        return None
+    remote.store.check_writable()
+    publisher = Publisher(remote, RemoteLease(remote.store, reporter.say), reporter.say)
+    try:
+        remote.fetch()
+    except BaseException:
+        publisher.close()
+        raise
+    return publisher
 
 
 def _start_workers(engine: Engine, recipe: Recipe, folder: Path, stages: Sequence[Stage]) -> None:

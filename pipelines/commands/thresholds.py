@@ -22,6 +22,7 @@ from gristmill.pipelines.console import print_block
 from gristmill.pipelines.preflight import check_workdir
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.remote_work import fetched, local_folder
 
 
 @with_option_groups
@@ -49,12 +50,17 @@ def decide(
 
 def explore(
     corpus: Annotated[
-        Path, typer.Argument(metavar="CORPUS", help="The folder of the stage curate, or the work folder.")
+        Path,
+        typer.Argument(
+            metavar="CORPUS",
+            parser=local_folder,
+            help="The folder of the stage curate or work folder, or its address.",
+        ),
     ],
     sql: Annotated[str | None, typer.Option(help="One query; without it, queries are read line by line.")] = None,
 ) -> None:
     """Query documents, signals and ledger with SQL (DuckDB)."""
-    connection = open_corpus(corpus)
+    connection = open_corpus(fetched(corpus, ("curate",)))
     if sql is not None:
         _print_result(connection, sql)
         return

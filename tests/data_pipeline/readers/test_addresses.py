@@ -12,9 +12,9 @@ import pytest
 import s3fs
 import zstandard
 
-from gristmill.data_pipeline.readers import addresses
 from gristmill.data_pipeline.readers.files import matching, open_raw, raw_size
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation import addresses
 from gristmill.foundation.errors import InputError
 from tests.support.corpora import prose, run_curate, tree_digests
 from tests.support.s3_server import KEY, SECRET, s3_server

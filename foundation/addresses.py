@@ -51,21 +51,21 @@ def without_credentials(address: str) -> str:
 def open_address(location: str) -> io.RawIOBase:
     """The file for reading, with random access where the store has it. Raises OSError or ImportError."""
     with as_os_errors():
-        filesystem, path = _filesystem(location)
+        filesystem, path = filesystem_of(location)
         return RemoteFile(filesystem.open(path, "rb"))
 
 
 def address_size(location: str) -> int:
     """Bytes of the stored file. Raises OSError or ImportError."""
     with as_os_errors():
-        filesystem, path = _filesystem(location)
+        filesystem, path = filesystem_of(location)
         return int(filesystem.size(path))
 
 
 def matching_addresses(pattern: str) -> list[str]:
     """Every file that the glob matches or that is below the folder. Raises OSError or ImportError."""
     with as_os_errors():
-        filesystem, path = _filesystem(pattern)
+        filesystem, path = filesystem_of(pattern)
         protocol = pattern.split("://")[0]
         if glob.has_magic(path):
             found = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
@@ -120,7 +120,8 @@ def as_os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def _filesystem(location: str) -> tuple[Any, str]:
+def filesystem_of(location: str) -> tuple[Any, str]:
+    """The fsspec file system of the address, with time limits, and the path in it."""
     protocol = location.split("://")[0]
     configured = fsspec.config.conf.get(protocol, {})
     options = {name: value for name, value in _limits(protocol).items() if name not in configured}

@@ -1,0 +1,128 @@
+"""A folder in an object store, behind an fsspec address: whole objects only.
+
+An object appears whole or not at all, since every upload is of a finished local file or of bytes in memory: a stream
+into a store would publish a truncated object if its writer failed. There is no rename; `put_new` is the only way to
+decide between two writers, so a store without it is refused."""
+
+import hashlib
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gristmill.foundation.addresses import as_os_errors, filesystem_of, without_credentials
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import atomic_path
+
+BLOCK_BYTES = 8_000_000
+
+
+class Store:
+    """Objects by name below one address. Every trouble of the store is an InputError that names the address."""
+
+    def __init__(self, address: str):
+        try:
+            self.address = without_credentials(address.rstrip("/"))
+        except ValueError as error:
+            raise RecipeError(f"--workdir: {error}") from error
+        with self._errors():
+            self._files, self._root = filesystem_of(self.address)
+
+    def read(self, name: str) -> bytes | None:
+        """The object, None if there is none."""
+        with self._errors():
+            try:
+                self._files.invalidate_cache()
+                return self._files.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        with self._errors():
+            return self._files.cat_file(self._path(name), start=start, end=stop)
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        """The names below the prefix, each with its bytes."""
+        with self._errors():
+            self._files.invalidate_cache()
+            found = self._files.find(self._path(prefix) if prefix else self._root, detail=True)
+        return {path.removeprefix(self._root).lstrip("/"): int(entry["size"]) for path, entry in found.items()}
+
+    def put(self, name: str, path: Path) -> None:
+        """Upload a whole file."""
+        with self._errors():
+            self._files.put_file(str(path), self._path(name))
+
+    def put_bytes(self, name: str, content: bytes) -> None:
+        with self._errors():
+            self._files.pipe_file(self._path(name), content)
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Whether the object was created; False if there was one, which stays as it is."""
+        with self._errors():
+            try:
+                self._files.pipe_file(self._path(name), content, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def delete(self, name: str) -> None:
+        with self._errors():
+            self._files.rm_file(self._path(name))
+
+    def download(self, name: str, path: Path, expected: tuple[int, str]) -> None:
+        """The object as a local file, whole or not at all. expected: its bytes and SHA-256.
+
+        Raises InputError if the object is another one."""
+        hasher, size = hashlib.sha256(), 0
+        with atomic_path(path) as temporary, self._errors(), temporary.open("wb") as file:
+            with self._files.open(self._path(name), "rb", block_size=BLOCK_BYTES, cache_type="readahead") as remote:
+                while piece := remote.read(BLOCK_BYTES):
+                    hasher.update(piece)
+                    file.write(piece)
+                    size += len(piece)
+            if (size, hasher.hexdigest()) != expected:
+                raise InputError(
+                    f"{self.address}/{name}: {size} bytes with sha256 {hasher.hexdigest()[:16]}..., its manifest says "
+                    f"{expected[0]} bytes with {expected[1][:16]}...; run the stage that writes it again"
+                )
+
+    def check_writable(self) -> None:
+        """Raises InputError if the store cannot be written to or cannot decide between two writers."""
+        name = f".probe-{uuid.uuid4().hex}"
+        try:
+            created = [self.put_new(name, b""), self.put_new(name, b"")]
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{self.address}: the store cannot create an object only if there is none ({error}), so it cannot take "
+                "a work folder; use s3, gs or another store with conditional writes"
+            ) from error
+        self.delete(name)
+        if created != [True, False]:
+            raise InputError(
+                f"{self.address}: the store ignores If-None-Match, so two writers could not see each other; use one "
+                "with conditional writes (S3, GCS, R2, MinIO)"
+            )
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with as_os_errors():
+                yield
+        except (InputError, FileExistsError, NotImplementedError):
+            raise
+        except ImportError as error:
+            raise RecipeError(
+                f"{self.address}: its package is missing ({error}); install it: pip install 'gristmill[cluster]' -c "
+                "constraints.txt (s3), gcsfs (gs)"
+            ) from error
+        except OSError as error:
+            said: Any = str(error).strip() or type(error).__name__
+            raise InputError(
+                f"{self.address}: {said}; check that the bucket exists, that it may be written to, and the "
+                "credentials in the environment"
+            ) from error

@@ -1,0 +1,161 @@
+"""Work folders in object stores: `--workdir s3://bucket/run`.
+
+A stage runs in a local folder, the mirror, and is published when it is complete: its files as
+STAGE/FINGERPRINT/..., the manifest last, and then STAGE.json, a pointer that names the fingerprint. A reader goes by
+the pointer, so it sees a stage whole or not at all. The mirror is below $GRISTMILL_SCRATCH (~/.cache/gristmill/remote),
+which all nodes of a cluster must share."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import orjson
+import xxhash
+
+from gristmill.foundation.addresses import is_address
+from gristmill.foundation.canonical_json import canonical_json
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import remove_tree, write_atomic
+from gristmill.foundation.lock import LOCK_NAME
+from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
+from gristmill.foundation.store import Store
+from gristmill.pipelines.remote_lease import RemoteLease
+
+MARK_NAME = ".remote.json"  # in a mirror: the address behind it
+STAGE_NAMES = ("curate", "tokenizer", "index", "train", "evaluate", "report")
+
+
+def mirror_of(location: str) -> Path:
+    """The local folder of an address, with a mark that names it; of `ADDRESS/STAGE/...` that folder in it.
+
+    Nothing is read from the store."""
+    parts = location.rstrip("/").removesuffix(f"/{MANIFEST_NAME}").split("/")
+    stage = max((place for place, part in enumerate(parts) if place > 3 and part in STAGE_NAMES), default=len(parts))
+    address, inside = "/".join(parts[:stage]), "/".join(parts[stage:])
+    scratch = Path(os.environ.get("GRISTMILL_SCRATCH") or Path.home() / ".cache" / "gristmill" / "remote")
+    name = Path(urlsplit(address).path).name or urlsplit(address).netloc
+    folder = scratch / f"{name}-{xxhash.xxh3_64_hexdigest(address)}"
+    Store(address)  # refuses credentials before they are written anywhere
+    if not (folder / MARK_NAME).is_file():
+        write_atomic(folder / MARK_NAME, canonical_json({"address": address}))
+    return folder / inside
+
+
+def local_folder(location: str) -> Path:
+    """The folder itself, or the mirror of an address."""
+    return mirror_of(location) if is_address(location) else Path(location)
+
+
+@dataclass(frozen=True)
+class RemoteWork:
+    """mirror: the local folder. store: what is behind it."""
+
+    mirror: Path
+    store: Store
+
+    @classmethod
+    def behind(cls, folder: Path) -> "RemoteWork | None":
+        """What is behind this mirror or the one that this folder is in; None for a folder of its own."""
+        for mirror in (folder, *folder.parents):
+            if (mirror / MARK_NAME).is_file():
+                return cls(mirror, Store(orjson.loads((mirror / MARK_NAME).read_bytes())["address"]))
+        return None
+
+    def publish(self, stage: str, check: Callable[[], None]) -> None:
+        """Uploads the complete stage, unless it is published. check: raises if another writer has taken over.
+
+        Raises InputError if other bytes were published under its fingerprint."""
+        folder = self.mirror / stage
+        content = (folder / MANIFEST_NAME).read_bytes()
+        manifest = read_manifest(folder)
+        prefix = f"{stage}/{manifest.fingerprint}"
+        published = self.store.read(f"{prefix}/{MANIFEST_NAME}")
+        if published is None:
+            for path in output_files(folder):
+                self.store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path)
+            check()
+            if not self.store.put_new(f"{prefix}/{MANIFEST_NAME}", content):
+                published = self.store.read(f"{prefix}/{MANIFEST_NAME}")
+        if published not in (None, content):
+            raise InputError(
+                f"{self.store.address}/{prefix}: holds other files for the same recipe and inputs, made with other "
+                "versions of libraries; delete it there, or use another --workdir"
+            )
+        check()
+        self._put_changed(f"{stage}.json", canonical_json({"fingerprint": manifest.fingerprint, "stage": stage}))
+        if (self.mirror / LOCK_NAME).is_file():
+            self._put_changed(LOCK_NAME, (self.mirror / LOCK_NAME).read_bytes())
+
+    def _put_changed(self, name: str, content: bytes) -> None:
+        if self.store.read(name) != content:
+            self.store.put_bytes(name, content)
+
+    def fetch(self, stages: Sequence[str] = STAGE_NAMES, with_outputs: bool = True) -> list[str]:
+        """Downloads the published stages that the mirror lacks, and the lock; returns the published stages' names."""
+        if (lock := self.store.read(LOCK_NAME)) is not None and not (self.mirror / LOCK_NAME).exists():
+            write_atomic(self.mirror / LOCK_NAME, lock)
+        found = []
+        for stage in stages:
+            pointer = self.store.read(f"{stage}.json")
+            if pointer is not None:
+                found.append(stage)
+                self._fetch_stage(stage, orjson.loads(pointer)["fingerprint"], with_outputs)
+        return found
+
+    def _fetch_stage(self, stage: str, fingerprint: str, with_outputs: bool) -> None:
+        folder, prefix = self.mirror / stage, f"{stage}/{fingerprint}"
+        content = self.store.read(f"{prefix}/{MANIFEST_NAME}")
+        if content is None:
+            raise InputError(
+                f"{self.store.address}/{stage}.json: names {prefix}, which has no {MANIFEST_NAME}; run the stage again"
+            )
+        if (folder / MANIFEST_NAME).is_file() and (folder / MANIFEST_NAME).read_bytes() == content:
+            return
+        new = self.mirror / f".fetched-{stage}"
+        shutil.rmtree(new, ignore_errors=True)
+        write_atomic(new / MANIFEST_NAME, content)
+        manifest: Manifest = read_manifest(new)
+        for output in manifest.outputs if with_outputs else ():
+            if PurePosixPath(output.path).is_absolute() or ".." in PurePosixPath(output.path).parts:
+                raise InputError(f"{self.store.address}/{prefix}/{MANIFEST_NAME}: lists {output.path!r}, outside of it")
+            self.store.download(f"{prefix}/{output.path}", new / output.path, (output.bytes, output.sha256))
+        remove_tree(folder)
+        new.rename(folder)
+
+    def unlisted(self) -> list[str]:
+        """The objects of published stages that are not in their manifests."""
+        extra = []
+        for stage in STAGE_NAMES:
+            if (self.mirror / stage / MANIFEST_NAME).is_file():
+                manifest = read_manifest(self.mirror / stage)
+                prefix = f"{stage}/{manifest.fingerprint}"
+                known = {f"{prefix}/{output.path}" for output in manifest.outputs} | {f"{prefix}/{MANIFEST_NAME}"}
+                extra += sorted(set(self.store.list(prefix)) - known)
+        return extra
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Publishes the stages of a mirror while it holds the store's lease."""
+
+    remote: RemoteWork
+    lease: RemoteLease
+    say: Callable[[str], None]
+
+    def publish(self, stage: str) -> None:
+        self.remote.publish(stage, self.lease.check)
+        self.say(f"{stage}: published at {self.remote.store.address}/{stage}.json")
+
+    def close(self) -> None:
+        self.lease.release()
+
+
+def fetched(folder: Path, stages: Sequence[str] = STAGE_NAMES) -> Path:
+    """The folder; a mirror is filled first. Raises InputError if nothing is published behind it."""
+    remote = RemoteWork.behind(folder)
+    if remote is not None and not remote.fetch(stages):
+        raise InputError(f"{remote.store.address}: no published stage here (STAGE.json); check the address")
+    return folder

@@ -1,0 +1,191 @@
+"""Work folders in an S3 server of this machine: the local bytes, whole objects, one writer, no credentials."""
+
+import json
+import socket
+import time
+
+import pytest
+import s3fs
+
+from gristmill.foundation import addresses
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.manifest import MANIFEST_NAME
+from gristmill.foundation.store import Store
+from gristmill.pipelines import remote_lease
+from gristmill.pipelines.remote_lease import RemoteLease
+from gristmill.pipelines.remote_work import RemoteWork, mirror_of
+from tests.support.corpora import prose, tree_digests, write_jsonl
+from tests.support.s3_server import KEY, SECRET, s3_server
+
+pytest.importorskip("moto.server", reason="moto[server] is not installed")
+RUN = "s3://corpus/run"
+RECIPE = """
+name: small
+sources: [{name: lines, paths: ["PLACE"], format: jsonl}]
+curate: {filters: [], near_dedup: {}, splits: {validation: 0.1, test: 0.1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as monkeypatch, s3_server(monkeypatch) as client:
+        client.create_bucket(Bucket="corpus")
+        yield client
+
+
+@pytest.fixture
+def bucket(server, tmp_path, monkeypatch):
+    """An empty bucket, and a scratch folder of the test's own."""
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setattr(remote_lease, "BEAT_SECONDS", 0.05)
+    for entry in server.list_objects_v2(Bucket="corpus").get("Contents", []):
+        server.delete_object(Bucket="corpus", Key=entry["Key"])
+    raw = write_jsonl(tmp_path / "a.jsonl", [{"text": prose(k % 25)} for k in range(40)])
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("PLACE", str(raw)))
+    return server
+
+
+def keys(server) -> list[str]:
+    return [entry["Key"] for entry in server.list_objects_v2(Bucket="corpus").get("Contents", [])]
+
+
+def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_them(bucket, call, tmp_path, monkeypatch):
+    assert call("curate", "recipe.yaml", "--workdir", "local", "--workers", 1)[0] == 0
+    code, said = call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)
+    assert code == 0, said
+    pointer = json.loads(bucket.get_object(Bucket="corpus", Key="run/curate.json")["Body"].read())
+    local = tree_digests(tmp_path / "local" / "curate")
+    prefix = f"run/curate/{pointer['fingerprint']}/"
+    published = {key.removeprefix(prefix) for key in keys(bucket) if key.startswith(prefix)}
+    assert published == set(local)
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
+    code, said = call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)
+    assert code == 0 and "curate: complete, skipped" in said
+    assert tree_digests(mirror_of(RUN) / "curate") == local
+    doc_id = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0]) and _first_id(tmp_path / "local/curate")
+    code, said = call("why", doc_id, "--corpus", RUN)
+    assert code == 0 and said == call("why", doc_id, "--corpus", "local")[1]
+    code, said = call("explore", f"{RUN}/curate", "--sql", "SELECT count(*) AS n FROM ledger")
+    assert code == 0 and "40" in said
+    code, said = call("verify", RUN)
+    assert code == 0 and "files, identical" in said, said
+    code, said = call("reproduce", f"{RUN}/curate/{MANIFEST_NAME}", "--workdir", "again", "--workers", 1)
+    assert code == 0 and "identical:" in said, said
+
+
+def _first_id(corpus) -> str:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(next(corpus.glob("ledger/*.parquet")), columns=["doc_id"])["doc_id"][0].as_py()
+
+
+def test_verify_finds_a_changed_and_an_extra_object(bucket, call):
+    assert call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)[0] == 0
+    counts = next(key for key in keys(bucket) if key.endswith("counts.json"))
+    bucket.put_object(Bucket="corpus", Key=counts.replace("counts", "more"), Body=b"x")
+    code, said = call("verify", RUN)
+    assert code == 1 and "more.json: in no manifest" in said
+    bucket.put_object(Bucket="corpus", Key=counts, Body=b"{}")
+    code, said = call("verify", RUN)
+    assert code == 1 and "counts.json: 2 bytes" in said and "its manifest says" in said
+
+
+def test_credentials_are_in_no_file_object_or_message(bucket, call, tmp_path):
+    code, said = call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)
+    assert code == 0
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    written += b"".join(bucket.get_object(Bucket="corpus", Key=key)["Body"].read() for key in keys(bucket))
+    for secret in (KEY, SECRET):
+        assert secret not in said and secret.encode() not in written
+    code, said = call("curate", "recipe.yaml", "--workdir", f"s3://{KEY}:{SECRET}@corpus/run")
+    assert code == 2 and "holds credentials" in said and SECRET not in said
+
+
+def test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(bucket):
+    store = Store(RUN)
+    first = RemoteLease(store, print, 0.05)
+    with pytest.raises(InputError, match=r"another gristmill \(process \d+ on .*\) writes here; wait for it, or use"):
+        RemoteLease(store, print, 0.05)
+    first.check()
+    first._released.set()  # its machine is gone: no more beats, and the lease was not given back
+    first._thread.join()
+    second = RemoteLease(store, print, 0.05)
+    with pytest.raises(InputError, match="took this work folder over"):
+        first.check()
+    second.check()
+    second.release()
+    started = time.monotonic()
+    RemoteLease(store, print, 5.0).release()  # a lease that was given back is not waited for
+    assert time.monotonic() - started < 5.0 and len(store.list("lease")) == 1
+
+
+def test_a_writer_that_was_taken_over_publishes_nothing(bucket, call, tmp_path):
+    assert call("curate", "recipe.yaml", "--workdir", "local", "--workers", 1)[0] == 0
+    remote = RemoteWork(tmp_path / "local", Store(RUN))
+
+    def lost() -> None:
+        raise InputError("taken over")
+
+    with pytest.raises(InputError, match="taken over"):
+        remote.publish("curate", lost)
+    assert not [key for key in keys(bucket) if key.endswith((MANIFEST_NAME, "curate.json"))]
+
+
+def test_other_bytes_under_the_same_fingerprint_are_refused(bucket, call, tmp_path):
+    assert call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)[0] == 0
+    manifest = next(key for key in keys(bucket) if key.endswith(MANIFEST_NAME))
+    bucket.put_object(Bucket="corpus", Key=manifest, Body=b"{}")
+    remote = RemoteWork.behind(mirror_of(RUN))
+    with pytest.raises(InputError, match="holds other files for the same recipe and inputs"):
+        remote.publish("curate", lambda: None)
+
+
+def test_a_manifest_that_names_a_file_outside_is_refused(bucket, call, tmp_path, monkeypatch):
+    assert call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)[0] == 0
+    from gristmill.foundation.canonical_json import digested_json, read_digested_json
+
+    key = next(key for key in keys(bucket) if key.endswith(MANIFEST_NAME))
+    content = read_digested_json(bucket.get_object(Bucket="corpus", Key=key)["Body"].read())
+    content["outputs"][0]["path"] = "../../outside"
+    bucket.put_object(Bucket="corpus", Key=key, Body=digested_json(content))
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other"))
+    with pytest.raises(InputError, match=r"lists '\.\./\.\./outside', outside of it"):
+        RemoteWork.behind(mirror_of(RUN)).fetch()
+
+
+@pytest.mark.parametrize("address", ["s3://no-such-bucket/run", "s3://corpus-that-is-not-there/a/b"])
+def test_a_bucket_that_is_not_there(bucket, call, address):
+    code, said = call("curate", "recipe.yaml", "--workdir", address, "--workers", 1)
+    assert code == 1 and address in said and "check that the bucket exists" in said and "Traceback" not in said
+
+
+def test_a_store_that_cannot_be_written_to_or_cannot_decide(bucket, call, monkeypatch):
+    code, said = call("curate", "recipe.yaml", "--workdir", "http://127.0.0.1:9/run", "--workers", 1)
+    assert code == 1 and "cannot create an object only if there is none" in said
+    plain = s3fs.S3FileSystem._pipe_file
+
+    async def ignores(self, path, data, **options):
+        return await plain(self, path, data, **{**options, "mode": "overwrite"})
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", ignores)
+    with pytest.raises(InputError, match="ignores If-None-Match"):
+        Store(RUN).check_writable()
+
+
+def test_a_store_that_does_not_answer_is_an_error_soon(bucket, monkeypatch):
+    monkeypatch.setattr(addresses, "READ_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(InputError, match="s3://corpus/run"):
+            Store(RUN).check_writable()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_the_address_of_a_stage_is_a_folder_of_its_mirror(bucket):
+    assert mirror_of(f"{RUN}/train/checkpoints/step-5") == mirror_of(RUN) / "train/checkpoints/step-5"
+    assert mirror_of(f"{RUN}/curate/{MANIFEST_NAME}") == mirror_of(f"{RUN}/") / "curate"
+    assert RemoteWork.behind(mirror_of(f"{RUN}/curate")).store.address == RUN
+    assert RemoteWork.behind(mirror_of(RUN).parent) is None
+    with pytest.raises(RecipeError, match="holds credentials"):
+        mirror_of(f"s3://{KEY}:{SECRET}@corpus/run")
