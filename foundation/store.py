@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gristmill.foundation import addresses
 from gristmill.foundation.addresses import as_os_errors, filesystem_of, without_credentials
+from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path
 
+asyn = DeferredModule("fsspec.asyn")
 BLOCK_BYTES = 8_000_000
 
 
@@ -56,15 +59,20 @@ class Store:
 
     def put_bytes(self, name: str, content: bytes) -> None:
         with self._errors():
-            self._files.pipe_file(self._path(name), content)
+            self._pipe(name, content, "overwrite")
 
     def put_new(self, name: str, content: bytes) -> bool:
         """Whether the object was created; False if there was one, which stays as it is."""
         with self._errors():
             try:
-                self._files.pipe_file(self._path(name), content, mode="create")
+                self._pipe(name, content, "create")
             except FileExistsError:
                 return False
+            except (NotImplementedError, TypeError) as error:
+                raise InputError(
+                    f"{self.address}: the store cannot create an object only if there is none ({error}), so it cannot "
+                    "take a work folder; use s3, gs or another store with conditional writes"
+                ) from error
             return True
 
     def delete(self, name: str) -> None:
@@ -91,13 +99,8 @@ class Store:
     def check_writable(self) -> None:
         """Raises InputError if the store cannot be written to or cannot decide between two writers."""
         name = f".probe-{uuid.uuid4().hex}"
-        try:
-            created = [self.put_new(name, b""), self.put_new(name, b"")]
-        except (NotImplementedError, TypeError, ValueError) as error:
-            raise InputError(
-                f"{self.address}: the store cannot create an object only if there is none ({error}), so it cannot take "
-                "a work folder; use s3, gs or another store with conditional writes"
-            ) from error
+        self.list("lease")  # a store that is silent, or a bucket that is not there, is found by a reading call
+        created = [self.put_new(name, b""), self.put_new(name, b"")]
         self.delete(name)
         if created != [True, False]:
             raise InputError(
@@ -105,16 +108,26 @@ class Store:
                 "with conditional writes (S3, GCS, R2, MinIO)"
             )
 
+    def _pipe(self, name: str, content: bytes, mode: str) -> None:
+        """Ends after READ_SECONDS: aiohttp waits for the store's "100 Continue" for ever."""
+        if self._files.async_impl:
+            call = self._files._pipe_file
+            asyn.sync(self._files.loop, call, self._path(name), content, mode=mode, timeout=addresses.READ_SECONDS)
+        else:
+            self._files.pipe_file(self._path(name), content, mode=mode)
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        wrong: InputError | None = None
         try:
             with as_os_errors():
-                yield
-        except (InputError, FileExistsError, NotImplementedError):
-            raise
+                try:
+                    yield
+                except InputError as error:
+                    wrong = error
         except ImportError as error:
             raise RecipeError(
                 f"{self.address}: its package is missing ({error}); install it: pip install 'gristmill[cluster]' -c "
@@ -126,3 +139,5 @@ class Store:
                 f"{self.address}: {said}; check that the bucket exists, that it may be written to, and the "
                 "credentials in the environment"
             ) from error
+        if wrong is not None:
+            raise wrong

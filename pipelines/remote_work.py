@@ -37,7 +37,7 @@ def mirror_of(location: str) -> Path:
     address, inside = "/".join(parts[:stage]), "/".join(parts[stage:])
     scratch = Path(os.environ.get("GRISTMILL_SCRATCH") or Path.home() / ".cache" / "gristmill" / "remote")
     name = Path(urlsplit(address).path).name or urlsplit(address).netloc
-    folder = scratch / f"{name}-{xxhash.xxh3_64_hexdigest(address)}"
+    folder = scratch / f"{name}-{xxhash.xxh3_64_hexdigest(address.encode())}"
     Store(address)  # refuses credentials before they are written anywhere
     if not (folder / MARK_NAME).is_file():
         write_atomic(folder / MARK_NAME, canonical_json({"address": address}))

@@ -3,6 +3,7 @@
 As CCNet removes paragraphs and C4 three-sentence spans (Wenzek et al. 2020, section 3.1; Raffel et al. 2020, section
 2.2), but counted exactly, with the first place in keep-order kept and every removed span on record."""
 
+from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,16 +11,17 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids
-from gristmill.foundation.checksum_files import sealed_path
+from gristmill.data_pipeline.dedup.lsh import key_order, repeated_keys
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, unpacked_ids
 from gristmill.foundation.config import Config
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.
@@ -33,8 +35,29 @@ DUPLICATE_SPANS = pa.schema(
     ]
 )
 
-# Columns of a file's pieces, uint64[5, pieces]: the piece's hash, its document's place in the file, its bounds.
-KEY_HIGH, KEY_LOW, DOCUMENT, START, STOP = range(5)
+PIECE = np.dtype(
+    [
+        ("key", "<u8", 2),  # XXH3-128 of the folded piece
+        ("id", "<u8", 2),
+        ("length", "<i8"),  # of the document, bytes
+        ("start", "<i8"),
+        ("stop", "<i8"),
+        ("file", "<i4"),
+        ("priority", "<i8"),
+    ]
+)
+# A span to remove: its document's file, place and packed ids; as DUPLICATE_SPANS otherwise.
+SPAN = np.dtype(
+    [
+        ("file", "<i4"),
+        ("id", "<u8", 2),
+        ("start", "<i8"),
+        ("stop", "<i8"),
+        ("count", "<i8"),
+        ("kept_in", "<u8", 2),
+    ]
+)
+PIECE_BYTES = 64  # of a document file, for the number of ranges: a guess that decides memory alone
 
 
 class SpanDedupConfig(Config):
@@ -53,28 +76,38 @@ class SpanDedupConfig(Config):
 def duplicate_spans(
     document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
-    """Every paragraph (line) that occurs in at least min_count places, but for the first in keep-order.
+    """What `find_duplicate_spans` finds, in memory: doc_id, start, stop (characters), count, kept_in; ordered by
+    doc_id, start."""
+    found = find_duplicate_spans(document_files, config, engine, folder)
+    spans = np.concatenate([np.empty(0, SPAN), *(found.part(part)[1] for part in range(found.parts))])
+    spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
+    ids, kept = unpacked_ids(spans["id"]), unpacked_ids(spans["kept_in"])
+    columns = [ids, *(pa.array(spans[name]) for name in ("start", "stop", "count")), kept]
+    return pa.table(columns, schema=DUPLICATE_SPANS)
 
-    Columns doc_id, start, stop (characters), count, kept_in; ordered by doc_id, start. Keep-order is (source
-    priority, longer document first, doc_id), then place in the document. `edit_documents` takes them out. Memory: 100
-    bytes a piece. `folder` takes intermediate files; called again after a kill, it goes on from them."""
-    open_workspace(
-        folder,
-        {
-            "config": config.model_dump(),
-            "document_files": [document_file_identity(document_file) for document_file in document_files],
-        },
+
+def find_duplicate_spans(
+    document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: Engine, folder: Path
+) -> Shuffle:
+    """Every paragraph (line) that occurs in at least min_count places, but for the first in keep-order: records of
+    SPAN, a range a document file.
+
+    Keep-order is (source priority, longer document first, doc_id), then place in the document. `edit_document_files`
+    takes them out. Memory of a task: 70 bytes a piece of one document file, or of one range of the pieces' hashes;
+    this process holds nothing of a piece. `folder` takes intermediate files; called again after a kill, it goes on from
+    them."""
+    identities = [document_file_identity(document_file) for document_file in document_files]
+    open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
+    sizes = [document_file.bytes for document_file in document_files]
+    pieces = Shuffle(folder / "pieces", PIECE, len(document_files), ranges_for(int(sum(sizes)) // PIECE_BYTES))
+    tasks = [(each, config, pieces, number) for number, each in enumerate(document_files) if not pieces.has(number)]
+    engine.map(_cut_file, tasks, f"{config.unit}s", [task[0].bytes for task in tasks], "B")
+    spans = Shuffle(folder / "spans", SPAN, pieces.ranges, len(document_files))
+    counts = [(pieces, config.min_count, spans, number) for number in range(pieces.ranges) if not spans.has(number)]
+    (engine if pieces.ranges > 1 else LocalEngine(1, engine.reporter)).map(
+        _count_range, counts, "repeats", unit="tasks"
     )
-    tasks = [
-        (document_file, config, folder / f"pieces-{number:05d}") for number, document_file in enumerate(document_files)
-    ]
-    missing = [task for task in tasks if not _ids_file(task[2]).exists()]
-    engine.map(_cut_file, missing, f"{config.unit}s", [task[0].bytes for task in missing], "B")
-    ids, lengths, priorities, pieces = _read(tasks)
-    rank = np.empty(len(ids), np.int64)
-    rank[keep_order(priorities, lengths, ids)] = np.arange(len(ids))
-    pieces = pieces[:, np.lexsort((pieces[START], rank[pieces[DOCUMENT]], pieces[KEY_LOW], pieces[KEY_HIGH]))]
-    return _table(pieces, ids, config.min_count)
+    return spans
 
 
 def pieces_of(text: str, unit: Literal["paragraph", "line"]) -> list[tuple[int, int]]:
@@ -91,69 +124,50 @@ def pieces_of(text: str, unit: Literal["paragraph", "line"]) -> list[tuple[int, 
     return list(pairwise([*starts, len(text)]))
 
 
-def _ids_file(prefix: Path) -> Path:
-    return prefix.with_suffix(".parquet")
-
-
-def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Path]) -> None:
-    document_file, config, prefix = task
+def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
+    document_file, config, pieces, number = task
     salt = document_file.source if config.scope == "source" else ""
-    ids: list[str] = []
-    lengths: list[int] = []
-    rows = bytearray()
+    found = [np.empty(0, PIECE)]
     for _, doc_ids, texts in document_file.batches():
-        packed_ids(doc_ids, document_file.path)
-        for doc_id, text in zip(doc_ids.to_pylist(), texts.to_pylist(), strict=True):
+        ids = packed_ids(doc_ids, document_file.path)
+        keys, places = bytearray(), array("q")
+        for document, text in enumerate(texts.to_pylist()):
+            num_bytes = len(text.encode())
             for start, stop in pieces_of(text, config.unit):
                 piece = text[start:stop].strip()
                 if len(piece) >= config.min_characters:
                     folded = fold_text(piece) if config.normalise == "words" else " ".join(piece.split())
-                    rows += xxhash.xxh3_128_digest(f"{salt}\0{folded}".encode())
-                    rows += np.array([len(ids), start, stop], ">u8").tobytes()
-            ids.append(doc_id)
-            lengths.append(len(text.encode()))
-    save_array(prefix.with_suffix(".npy"), np.frombuffer(bytes(rows), ">u8").astype(np.uint64).reshape(-1, 5).T)
-    _write_ids(_ids_file(prefix), ids, lengths)
+                    keys += xxhash.xxh3_128_digest(f"{salt}\0{folded}".encode())
+                    places.extend((document, num_bytes, start, stop))
+        document, length, start, stop = np.array(places, np.int64).reshape(-1, 4).T
+        records = np.empty(len(document), PIECE)
+        records["key"] = np.frombuffer(bytes(keys), ">u8").reshape(-1, 2)
+        records["id"], records["length"], records["start"], records["stop"] = ids[document], length, start, stop
+        records["file"], records["priority"] = number, document_file.priority
+        found.append(records)
+    joined = np.concatenate(found)
+    joined = joined[key_order(np.ascontiguousarray(joined["key"][:, 0]))]
+    pieces.write_sorted(number, joined, range_of_keys(joined["key"][:, 0], pieces.ranges))
 
 
-def _write_ids(path: Path, ids: list[str], lengths: list[int]) -> None:
-    with sealed_path(path) as temporary:
-        pq.write_table(pa.table({"doc_id": pa.array(ids, pa.string()), "length": lengths}), temporary)
-
-
-def _read(tasks) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(packed ids, lengths and priorities of all documents, pieces of all with their documents numbered through)."""
-    ids, lengths, priorities, pieces = [np.empty((0, 2), np.uint64)], [], [], []
-    for document_file, _, prefix in tasks:
-        table = pq.read_table(_ids_file(prefix))
-        mine = load_array(prefix.with_suffix(".npy"))
-        mine[DOCUMENT] += np.uint64(sum(map(len, ids)))
-        pieces.append(mine)
-        ids.append(packed_ids(table.column("doc_id"), document_file.path))
-        lengths.append(table.column("length").to_numpy())
-        priorities.append(np.full(len(table), document_file.priority, np.int64))
-    length, priority = (np.concatenate([np.empty(0, np.int64), *columns]) for columns in (lengths, priorities))
-    return np.concatenate(ids), length, priority, np.concatenate([np.empty((5, 0), np.uint64), *pieces], axis=1)
-
-
-def _table(pieces: np.ndarray, ids: np.ndarray, min_count: int) -> pa.Table:
-    """pieces ordered by key, then keep-order."""
-    new = np.ones(pieces.shape[1], bool)
-    new[1:] = (pieces[:2, 1:] != pieces[:2, :-1]).any(axis=0)
+def _count_range(task: tuple[Shuffle, int, Shuffle, int]) -> None:
+    """Writes the spans to remove among the pieces of one range of the hashes."""
+    pieces, min_count, spans, number = task
+    found = pieces.read(number)
+    found = found[repeated_keys(np.ascontiguousarray(found["key"][:, 0]))]
+    keys, ids = found["key"], found["id"]
+    order = (found["start"], ids[:, 1], ids[:, 0], -found["length"], found["priority"], keys[:, 1], keys[:, 0])
+    found = found[np.lexsort(order)]
+    new = np.ones(len(found), bool)
+    new[1:] = (found["key"][1:] != found["key"][:-1]).any(axis=1)
     firsts = np.flatnonzero(new)
     group = np.cumsum(new) - 1
     counts = np.diff(np.append(firsts, len(new)))
-    found = np.flatnonzero(~new & (counts[group] >= min_count)) if len(new) else np.empty(0, np.int64)
-    owners = ids[pieces[DOCUMENT, found].astype(np.int64)]
-    keepers = ids[pieces[DOCUMENT, firsts[group[found]]].astype(np.int64)] if len(found) else owners
-    order = np.lexsort((pieces[START, found], owners[:, 1], owners[:, 0]))
-    columns = [
-        unpacked_ids(owners[order]),
-        pieces[START, found][order].astype(np.int64),
-        pieces[STOP, found][order].astype(np.int64),
-        counts[group[found]][order] if len(found) else [],
-        unpacked_ids(keepers[order]),
-    ]
-    return pa.table(
-        [pa.array(c, f.type) for c, f in zip(columns, DUPLICATE_SPANS, strict=True)], schema=DUPLICATE_SPANS
-    )
+    chosen = np.flatnonzero(~new & (counts[group] >= min_count)) if len(new) else np.empty(0, np.int64)
+    records = np.empty(len(chosen), SPAN)
+    for name in ("file", "id", "start", "stop"):
+        records[name] = found[name][chosen]
+    if len(chosen):
+        records["count"], records["kept_in"] = counts[group[chosen]], found["id"][firsts[group[chosen]]]
+    records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0], records["file"]))]
+    spans.write_sorted(number, records, records["file"])

@@ -14,10 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, open_document_file
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, open_document_file, unpacked_ids
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, complement, removed_span_row, sorted_spans
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.shuffle import Shuffle
 
 EDITED_ROWS = 1024  # documents in memory at a time as Python strings
 EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
@@ -55,7 +57,8 @@ class SpanRemoval:
 @dataclass(frozen=True)
 class EditTask:
     document_file: DocumentFile
-    spans: Path
+    spans: Path | Shuffle
+    number: int
     removal: SpanRemoval
     path: Path
 
@@ -70,33 +73,32 @@ class EditTask:
 
 def edit_document_files(
     document_files: Sequence[DocumentFile],
-    spans: pa.Table,
+    spans: pa.Table | Shuffle,
     removal: SpanRemoval,
     engine: Engine,
     folder: Path,
 ) -> EditedFile:
     """The files without the spans; if not removal.is_applied, the texts stay and the spans are only recorded.
 
-    spans: columns doc_id, start, stop (characters, or bytes of UTF-8), kept_in, as `duplicate_spans` and
-    `repeated_substrings` return them; spans of a document are disjoint. Texts of removed rows are left out. Files are
-    in `folder`; called again with the same arguments after a kill, it resumes from them."""
-    table = spans.select(["doc_id", "start", "stop", "kept_in"]).sort_by(
-        [("doc_id", "ascending"), ("start", "ascending")]
-    )
+    spans: columns doc_id, start, stop (characters, or bytes of UTF-8), kept_in, as `repeated_substrings` returns them,
+    or records with a range a document file, as `find_duplicate_spans` does; spans of a document are disjoint. Texts of
+    removed rows are left out. Files are in `folder`; called again with the same arguments after a kill, it resumes from
+    them."""
+    table = None if isinstance(spans, Shuffle) else _ordered(spans)
     open_workspace(
         folder,
         {
             **asdict(removal),
             "document_files": [document_file_identity(document_file) for document_file in document_files],
-            "spans": _digest(table),
+            "spans": [file_digest(path) for path in spans.paths()] if table is None else _digest(table),
         },
     )
-    spans_file = folder / "spans.parquet"
-    if not spans_file.exists():
-        with sealed_path(spans_file) as temporary:
+    held: Path | Shuffle = spans if isinstance(spans, Shuffle) else folder / "spans.parquet"
+    if table is not None and not (folder / "spans.parquet").exists():
+        with sealed_path(folder / "spans.parquet") as temporary:
             pq.write_table(table, temporary, compression="zstd")
     tasks = [
-        EditTask(document_file, spans_file, removal, folder / f"part-{number:05d}.parquet")
+        EditTask(document_file, held, number, removal, folder / f"part-{number:05d}.parquet")
         for number, document_file in enumerate(document_files)
     ]
     missing = [task for task in tasks if not task.left.exists()]
@@ -129,6 +131,12 @@ def in_characters(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int
     begins = np.cumsum((np.frombuffer(raw, np.uint8) & 0xC0) != 0x80)  # characters begun up to each byte
     before = np.concatenate([[0], begins])
     return [(int(before[start]), int(before[stop])) for start, stop in spans]
+
+
+def _ordered(spans: pa.Table) -> pa.Table:
+    return spans.select(["doc_id", "start", "stop", "kept_in"]).sort_by(
+        [("doc_id", "ascending"), ("start", "ascending")]
+    )
 
 
 def _digest(table: pa.Table) -> str:
@@ -170,6 +178,13 @@ class Record:
 
 def _spans_of(task: EditTask) -> dict[str, list[dict[str, Any]]]:
     """The spans of each document of the file that has any."""
+    if isinstance(task.spans, Shuffle):
+        records = task.spans.read(task.number)
+        records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0]))]
+        ids, kept = (unpacked_ids(records[name]).to_pylist() for name in ("id", "kept_in"))
+        columns = zip(ids, records["start"].tolist(), records["stop"].tolist(), kept, strict=True)
+        rows = [dict(zip(("doc_id", "start", "stop", "kept_in"), row, strict=True)) for row in columns]
+        return {doc_id: list(group) for doc_id, group in groupby(rows, key=itemgetter("doc_id"))}
     ids = open_document_file(task.document_file.path).read(columns=["doc_id"]).column("doc_id")
     spans = pq.read_table(task.spans)
     mine = spans.filter(pc.is_in(spans.column("doc_id"), value_set=ids.combine_chunks())).to_pylist()

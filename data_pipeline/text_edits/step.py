@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
-from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans
 from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, repeated_substrings
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
@@ -97,7 +97,7 @@ def edit_texts(
 def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: Engine) -> TextEdits:
     step = f"{config.unit}_dedup"
     work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
-    spans = duplicate_spans(state.document_files, config, engine, work / "spans")
+    spans = find_duplicate_spans(state.document_files, config, engine, work / "spans")
     edited = edit_document_files(state.document_files, spans, SpanRemoval(f"{step}.min_count"), engine, work / "texts")
     return state.with_edits(edited).after_removal(_emptied(step, edited), edited.document_files, work / "removed")
 

@@ -4,12 +4,14 @@ import json
 import socket
 import time
 
+import pyarrow.parquet as pq
 import pytest
 import s3fs
 
 from gristmill.foundation import addresses
+from gristmill.foundation.canonical_json import digested_json, read_digested_json
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.manifest import MANIFEST_NAME
+from gristmill.foundation.manifest import MANIFEST_NAME, StageIdentity, write_manifest
 from gristmill.foundation.store import Store
 from gristmill.pipelines import remote_lease
 from gristmill.pipelines.remote_lease import RemoteLease
@@ -23,6 +25,8 @@ RECIPE = """
 name: small
 sources: [{name: lines, paths: ["PLACE"], format: jsonl}]
 curate: {filters: [], near_dedup: {}, splits: {validation: 0.1, test: 0.1}}
+model: {layers: 2, width: 32, heads: 2, sequence_length: 64}
+train: {tokens: 8192, batch_tokens: 512}
 """
 
 
@@ -45,6 +49,16 @@ def bucket(server, tmp_path, monkeypatch):
     return server
 
 
+def write_stage(folder) -> RemoteWork:
+    """A complete stage `curate` of two files in `folder`, which is the mirror of RUN."""
+    stage = folder / "curate"
+    for name in ("counts.json", "documents/train/lines-00000.parquet"):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).write_bytes(name.encode())
+    write_manifest(stage, StageIdentity("curate", 1), {}, {})
+    return RemoteWork(folder, Store(RUN))
+
+
 def keys(server) -> list[str]:
     return [entry["Key"] for entry in server.list_objects_v2(Bucket="corpus").get("Contents", [])]
 
@@ -62,7 +76,8 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     code, said = call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)
     assert code == 0 and "curate: complete, skipped" in said
     assert tree_digests(mirror_of(RUN) / "curate") == local
-    doc_id = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0]) and _first_id(tmp_path / "local/curate")
+    ledger = next((tmp_path / "local/curate/ledger").glob("*.parquet"))
+    doc_id = pq.read_table(ledger, columns=["doc_id"])["doc_id"][0].as_py()
     code, said = call("why", doc_id, "--corpus", RUN)
     assert code == 0 and said == call("why", doc_id, "--corpus", "local")[1]
     code, said = call("explore", f"{RUN}/curate", "--sql", "SELECT count(*) AS n FROM ledger")
@@ -73,14 +88,8 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     assert code == 0 and "identical:" in said, said
 
 
-def _first_id(corpus) -> str:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(next(corpus.glob("ledger/*.parquet")), columns=["doc_id"])["doc_id"][0].as_py()
-
-
-def test_verify_finds_a_changed_and_an_extra_object(bucket, call):
-    assert call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)[0] == 0
+def test_verify_finds_a_changed_and_an_extra_object(bucket, call, tmp_path):
+    write_stage(tmp_path / "mirror").publish("curate", lambda: None)
     counts = next(key for key in keys(bucket) if key.endswith("counts.json"))
     bucket.put_object(Bucket="corpus", Key=counts.replace("counts", "more"), Body=b"x")
     code, said = call("verify", RUN)
@@ -119,9 +128,8 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(bucket):
     assert time.monotonic() - started < 5.0 and len(store.list("lease")) == 1
 
 
-def test_a_writer_that_was_taken_over_publishes_nothing(bucket, call, tmp_path):
-    assert call("curate", "recipe.yaml", "--workdir", "local", "--workers", 1)[0] == 0
-    remote = RemoteWork(tmp_path / "local", Store(RUN))
+def test_a_writer_that_was_taken_over_publishes_nothing(bucket, tmp_path):
+    remote = write_stage(tmp_path / "mirror")
 
     def lost() -> None:
         raise InputError("taken over")
@@ -131,24 +139,24 @@ def test_a_writer_that_was_taken_over_publishes_nothing(bucket, call, tmp_path):
     assert not [key for key in keys(bucket) if key.endswith((MANIFEST_NAME, "curate.json"))]
 
 
-def test_other_bytes_under_the_same_fingerprint_are_refused(bucket, call, tmp_path):
-    assert call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)[0] == 0
+def test_other_bytes_under_the_same_fingerprint_are_refused(bucket, tmp_path):
+    remote = write_stage(tmp_path / "mirror")
+    remote.publish("curate", lambda: None)
+    before = keys(bucket)
+    remote.publish("curate", lambda: None)
+    assert keys(bucket) == before  # once more is the same
     manifest = next(key for key in keys(bucket) if key.endswith(MANIFEST_NAME))
     bucket.put_object(Bucket="corpus", Key=manifest, Body=b"{}")
-    remote = RemoteWork.behind(mirror_of(RUN))
     with pytest.raises(InputError, match="holds other files for the same recipe and inputs"):
         remote.publish("curate", lambda: None)
 
 
-def test_a_manifest_that_names_a_file_outside_is_refused(bucket, call, tmp_path, monkeypatch):
-    assert call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)[0] == 0
-    from gristmill.foundation.canonical_json import digested_json, read_digested_json
-
+def test_a_manifest_that_names_a_file_outside_is_refused(bucket, tmp_path):
+    write_stage(tmp_path / "mirror").publish("curate", lambda: None)
     key = next(key for key in keys(bucket) if key.endswith(MANIFEST_NAME))
     content = read_digested_json(bucket.get_object(Bucket="corpus", Key=key)["Body"].read())
     content["outputs"][0]["path"] = "../../outside"
     bucket.put_object(Bucket="corpus", Key=key, Body=digested_json(content))
-    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other"))
     with pytest.raises(InputError, match=r"lists '\.\./\.\./outside', outside of it"):
         RemoteWork.behind(mirror_of(RUN)).fetch()
 
@@ -160,16 +168,25 @@ def test_a_bucket_that_is_not_there(bucket, call, address):
 
 
 def test_a_store_that_cannot_be_written_to_or_cannot_decide(bucket, call, monkeypatch):
-    code, said = call("curate", "recipe.yaml", "--workdir", "http://127.0.0.1:9/run", "--workers", 1)
-    assert code == 1 and "cannot create an object only if there is none" in said
     plain = s3fs.S3FileSystem._pipe_file
 
-    async def ignores(self, path, data, **options):
-        return await plain(self, path, data, **{**options, "mode": "overwrite"})
+    async def ignores(self, path, data, mode):
+        return await plain(self, path, data, mode="overwrite")
 
-    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", ignores)
-    with pytest.raises(InputError, match="ignores If-None-Match"):
-        Store(RUN).check_writable()
+    async def denied(self, path, data, mode):
+        raise PermissionError("Access Denied")
+
+    async def lacks(self, path, data, mode):
+        raise NotImplementedError("no mode create")
+
+    for stand_in, said in (
+        (ignores, "ignores If-None-Match"),
+        (denied, "Access Denied; check that the bucket exists, that it may be written to, and the credentials"),
+        (lacks, "the store cannot create an object only if there is none"),
+    ):
+        monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", stand_in)
+        with pytest.raises(InputError, match=said):
+            Store(RUN).check_writable()
 
 
 def test_a_store_that_does_not_answer_is_an_error_soon(bucket, monkeypatch):
@@ -177,8 +194,10 @@ def test_a_store_that_does_not_answer_is_an_error_soon(bucket, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         s3fs.S3FileSystem.clear_instance_cache()
-        with pytest.raises(InputError, match="s3://corpus/run"):
-            Store(RUN).check_writable()
+        store = Store(RUN)
+        for call in (store.check_writable, lambda: store.put_new("lease/1", b"")):
+            with pytest.raises(InputError, match="s3://corpus/run"):
+                call()
     s3fs.S3FileSystem.clear_instance_cache()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import engine, padded, write_part
 
-from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, pieces_of
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, find_duplicate_spans, pieces_of
 from gristmill.data_pipeline.text_edits.edit_documents import SpanRemoval, edit_document_files
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
@@ -18,8 +18,8 @@ ALL = SpanDedupConfig(unit="line", min_characters=1)
 def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> dict[str, str]:
     """The documents' texts without their duplicate spans."""
     part = write_part(folder / "p.parquet", documents)
-    table = duplicate_spans([part], config, engine(), folder / "work")
-    (rewritten,) = edit_document_files([part], table, SpanRemoval("r"), engine(), folder / "rewritten").document_files
+    spans = find_duplicate_spans([part], config, engine(), folder / "work")
+    (rewritten,) = edit_document_files([part], spans, SpanRemoval("r"), engine(), folder / "rewritten").document_files
     left = pq.read_table(rewritten.path)
     assert left.column("doc_id").to_pylist() == [padded(doc_id) for doc_id in documents]
     return dict(zip(documents, left.column("text").to_pylist(), strict=True))

@@ -247,7 +247,8 @@ KILLED_AT = (
     "candidates-00000.rec",
     "members-00000.rec",
     "verified-00000.rec",
-    "pieces-00000.npy",
+    "pieces-00000.rec",
+    "spans-00000.rec",
     "repeats-00000.parquet",
     "part-00000.parquet",
 )
