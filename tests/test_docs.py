@@ -12,7 +12,8 @@ from gristmill.pipelines.application import app
 from gristmill.pipelines.schema import recipe_schema
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation", "pipelines", "tests", "benchmarks")
 FILES = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 # Files that the pages mention and we do not have: Megatron-LM's, article-extraction-benchmark's, and __init__.py.
@@ -128,3 +129,14 @@ def test_recipe_fields_exist(page):
     dotted = re.findall(r"`(?:curate|tokenizer|index|model|train|evaluate)\.([a-z_.]+)`", text)
     endings = {"json", "jsonl", "model", "py", "yaml"}
     assert {name.split(".")[-1] for name in dotted} - fields - endings == set()
+
+
+def test_the_readme_claims_what_the_results_of_whole_runs_say():
+    measured = {}
+    for line in (ROOT / "docs" / "results.md").read_text("utf-8").split("## Parts of a run")[0].splitlines():
+        if line.startswith("| curation.py"):
+            _, _, figure, ours, peer, _, ratio, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            measured[figure] = (ours, peer.split(" ")[0], ratio)
+    rows = re.findall(r"^\| `(curate_\w+)` \|[^|]*\| (\S+) \| (\S+) \| (\S+) \|$", README.read_text("utf-8"), re.M)
+    claims = {figure: tuple(numbers) for figure, *numbers in rows}
+    assert len(claims) > 4 and claims == {figure: measured[figure] for figure in claims}

@@ -29,6 +29,7 @@ from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.files import atomic_path, write_atomic
 
 MAX_RUN = 4  # consecutive shards that one task writes
+RUNS_PER_WORKER = 4  # at least, where there are so many shards, so that none waits long for the last
 HELD_OUT_FOLDER = "held_out"  # of intermediate files
 QUARANTINE_NAME = "quarantine.jsonl"
 EXAMPLES_NAME = "examples.jsonl"
@@ -83,7 +84,7 @@ def _write(task: LedgerTask | tuple[ShardTask, ...]) -> None:
 def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...]]:
     """Runs of up to MAX_RUN consecutive shards of one source and split, fewer where the workers would be unevenly
     loaded. Each run is written by one worker."""
-    size = min(max(len(tasks) // (2 * workers), 1), MAX_RUN)
+    size = MAX_RUN if workers == 1 else min(max(len(tasks) // (RUNS_PER_WORKER * workers), 1), MAX_RUN)
     found: list[tuple[ShardTask, ...]] = []
     for _, group in groupby(tasks, lambda task: (task.format.source, task.split)):
         shards = tuple(group)

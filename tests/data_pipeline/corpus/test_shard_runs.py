@@ -18,9 +18,11 @@ def shard(source: str, number: int, split: str = "train") -> ShardTask:
 def test_runs_are_consecutive_shards_of_one_source_and_split():
     tasks = [*(shard("a", number) for number in range(9)), shard("b", 0), shard("b", 0, "test")]
     assert [len(run) for run in _runs(tasks, 1)] == [4, 4, 1, 1, 1]
-    assert [len(run) for run in _runs(tasks, 2)] == [2, 2, 2, 2, 1, 1, 1]
-    assert [len(run) for run in _runs(tasks, 8)] == [1] * 11
-    assert [task for run in _runs(tasks, 2) for task in run] == tasks and _runs([], 2) == []
+    assert [len(run) for run in _runs(tasks, 2)] == [1] * 11
+    many = [shard("a", number) for number in range(17)]
+    assert [len(run) for run in _runs(many, 2)] == [2] * 8 + [1]
+    assert [len(run) for run in _runs([*many, *many], 2)] == [4] * 8 + [2]
+    assert [task for run in _runs(tasks, 1) for task in run] == tasks and _runs([], 2) == []
 
 
 def test_a_row_group_between_two_ranges_is_read_once(tmp_path, monkeypatch):
