@@ -1,12 +1,12 @@
 """Common phrases: what stands in so many documents that it says nothing of one benchmark."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.decontamination.index import NgramIndex
+from gristmill.foundation.shuffle import range_of_keys
 
 
 @dataclass(frozen=True)
@@ -23,35 +23,56 @@ class Found:
         return np.union1d(self.ngrams[0], self.copies[0])
 
 
-def common_ngrams(found: Sequence[Found], num_ngrams: int, config: DecontaminateConfig) -> np.ndarray:
-    """bool[n-grams]: those that stand in at least `common` documents (or places)."""
-    times = np.zeros(num_ngrams, np.int64)
-    for one in found:
-        counted = np.unique(one.ngrams[:2], axis=1) if config.common_in == "documents" else one.ngrams
-        times += np.bincount(counted[1], minlength=num_ngrams)
-    return times >= config.common
+# How often a phrase stands in documents (or places). text NGRAM: phrase is an n-gram's number; else it is the hash of
+# the words of a copy of that text.
+PHRASE = np.dtype([("text", "<i8"), ("phrase", "<i8"), ("times", "<i8")])
+NGRAM = -1
+MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: the golden ratio
 
 
-def without_common(
-    found: Sequence[Found], common: np.ndarray, index: NgramIndex, config: DecontaminateConfig
-) -> list[Found]:
+def phrase_counts(found: Found, config: DecontaminateConfig) -> np.ndarray:
+    """PHRASE[distinct phrases] of one document file."""
+    row, ngram = found.ngrams[:2]
+    rows = np.concatenate([np.stack([row, np.full(len(row), NGRAM), ngram]), found.copies[[0, 1, 5]]], axis=1)
+    if config.common_in == "documents":
+        rows = np.unique(rows, axis=1)
+    phrases, times = np.unique(rows[1:], axis=1, return_counts=True)
+    records = np.empty(len(times), PHRASE)
+    records["text"], records["phrase"], records["times"] = *phrases, times
+    return records
+
+
+def phrase_ranges(phrases: np.ndarray, ranges: int) -> np.ndarray:
+    """int64[]: the range of each phrase in a shuffle."""
+    return range_of_keys((phrases["phrase"] ^ phrases["text"]).astype(np.uint64) * MIX, ranges)
+
+
+def common_phrases(counts: np.ndarray, config: DecontaminateConfig) -> np.ndarray:
+    """PHRASE[]: those that stand in at least `common` documents (or places), from the counts of all document files."""
+    counts = counts[np.lexsort((counts["text"], counts["phrase"]))]
+    new = np.ones(len(counts), bool)
+    new[1:] = (counts["phrase"][1:] != counts["phrase"][:-1]) | (counts["text"][1:] != counts["text"][:-1])
+    firsts = np.flatnonzero(new)
+    found = counts[firsts].copy()
+    found["times"] = np.add.reduceat(counts["times"], firsts) if len(firsts) else 0
+    return found[found["times"] >= config.common]
+
+
+def common_ngrams(common: np.ndarray, num_ngrams: int) -> np.ndarray:
+    """bool[n-grams]: which of them are among these phrases."""
+    found = np.zeros(num_ngrams, bool)
+    found[common["phrase"][common["text"] == NGRAM]] = True
+    return found
+
+
+def without_common(found: Found, common: np.ndarray, index: NgramIndex) -> Found:
     """What counts: without the common n-grams, and without the copies that are common phrases as well: the same words
     of one text in at least `common` documents (or places), or a copy of which every n-gram is a common one."""
-    often = _common_copies([one.copies for one in found], config)
-    return [_counting(one, mine, common, index) for one, mine in zip(found, often, strict=True)]
-
-
-def _common_copies(copies: Sequence[np.ndarray], config: DecontaminateConfig) -> list[np.ndarray]:
-    """bool[copies] of each document file: those whose text and words (rows 1 and 5) stand in many documents."""
-    whose = np.concatenate([np.empty((2, 0), np.int64), *(one[[1, 5]] for one in copies)], axis=1)
-    _, phrase = np.unique(whose, axis=1, return_inverse=True)
-    phrase = phrase.reshape(-1)
-    file_of = np.repeat(np.arange(len(copies)), [one.shape[1] for one in copies])
-    counted = np.stack([file_of, np.concatenate([np.empty(0, np.int64), *(one[0] for one in copies)]), phrase])
-    if config.common_in == "documents":
-        counted = np.unique(counted, axis=1)
-    often = (np.bincount(counted[2]) >= config.common)[phrase]
-    return np.split(often, np.cumsum([one.shape[1] for one in copies])[:-1])
+    copies = common[common["text"] != NGRAM]
+    known = set(zip(copies["text"].tolist(), copies["phrase"].tolist(), strict=True))
+    often = np.array([tuple(pair) in known for pair in found.copies[[1, 5]].T.tolist()], bool) if known else None
+    often = np.zeros(found.copies.shape[1], bool) if often is None else often
+    return _counting(found, often, common_ngrams(common, len(index.keys)), index)
 
 
 def _counting(found: Found, often: np.ndarray, common: np.ndarray, index: NgramIndex) -> Found:

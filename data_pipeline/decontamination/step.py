@@ -12,7 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
-from gristmill.data_pipeline.decontamination.common_phrases import Found, common_ngrams, without_common
+from gristmill.data_pipeline.decontamination.common_phrases import (
+    PHRASE,
+    Found,
+    common_ngrams,
+    common_phrases,
+    phrase_counts,
+    phrase_ranges,
+    without_common,
+)
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.decontamination.document_edit import HITS, PIECES, DocumentEdit, edit_document
 from gristmill.data_pipeline.decontamination.edits import search_edits
@@ -28,7 +36,11 @@ from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.shuffle import Shuffle, ranges_for
+
+PHRASE_BYTES = 1000  # of a document file, for the number of ranges: a guess that decides memory alone
 
 
 @dataclass(frozen=True)
@@ -89,11 +101,11 @@ def decontaminate(
     open_workspace(folder, _identity(document_files, config, examples))
     indexes = build_indexes(examples, config)
     save_indexes(indexes, folder)
-    found = _search_files(document_files, config.answer_window, engine, folder)
-    common = common_ngrams(found, len(indexes.ngrams.keys), config)
-    found = without_common(found, common, indexes.ngrams, config)
+    phrases = _search_files(document_files, config, engine, folder)
+    common = common_ngrams(phrases, len(indexes.ngrams.keys))
     counting = counting_ngrams(indexes.ngrams, common)
-    prefixes = _edit_files(document_files, found, BenchmarkTexts(tuple(examples), counting, config), engine, folder)
+    texts = BenchmarkTexts(tuple(examples), counting, phrases, config)
+    prefixes = _edit_files(document_files, texts, engine, folder)
     matches = joined_tables(prefixes, "matches", MATCHES)
     hits = joined_tables(prefixes, "hits", HITS)
     report = contamination_report(examples, indexes, common, matches, hits)
@@ -132,63 +144,82 @@ def _identity(
     }
 
 
-def _search_files(document_files: Sequence[DocumentFile], window: int, engine: Engine, folder: Path) -> list[Found]:
-    files = [folder / f"found-{number:05d}.npy" for number in range(len(document_files))]
-    tasks = [
-        (document_file, window, folder, file)
-        for document_file, file in zip(document_files, files, strict=True)
-        if not file.exists()
-    ]
+def _search_files(
+    document_files: Sequence[DocumentFile], config: DecontaminateConfig, engine: Engine, folder: Path
+) -> np.ndarray:
+    """PHRASE[]: the common phrases. What was found in a document file is in `_found_file`.
+
+    The phrases' counts are a shuffle, of which a task adds up one range; memory of a task: 24 bytes for each distinct
+    phrase of a benchmark that one document file has."""
+    sizes = [document_file.bytes for document_file in document_files]
+    counts = Shuffle(folder / "phrases", PHRASE, len(document_files), ranges_for(int(sum(sizes)) // PHRASE_BYTES))
+    tasks = [(each, config, folder, counts, number) for number, each in enumerate(document_files)]
+    tasks = [task for task in tasks if not counts.has(task[-1])]
     engine.map(_search_file, tasks, "benchmark texts", [task[0].bytes for task in tasks], "B")
-    return [Found(load_array(file), load_array(_copies_file(file))) for file in files]
+    sized = engine if counts.ranges > 1 else LocalEngine(1, engine.reporter)
+    ranges = [(counts, config, number) for number in range(counts.ranges)]
+    return np.concatenate([np.empty(0, PHRASE), *sized.map(_common_of_range, ranges, "common phrases", unit="tasks")])
+
+
+def _common_of_range(task: tuple[Shuffle, DecontaminateConfig, int]) -> np.ndarray:
+    counts, config, number = task
+    return common_phrases(counts.read(number), config)
+
+
+def _found_file(folder: Path, number: int) -> Path:
+    return folder / f"found-{number:05d}.npy"
+
+
+def _read_found(folder: Path, number: int) -> Found:
+    path = _found_file(folder, number)
+    return Found(load_array(path), load_array(_copies_file(path)))
 
 
 def _copies_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}-copies.npy")
 
 
-def _search_file(task: tuple[DocumentFile, int, Path, Path]) -> None:
-    document_file, window, folder, path = task
+def _search_file(task: tuple[DocumentFile, DecontaminateConfig, Path, Shuffle, int]) -> None:
+    document_file, config, folder, counts, number = task
+    path = _found_file(folder, number)
     indexes = load_indexes(folder)
     ngrams, copies = [np.empty((3, 0), np.int64)], [np.empty((6, 0), np.int64)]
     for rows, _, texts in document_file.batches():
         words = words_of_bytes(*utf8_of(texts))
         for found, held in (
             (search(indexes.ngrams, words), ngrams),
-            (search_edits(indexes.edits, words, window), copies),
+            (search_edits(indexes.edits, words, config.answer_window), copies),
         ):
             found[0] = rows[found[0]]
             held.append(found)
     save_array(_copies_file(path), np.concatenate(copies, axis=1))
-    save_array(path, np.concatenate(ngrams, axis=1))  # last: its file says that both are whole
+    save_array(path, np.concatenate(ngrams, axis=1))
+    phrases = phrase_counts(_read_found(folder, number), config)
+    counts.write_unsorted(number, phrases, phrase_ranges(phrases, counts.ranges))  # last: the files are whole
 
 
 @dataclass(frozen=True)
 class BenchmarkTexts:
-    """counting: n-grams of each text that are no common phrases."""
+    """counting: n-grams of each text that are no common phrases. common: PHRASE[]."""
 
     examples: tuple[Example, ...]
     counting: np.ndarray
+    common: np.ndarray
     config: DecontaminateConfig
 
 
 def _edit_files(
-    document_files: Sequence[DocumentFile],
-    found: Sequence[Found],
-    texts: BenchmarkTexts,
-    engine: Engine,
-    folder: Path,
+    document_files: Sequence[DocumentFile], texts: BenchmarkTexts, engine: Engine, folder: Path
 ) -> list[Path | None]:
     """Of each document file the prefix of its files of matches, hits, removed spans and pieces; None if it has none."""
-    prefixes: list[Path | None] = []
-    tasks = []
-    for number, (document_file, mine) in enumerate(zip(document_files, found, strict=True)):
-        prefix = folder / f"file-{number:05d}" if len(mine.rows) else None
-        prefixes.append(prefix)
-        if prefix is not None and not result_file(prefix, "hits").exists():
-            tasks.append((document_file, mine, texts, folder, prefix))
-    engine.map(_edit_file, tasks, "decontamination", [len(task[1].rows) for task in tasks], "documents")
-    return prefixes
+    prefixes = [folder / f"file-{number:05d}" for number in range(len(document_files))]
+    tasks = [
+        (document_file, number, texts, folder, prefixes[number])
+        for number, document_file in enumerate(document_files)
+        if not result_file(prefixes[number], "hits").exists()
+    ]
+    engine.map(_edit_file, tasks, "decontamination", [task[0].bytes for task in tasks], "B")
+    return [prefix if result_file(prefix, "hits").exists() else None for prefix in prefixes]
 
 
 def _of_row(found: np.ndarray, row: int) -> np.ndarray:
@@ -201,9 +232,12 @@ def result_file(prefix: Path, name: str) -> Path:
 
 
 def _edit_file(task) -> None:
-    document_file, found, benchmarks, folder, prefix = task
+    document_file, number, benchmarks, folder, prefix = task
     examples, counting, config = benchmarks.examples, benchmarks.counting, benchmarks.config
     indexes = load_indexes(folder)
+    found = without_common(_read_found(folder, number), benchmarks.common, indexes.ngrams)
+    if not len(found.rows):
+        return
     wanted = np.zeros(len(document_file.kept_mask()), bool)
     wanted[found.rows] = True
     matches: list[tuple] = []

@@ -199,13 +199,15 @@ def write_groups(
     decide. Batches are runs of whole groups of about batch_shingles shingles. Range p of the candidates holds those of
     part p, in the order of their positions."""
     candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.parts))
-    task = (documents, links, batch_shingles, candidates)
-    alone = sized(engine, len(documents))
-    return candidates, alone.map(_write_groups, [task], "groups", [links.num_records()], "links")[0]
+    tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
+    found = sized(engine, len(documents)).map(_write_groups, tasks, "groups", [links.num_records(), 0.0], "links")
+    return candidates, found[0]
 
 
-def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle]) -> int:
+def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) -> int:
     """The number of batches."""
+    if task is None:
+        return 0
     documents, links, batch_shingles, candidates = task
     if not candidates.has(0):
         positions, group = _groups(links)

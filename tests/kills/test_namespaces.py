@@ -189,6 +189,7 @@ def train(net: Network, folder: Path, recipe: Path, work: Path, log: str) -> lis
     for rank, number in enumerate(sorted(net.machines)):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{net.machines[2]}:29511", "--rdzv-id", log]
+        rendezvous += ["--rdzv-conf", f"is_host={rank == 0}"]  # torchrun compares names, which namespaces share
         local = ["--local-addr", net.machines[number], "--max-restarts", "0", str(program)]
         order = ["train", str(recipe), "--workdir", str(work), *LAYOUT]
         variables = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]

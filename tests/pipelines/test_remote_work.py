@@ -191,6 +191,7 @@ def test_a_store_that_cannot_be_written_to_or_cannot_decide(bucket, call, monkey
 
 def test_a_store_that_does_not_answer_is_an_error_soon(bucket, monkeypatch):
     monkeypatch.setattr(addresses, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         s3fs.S3FileSystem.clear_instance_cache()

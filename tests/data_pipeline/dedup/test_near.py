@@ -170,6 +170,49 @@ def test_a_group_larger_than_memory_is_decided_block_by_block_as_in_one(
     assert found(whole) == by_brute_force(documents, config)
 
 
+GIANT = """
+import sys
+from pathlib import Path
+from gristmill.data_pipeline.dedup import near
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.progress import Reporter
+
+def megabytes(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+def run(block):
+    near.BLOCK_SHINGLES = block
+    files = [DocumentFile(Path(sys.argv[1]), "s", 1)]
+    return near.near_duplicates(files, near.NearDedupConfig(), LocalEngine(1, Reporter.silent()), Path(sys.argv[2]))
+
+whole = run(1 << 60)
+for path in Path(sys.argv[2]).glob("*verified-*"):
+    path.unlink()  # the verification alone is done again
+before = megabytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (proc(5))
+cut = run(500_000)
+assert cut.equals(whole)
+print(len(cut), megabytes("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
+def test_a_giant_group_is_verified_in_bounded_memory(tmp_path: Path):
+    """100,000 copies of one text of 120 words, a third of them edited beyond the threshold. The sets have 92 MB; two
+    blocks have 8 MB, and the members' records 22 MB, which are held a few times."""
+    generator = np.random.default_rng(3)
+    words = [f"w{number}" for number in range(120)]
+    edits = np.where(generator.random(100_000) < 0.3, 8, 1)
+    texts = {f"{n + 1:x}": " ".join(edited(words, generator, int(number))) for n, number in enumerate(edits)}
+    part = write_part(tmp_path / "p.parquet", texts)
+    program = [sys.executable, "-c", GIANT, str(part.path), str(tmp_path / "work")]
+    removed, megabytes = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
+    assert int(removed) > 60_000 and float(megabytes) < 150
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Of every file but the seals, which remember inodes and times."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".seal"]
