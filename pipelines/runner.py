@@ -151,8 +151,9 @@ class Runner:
             self._remove_temporary_files()
             raise
 
-    def _remove_temporary_files(self) -> None:
-        for path in sweep(self.workdir):
+    def _remove_temporary_files(self, folder: Path | None = None) -> None:
+        """folder: below which; None: of the whole work folder."""
+        for path in sweep(folder or self.workdir):
             self.reporter.say(f"removed {path}, left by a process that was stopped")
 
     def _action(
@@ -233,6 +234,7 @@ class Runner:
         origin: dict[str, Any] = {"recipe": self.recipe.model_dump(mode="json")}
         if stage.reads_raw:
             origin["lock"] = self.lock.model_dump(mode="json")
+        self._remove_temporary_files(incomplete)  # of workers that were lost while the driver went on
         sync_tree(incomplete)
         identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
         write_manifest(incomplete, identity, metadata, origin, stage.libraries)

@@ -41,11 +41,14 @@ class Mill:
         self.fail: dict[str, Exception] = {}
         self.version = {"a": 1, "b": 1, "c": 1}
         self.seed = 1
+        self.leaves = ""
 
     def stage(self, name, inputs, reads_raw=False):
         def work(context):
             self.ran.append(name)
             write_atomic(context.folder / "first", name.encode())
+            if self.leaves:
+                (context.folder / self.leaves).touch()
             if name in self.fail:
                 raise self.fail[name]
             before = b"".join((folder / "second").read_bytes() for folder in context.inputs.values())
@@ -173,6 +176,13 @@ with atomic_path(Path(sys.argv[1])) as temporary:
     print("writes", flush=True)
     time.sleep(60)
 """
+
+
+def test_what_lost_workers_left_in_a_stage_is_removed_before_it_is_complete(mill):
+    """A worker is killed in the middle of a file, and the driver gives its task to another one."""
+    mill.leaves = ".second.0123456789abcdef.tmp"
+    mill.runner().run(to="a")
+    assert sorted(path.name for path in (mill.workdir / "a").iterdir()) == ["first", "manifest.json", "second"]
 
 
 def test_a_work_folder_stays_complete_when_moved_copied_or_linked(mill, tmp_path):
