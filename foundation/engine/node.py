@@ -1,17 +1,20 @@
 """What runs on a node of a cluster: the report of its versions, and one task."""
 
 import hashlib
+import importlib
 import os
 import platform
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gristmill.foundation.engine.pandas_check import do_without_pandas
 from gristmill.foundation.engine.parcel import Parcel, packed, unpacked
 from gristmill.foundation.engine.worker_pool import answer_of, failure
 from gristmill.foundation.errors import InputError
@@ -83,13 +86,26 @@ def run_task(order: Parcel, place: Place, scratch: Path) -> Parcel:
     try:
         if problem := _problem(place):
             raise InputError(f"node {socket.gethostname()}: {problem}")
-        os.chdir(place.folder)
-        if place.folder not in sys.path:
-            sys.path.append(place.folder)
+        _enter(place)
         answer = answer_of(*unpacked(order))
         return packed(answer, scratch)
     except Exception as error:
         return packed(failure(error), scratch)
+
+
+def load_modules(place: Place, modules: Sequence[str]) -> None:
+    """Import what later tasks need. Errors are left to the tasks."""
+    with suppress(Exception):
+        _enter(place)
+        do_without_pandas()
+        for name in modules:
+            importlib.import_module(name)
+
+
+def _enter(place: Place) -> None:
+    os.chdir(place.folder)
+    if place.folder not in sys.path:
+        sys.path.append(place.folder)
 
 
 def _problem(place: Place) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.engine.engine import Engine, Result, Task, name_of
-from gristmill.foundation.engine.node import run_task
+from gristmill.foundation.engine.node import load_modules, run_task
 from gristmill.foundation.engine.parcel import packed, unpacked
 from gristmill.foundation.engine.ray_cluster import checked_place, connect, last_line, nodes_with_processors
 from gristmill.foundation.engine.worker_pool import RemoteTraceback
@@ -47,6 +47,7 @@ class RayEngine(Engine):
 
     def __init__(self, address: str, reporter: Reporter, work_folder: Path, attempts: int = ATTEMPTS):
         self.reporter, self.work_folder, self.attempts = reporter, work_folder.absolute(), attempts
+        self._loading: list[Any] = []
         self._connected_here = connect(address)
         try:
             self._place = checked_place(address, work_folder)
@@ -60,6 +61,11 @@ class RayEngine(Engine):
     @property
     def workers(self) -> int:
         return max(int(ray.cluster_resources().get("CPU", 1)), 1)
+
+    def start(self, modules: Sequence[str]) -> None:
+        """Each processor's worker imports the modules while the driver prepares its tasks; nobody waits for it."""
+        load = ray.remote(load_modules).options(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")
+        self._loading = [load.remote(self._place, tuple(modules)) for _ in range(self.workers)]
 
     def close(self) -> None:
         """Nothing: Ray ends idle workers by itself."""

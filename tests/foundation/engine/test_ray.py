@@ -48,6 +48,11 @@ def square(number):
     return number * number
 
 
+def test_workers_import_while_the_driver_prepares(engine):
+    engine.start(["colorsys", "no.such.module"])
+    assert engine.map(square, [2, 3], "squares") == [4, 9]
+
+
 def summed(task):
     name, values = task
     values += 1  # arrays of a task can be written to, as on the local engine
