@@ -68,8 +68,9 @@ def write_corpus(
         for split in range(1, len(SPLITS)):
             held_out += _held_out_shards(tasks, plan, source, split, shard_bytes)
     runs = _runs(training, engine.workers)
-    tasks = [*runs, *ledgers]  # together, so that no worker waits for the last shard or ledger
-    engine.map(_write, tasks, "write corpus", [*map(len, runs), *([1] * len(ledgers))], "files")
+    # together, so that no worker waits for the last shard or ledger
+    files: list[LedgerTask | tuple[ShardTask, ...]] = [*runs, *ledgers]
+    engine.map(_write, files, "write corpus", [*map(len, runs), *([1] * len(ledgers))], "files")
     runs = _runs(held_out, engine.workers)
     engine.map(_write, runs, "write held-out documents", [len(run) for run in runs], "files")
 

@@ -40,10 +40,10 @@ def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine)
         tasks = [(side, field, shuffled, part) for part in range(side.parts) if not shuffled.has(part)]
         sized.map(_shuffle_by_id, tasks, "removed documents")
         by_id.append(shuffled)
-    moved = [Shuffle(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides]
-    joins = [(*by_id, *moved, number) for number in range(ranges) if not moved[1].has(number)]
+    left, moved = (Shuffle(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides)
+    joins = [(by_id[0], by_id[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
     sized.map(_reassign_range, joins, "copies of removed documents")
-    return moved[0], moved[1]
+    return left, moved
 
 
 def _shuffle_by_id(task: tuple[Shuffle, str, Shuffle, int]) -> None:

@@ -57,9 +57,9 @@ def _sort_runs(keys, bits, order, held):
         ends[run] += ends[run - 1]
     filled = ends[:-1].copy()
     for place in range(len(keys)):
-        run = np.int64(keys[place] >> shift)
-        order[filled[run]], held[filled[run]] = place, keys[place]
-        filled[run] += 1
+        mine = np.int64(keys[place] >> shift)
+        order[filled[mine]], held[filled[mine]] = place, keys[place]
+        filled[mine] += 1
     for run in range(len(ends) - 1):
         _insertion_sort(held, order, ends[run], ends[run + 1])
     return True

@@ -139,10 +139,11 @@ def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
                     folded = fold_text(piece) if config.normalise == "words" else " ".join(piece.split())
                     keys += xxhash.xxh3_128_digest(f"{salt}\0{folded}".encode())
                     places.extend((document, num_bytes, start, stop))
-        document, length, start, stop = np.array(places, np.int64).reshape(-1, 4).T
-        records = np.empty(len(document), PIECE)
+        columns = np.array(places, np.int64).reshape(-1, 4).T
+        records = np.empty(columns.shape[1], PIECE)
         records["key"] = np.frombuffer(bytes(keys), ">u8").reshape(-1, 2)
-        records["id"], records["length"], records["start"], records["stop"] = ids[document], length, start, stop
+        records["id"] = ids[columns[0]]
+        records["length"], records["start"], records["stop"] = columns[1:]
         records["file"], records["priority"] = number, document_file.priority
         found.append(records)
     joined = np.concatenate(found)

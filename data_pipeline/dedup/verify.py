@@ -103,9 +103,16 @@ class Decisions:
         """buckets: how many there are, bucket_of."""
         num_buckets, bucket_of = buckets
         size = len(bucket_of)
-        whole = [np.full(shape, -1, np.int64) for shape in (num_buckets, bucket_of.shape, size, size)]
-        marks = np.ascontiguousarray(protected)
-        return cls(bucket_of, marks, *whole, np.zeros(size, np.int64), np.full(size, -1.0))
+        return cls(
+            bucket_of,
+            np.ascontiguousarray(protected),
+            newest=np.full(num_buckets, -1, np.int64),
+            older=np.full(bucket_of.shape, -1, np.int64),
+            compared_with=np.full(size, -1, np.int64),
+            keepers=np.full(size, -1, np.int64),
+            boths=np.zeros(size, np.int64),
+            best=np.full(size, -1.0),
+        )
 
 
 def compare_blocks(

@@ -83,7 +83,8 @@ def reannotate(
 def _with_new_files(
     one: SourceState, files: Mapping[Path, ReannotatedFile], document_files: Sequence[DocumentFile]
 ) -> SourceState:
-    paths, filter_results = [], []
+    paths: list[Path] = []
+    filter_results: list[Results] = []
     for number, path, results in zip(one.files, one.paths, one.filter_results, strict=True):
         if path in files:
             paths.append(files[path].path)
