@@ -45,6 +45,7 @@ LENGTH, SAMPLES, STEPS = 32, 32, 250
 LEARNING_RATE = 3e-3
 # Of a narrow model: 0.02, as BERT has it, is 1 / sqrt(2500); 0.1 is near 1 / sqrt(64).
 INIT_STD = 0.1
+HIGHEST_SHOWN = 5.0  # the figure cuts off the first steps and short leaps above it
 
 
 def model_of(order: str, depth: int) -> ModelConfig:
@@ -128,6 +129,7 @@ def draw(path: Path, curves: dict[Any, list[Any]]) -> None:
         panel.set_title(f"{depth} layers")
         panel.set_xlabel("step")
     panels[0][0].set_ylabel("loss of masked tokens")
+    panels[0][0].set_ylim(top=HIGHEST_SHOWN)
     panels[0][0].legend()
     figure.tight_layout()
     figure.savefig(path, format="svg", metadata={"Date": None})

@@ -1,12 +1,12 @@
 """A small proxy model that compares tokenizers by the bits per byte it reaches on held-out text.
 
 Every tokenizer gets the same training text, whatever its number of tokens, and is scored per byte, so vocabularies of
-any size are comparable."""
+any size are comparable. A tokenizer with more tokens trains for more steps of the same size."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -14,56 +14,104 @@ from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.proxy_model_config import ProxyConfig
+from gristmill.tokenizers.report import ReportText, TrainedBits
 from gristmill.tokenizers.tokenizer import Tokenizer
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 
+IGNORED = -100  # a target without a loss
+
 
 def bits_per_byte(
-    tokenizer: Tokenizer, training: Sequence[str], held_out: Sequence[str], config: ProxyConfig, reporter: Reporter
-) -> float:
-    """Bits per byte of the held-out text after one epoch on the training text. Deterministic.
+    tokenizer: Tokenizer,
+    training: Sequence[ReportText],
+    held_out: Sequence[ReportText],
+    config: ProxyConfig,
+    reporter: Reporter,
+) -> TrainedBits:
+    """Bits per byte of the held-out text after one epoch on the training text, for each seed. Deterministic.
 
     Raises InputError if there is too little text for one batch, or no held-out text."""
-    windows_NT = _windows(tokenizer, training, config.text_bytes, config.sequence_length)
-    held_out_NT = _windows(tokenizer, held_out, config.held_out_bytes, config.sequence_length)
-    if len(windows_NT) < config.batch or not len(held_out_NT):
+    windows_NT = _windows(tokenizer, _some_texts(training, config.text_bytes), config.sequence_length)
+    if len(windows_NT) < config.batch or not held_out:
         raise InputError(
-            f"{len(windows_NT)} windows to train on and {len(held_out_NT)} held out are too few for a proxy model; "
+            f"{len(windows_NT)} windows to train on and {len(held_out)} held-out texts are too few for a proxy model; "
             "give more text"
         )
-    model = _new_model(config, tokenizer.vocab_size)
-    _train(model, windows_NT, config, reporter)
-    nats = sum(
-        float(_loss(model, held_out_NT[at : at + config.batch], "sum"))
-        for at in range(0, len(held_out_NT), config.batch)
+    scored = _held_out_windows(tokenizer, held_out, config)
+    by_seed = []
+    for seed in range(config.seeds):
+        model = _new_model(config, tokenizer.vocab_size, seed)
+        _train(model, windows_NT, config, seed, reporter)
+        by_seed.append(_score(model, scored, config.batch))
+    return TrainedBits(
+        total=tuple(sum(bits.values()) / sum(scored.num_bytes.values()) for bits in by_seed),
+        groups={group: tuple(bits[group] / size for bits in by_seed) for group, size in scored.num_bytes.items()},
     )
-    num_bytes = sum(len(tokenizer.decode(window[1:].tolist()).encode()) for window in held_out_NT)
-    return nats / math.log(2) / num_bytes
 
 
-def _windows(tokenizer: Tokenizer, texts: Sequence[str], limit: int, sequence_length: int) -> torch.Tensor:
-    """int64[windows, sequence_length + 1], overlapping by one token: concatenated documents, up to `limit` bytes."""
-    ids: list[int] = [tokenizer.end_of_document]
+@dataclass(frozen=True)
+class HeldOutWindows:
+    """windows_NT: int64[windows, sequence_length + 1], padded with IGNORED. groups: of each window. num_bytes: of the
+    texts of each group."""
+
+    windows_NT: torch.Tensor
+    groups: list[str]
+    num_bytes: dict[str, int]
+
+
+def _held_out_windows(tokenizer: Tokenizer, texts: Sequence[ReportText], config: ProxyConfig) -> HeldOutWindows:
+    """Each text by itself after the end-of-document token, in disjoint windows, up to held_out_bytes of each group."""
+    length = config.sequence_length
+    rows, groups = [], []
+    num_bytes: dict[str, int] = {}
+    for each in texts:
+        size = len(each.text.encode())
+        if num_bytes.get(each.group, 0) + size > config.held_out_bytes and each.group in num_bytes:
+            continue
+        num_bytes[each.group] = num_bytes.get(each.group, 0) + size
+        ids = [tokenizer.end_of_document, *tokenizer.encode(each.text)]
+        for start in range(0, len(ids) - 1, length):
+            window = ids[start : start + length + 1]
+            rows.append(window + [IGNORED] * (length + 1 - len(window)))
+            groups.append(each.group)
+    return HeldOutWindows(torch.tensor(rows, dtype=torch.int64), groups, dict(sorted(num_bytes.items())))
+
+
+def _score(model: Transformer, scored: HeldOutWindows, batch: int) -> dict[str, float]:
+    """Bits of the texts of each group."""
+    bits = dict.fromkeys(scored.num_bytes, 0.0)
+    for start in range(0, len(scored.groups), batch):
+        losses = _loss(model, scored.windows_NT[start : start + batch], "none").sum(dim=1) / math.log(2)
+        for group, value in zip(scored.groups[start : start + batch], losses.tolist(), strict=True):
+            bits[group] += value
+    return bits
+
+
+def _some_texts(texts: Sequence[ReportText], limit: int) -> list[str]:
+    """Texts in a keyed random order, the same for every tokenizer, until they have `limit` bytes together."""
+    found: list[str] = []
     num_bytes = 0
-    for text in texts:
+    for place in Permutation(len(texts), key_of("proxy texts")).whole():
         if num_bytes >= limit:
             break
-        num_bytes += len(text.encode())
+        found.append(texts[place].text)
+        num_bytes += len(found[-1].encode())
+    return found
+
+
+def _windows(tokenizer: Tokenizer, texts: Sequence[str], sequence_length: int) -> torch.Tensor:
+    """int64[windows, sequence_length + 1], overlapping by one token: concatenated documents."""
+    ids: list[int] = [tokenizer.end_of_document]
+    for text in texts:
         ids += [*tokenizer.encode(text), tokenizer.end_of_document]
     count = (len(ids) - 1) // sequence_length
-    stream = np.array(ids[: count * sequence_length + 1], dtype=np.int64)
-    return (
-        torch.from_numpy(
-            np.stack([stream[at * sequence_length : (at + 1) * sequence_length + 1] for at in range(count)])
-        )
-        if count
-        else torch.empty((0, sequence_length + 1), dtype=torch.int64)
-    )
+    stream = torch.tensor(ids[: count * sequence_length + 1], dtype=torch.int64)
+    return stream.unfold(0, sequence_length + 1, sequence_length)
 
 
-def _new_model(config: ProxyConfig, vocab_size: int) -> Transformer:
+def _new_model(config: ProxyConfig, vocab_size: int, seed: int) -> Transformer:
     shape = ModelConfig(
         layers=config.layers,
         width=config.width,
@@ -72,14 +120,14 @@ def _new_model(config: ProxyConfig, vocab_size: int) -> Transformer:
         tied_embeddings=True,
     )
     model = Transformer(shape, vocab_size)
-    initialise(model, config.seed, torch.device("cpu"), torch.float32)
+    initialise(model, seed, torch.device("cpu"), torch.float32)
     return model
 
 
-def _train(model: Transformer, windows_NT: torch.Tensor, config: ProxyConfig, reporter: Reporter) -> None:
+def _train(model: Transformer, windows_NT: torch.Tensor, config: ProxyConfig, seed: int, reporter: Reporter) -> None:
     """One epoch in seeded order: AdamW, warm-up over 10 % of the steps, cosine decay to 10 %."""
     steps = len(windows_NT) // config.batch
-    order = Permutation(len(windows_NT), key_of(config.seed, "proxy")).whole()
+    order = Permutation(len(windows_NT), key_of(seed, "proxy")).whole()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
     with reporter.meter("proxy model", steps, "steps") as meter:
         for step in range(steps):
@@ -95,8 +143,8 @@ def _train(model: Transformer, windows_NT: torch.Tensor, config: ProxyConfig, re
 
 
 def _loss(model: Transformer, windows_BT: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Cross entropy, a mean, or with reduction "none" float[B, T], 0 where the target is IGNORED."""
+    inputs_BT, targets_BT = windows_BT[:, :-1].clamp(min=0), windows_BT[:, 1:]
     with torch.set_grad_enabled(reduction == "mean"):
-        logits_BTV = model(windows_BT[:, :-1])
-        return functional.cross_entropy(
-            logits_BTV.flatten(0, 1).float(), windows_BT[:, 1:].flatten(), reduction=reduction
-        )
+        logits_BVT = model(inputs_BT).float().transpose(1, 2)
+        return functional.cross_entropy(logits_BVT, targets_BT, reduction=reduction, ignore_index=IGNORED)

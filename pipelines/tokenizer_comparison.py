@@ -55,8 +55,7 @@ def compare_tokenizers(
         if comparison.proxy is not None:
             from gristmill.pipelines.proxy_model import bits_per_byte  # imported here: torch takes seconds to load
 
-            training_texts, held_out_texts = [each.text for each in training], [each.text for each in held_out]
-            bits = bits_per_byte(tokenizer, training_texts, held_out_texts, comparison.proxy, reporter)
+            bits = bits_per_byte(tokenizer, training, held_out, comparison.proxy, reporter)
         reports.append(tokenizer_report(name, tokenizer, held_out, comparison.reference, bits))
         reporter.say(f"{name}: {reports[-1].total.bytes_per_token:.3f} bytes per token")
     return reports
@@ -76,16 +75,21 @@ def read_texts(path: Path) -> list[ReportText]:
 
 def rows(reports: Sequence[TokenizerReport]) -> list[list[str]]:
     """A table with one row per tokenizer, after a header."""
-    table = [["tokenizer", "pieces", "encoder", "bytes/token", "tokens/word", "unused", "failures", "bits/byte"]]
+    table = [["tokenizer", "pieces", "encoder", "bytes/token", "tokens/word", "byte tokens", "unused", "failures"]]
     for each in reports:
-        bits = "" if each.bits_per_byte is None else f"{each.bits_per_byte:.4f}"
-        rates = [f"{each.total.bytes_per_token:.3f}", f"{each.total.fertility:.3f}"]
+        rates = [f"{each.total.bytes_per_token:.3f}", f"{each.total.fertility:.3f}", f"{each.total.byte_fallback:.2%}"]
         counts = [f"{each.unused}", f"{each.round_trip_failures}"]
-        table.append([each.name, f"{each.vocab_size}", each.encoder, *rates, *counts, bits])
+        table.append([each.name, f"{each.vocab_size}", each.encoder, *rates, *counts])
     return table
 
 
-GROUP_METRICS = {"bytes_per_token": "bytes/token", "fertility": "tokens/word", "parity": "parity"}
+GROUP_METRICS = {
+    "bytes_per_token": "bytes/token",
+    "fertility": "tokens/word",
+    "parity": "parity",
+    "byte_fallback": "byte tokens",
+    "pieces": "pieces used",
+}
 
 
 def group_rows(reports: Sequence[TokenizerReport], metric: str) -> list[list[str]]:
@@ -93,10 +97,14 @@ def group_rows(reports: Sequence[TokenizerReport], metric: str) -> list[list[str
     table = [[GROUP_METRICS[metric], "documents", *(each.name for each in reports)]]
     for number, group in enumerate(reports[0].groups):
         values = [getattr(each.groups[number], metric) for each in reports]
-        table.append(
-            [group.group, f"{group.documents}", *("" if value is None else f"{value:.2f}" for value in values)]
-        )
+        table.append([group.group, f"{group.documents}", *(_shown(metric, value) for value in values)])
     return table
+
+
+def _shown(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value}" if metric == "pieces" else f"{value:.2%}" if metric == "byte_fallback" else f"{value:.2f}"
 
 
 def _split(texts: Sequence[ReportText]) -> tuple[list[ReportText], list[ReportText]]:

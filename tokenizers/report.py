@@ -1,5 +1,6 @@
 """Tokenizer metrics on a set of texts, per language or source: compression, fertility, parity, round trips."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gristmill.foundation.config import Config
+from gristmill.tokenizers.byte_level import BYTE_NAMES
 from gristmill.tokenizers.tokenizer import Tokenizer
 
 # Texts per encode_batch call.
 BATCH = 256
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,20 @@ class ReportText:
     key: str = ""
 
 
+class TrainedBits(Config):
+    """Bits per byte of small models trained on a tokenizer's tokens: a number for each seed, over all held-out text and
+    by group."""
+
+    total: tuple[float, ...]
+    groups: dict[str, tuple[float, ...]]
+
+
 class GroupReport(Config):
     """fertility: tokens per whitespace-separated word (not meaningful for Chinese, Japanese or Thai: use
     bytes_per_token and parity). parity: tokens of the group's texts divided by those of the reference group's texts
-    with the same keys, the premium of Petrov et al. 2023 (arXiv:2305.15425); None if they share no key."""
+    with the same keys, the premium of Petrov et al. 2023 (arXiv:2305.15425); None if they share no key.
+    byte_fallback: share of the tokens that are a single byte of a character without a piece. pieces: different ones in
+    the texts."""
 
     group: str
     documents: int
@@ -34,11 +47,13 @@ class GroupReport(Config):
     bytes_per_token: float
     fertility: float
     parity: float | None
+    byte_fallback: float
+    pieces: int
 
 
 class TokenizerReport(Config):
     """unused: vocabulary pieces (without bytes and control symbols) that no text used. round_trip_failures: texts that
-    decode to another text. bits_per_byte: of a proxy model trained on the tokens, if one was."""
+    decode to another text. bits_per_byte: of small models, if they were trained."""
 
     name: str
     vocab_size: int
@@ -48,7 +63,7 @@ class TokenizerReport(Config):
     unused: int
     round_trip_failures: int
     first_failure: str | None
-    bits_per_byte: float | None = None
+    bits_per_byte: TrainedBits | None = None
 
 
 def tokenizer_report(
@@ -56,43 +71,70 @@ def tokenizer_report(
     tokenizer: Tokenizer,
     texts: Sequence[ReportText],
     reference: str,
-    bits_per_byte: float | None = None,
+    bits_per_byte: TrainedBits | None = None,
 ) -> TokenizerReport:
     """Encodes and decodes every text. reference: the group that parity is relative to, such as "en"."""
-    counts = np.zeros(len(texts), dtype=np.int64)
-    used = np.zeros(tokenizer.vocab_size, dtype=bool)
-    failures: list[str] = []
-    for start in range(0, len(texts), BATCH):
-        batch = [each.text for each in texts[start : start + BATCH]]
-        for offset, ids in enumerate(tokenizer.encode_batch(batch)):
-            counts[start + offset] = len(ids)
-            used[ids] = True
-            if tokenizer.decode(ids) != batch[offset]:
-                failures.append(batch[offset])
+    counted = _count(tokenizer, texts)
     members: dict[str, list[int]] = defaultdict(list)
     for number, each in enumerate(texts):
         members[each.group].append(number)
-    by_key = _tokens_by_key(texts, counts, reference)
+    by_key = _tokens_by_key(texts, counted.tokens, reference)
     text_pieces = [number for number, piece in enumerate(tokenizer.pieces) if piece and not _is_byte_or_control(piece)]
     return TokenizerReport(
         name=name,
         vocab_size=tokenizer.vocab_size,
         encoder=tokenizer.encoder,
-        total=_group("all", range(len(texts)), texts, counts, {}),
-        groups=tuple(_group(group, numbers, texts, counts, by_key) for group, numbers in sorted(members.items())),
-        unused=int((~used[text_pieces]).sum()),
-        round_trip_failures=len(failures),
-        first_failure=failures[0][:80] if failures else None,
+        total=_group("all", range(len(texts)), texts, counted, {}),
+        groups=tuple(_group(group, numbers, texts, counted, by_key) for group, numbers in sorted(members.items())),
+        unused=len(text_pieces) - len(frozenset[int]().union(*counted.used).intersection(text_pieces)),
+        round_trip_failures=len(counted.failures),
+        first_failure=counted.failures[0][:80] if counted.failures else None,
         bits_per_byte=bits_per_byte,
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """Of each text: its tokens and those that are bytes, int64; the different ids. failures: texts that decode to
+    another text."""
+
+    tokens: np.ndarray
+    bytes: np.ndarray
+    used: list[frozenset[int]]
+    failures: list[str]
+
+
+def _count(tokenizer: Tokenizer, texts: Sequence[ReportText]) -> _Counted:
+    counted = _Counted(np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64), [], [])
+    is_byte = np.zeros(tokenizer.vocab_size, dtype=bool)
+    is_byte[byte_ids(tokenizer.pieces)] = True
+    for start in range(0, len(texts), BATCH):
+        batch = [each.text for each in texts[start : start + BATCH]]
+        for offset, ids in enumerate(tokenizer.encode_batch(batch)):
+            counted.tokens[start + offset] = len(ids)
+            counted.bytes[start + offset] = is_byte[ids].sum()
+            counted.used.append(frozenset(ids))
+            if tokenizer.decode(ids) != batch[offset]:
+                counted.failures.append(batch[offset])
+    return counted
+
+
+def byte_ids(pieces: Sequence[str]) -> list[int]:
+    """Ids of pieces that are one byte of a character: "<0x0A>" of SentencePiece, else those above ASCII of GPT-2's
+    alphabet, in which every vocabulary of merged bytes is written."""
+    named = [number for number, piece in enumerate(pieces) if BYTE_PIECE.fullmatch(piece)]
+    if named:
+        return named
+    above = {name for byte, name in BYTE_NAMES.items() if byte >= 0x80}
+    return [number for number, piece in enumerate(pieces) if piece in above]
+
+
 def _group(
-    group: str, numbers: Sequence[int], texts: Sequence[ReportText], counts: np.ndarray, by_key: dict[str, int]
+    group: str, numbers: Sequence[int], texts: Sequence[ReportText], counted: _Counted, by_key: dict[str, int]
 ) -> GroupReport:
     size = sum(len(texts[number].text.encode()) for number in numbers)
     words = sum(len(texts[number].text.split()) for number in numbers)
-    tokens = int(counts[list(numbers)].sum())
+    tokens = int(counted.tokens[list(numbers)].sum())
     shared = [number for number in numbers if texts[number].key in by_key]
     in_reference = sum(by_key[texts[number].key] for number in shared)
     return GroupReport(
@@ -102,7 +144,9 @@ def _group(
         tokens=tokens,
         bytes_per_token=size / max(1, tokens),
         fertility=tokens / max(1, words),
-        parity=int(counts[shared].sum()) / in_reference if in_reference else None,
+        parity=int(counted.tokens[shared].sum()) / in_reference if in_reference else None,
+        byte_fallback=int(counted.bytes[list(numbers)].sum()) / max(1, tokens),
+        pieces=len(frozenset[int]().union(*(counted.used[number] for number in numbers))),
     )
 
 

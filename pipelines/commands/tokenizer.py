@@ -21,6 +21,7 @@ from gristmill.pipelines.tokenizer_comparison import (
     read_texts,
     rows,
 )
+from gristmill.pipelines.tokenizer_ranking import ranking_by_group, ranking_rows
 from gristmill.tokenizers.config import STRATEGIES
 
 STAGE_COMMAND = "stage"
@@ -59,12 +60,13 @@ class ComparedGroups:
 
 @dataclass(frozen=True)
 class ProxyOptions:
-    """The proxy model of a comparison."""
+    """The small models of a comparison."""
 
-    train_proxy: Annotated[
-        bool, typer.Option("--train-proxy", help="Also train a small proxy model on each tokenizer.")
+    train: Annotated[
+        bool, typer.Option("--train", help="Train small models on each tokenizer and rank by their bits per byte.")
     ] = False
-    proxy_bytes: Annotated[int, typer.Option(min=10_000, help="Training text of the proxy model.")] = (
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Models per tokenizer.")] = ProxyConfig().seeds
+    train_bytes: Annotated[int, typer.Option(min=10_000, help="Training text of each small model.")] = (
         ProxyConfig().text_bytes
     )
 
@@ -90,9 +92,12 @@ def tokenizer_compare(
         pretrained=tokenizers.tokenizer or [],
         vocab_size=tokenizers.vocab_size,
         reference=groups.reference,
-        proxy=ProxyConfig(text_bytes=proxy.proxy_bytes) if proxy.train_proxy else None,
+        proxy=ProxyConfig(text_bytes=proxy.train_bytes, seeds=proxy.seeds) if proxy.train else None,
     )
     reports = compare_tokenizers(chosen, comparison, Reporter.to_terminal())
     print_rows(rows(reports))
     for metric in GROUP_METRICS:
         print_rows(group_rows(reports, metric))
+    if proxy.train:
+        print_rows(ranking_by_group(reports))
+        print_rows(ranking_rows(reports))

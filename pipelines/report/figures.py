@@ -9,6 +9,7 @@ from typing import Any
 
 SIZE_INCHES = (8.0, 3.4)
 MIN_LOG_RATIO = 200.0
+MAX_SERIES_INSIDE = 5  # a longer legend is beside the plot
 RC: dict[Any, Any] = {
     "svg.hashsalt": "gristmill",
     "svg.fonttype": "path",
@@ -28,7 +29,9 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x_labe
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.grid(alpha=0.25)
-        if len(series) > 1:
+        if len(series) > MAX_SERIES_INSIDE:
+            axes.legend(frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left", fontsize=7)
+        elif len(series) > 1:
             axes.legend(frameon=False)
         return _svg(canvas)
 

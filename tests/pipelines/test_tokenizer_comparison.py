@@ -14,8 +14,12 @@ from gristmill.pipelines.tokenizer_comparison import (
     read_texts,
     rows,
 )
+from gristmill.pipelines.tokenizer_ranking import interval, ranking_by_group, ranking_rows
+from gristmill.tokenizers.report import TokenizerReport
 
-PROXY = ProxyConfig(layers=1, width=16, heads=1, sequence_length=16, batch=4, text_bytes=20_000, held_out_bytes=2_000)
+PROXY = ProxyConfig(
+    layers=1, width=16, heads=1, sequence_length=16, batch=4, text_bytes=20_000, held_out_bytes=1_000, seeds=2
+)
 
 
 def options(folder, strategies, pretrained, vocab_size, proxy=None):
@@ -45,7 +49,12 @@ def test_tokenizers_are_compared_on_the_same_held_out_texts(texts, tmp_path):
     assert plain.groups[0].documents == plain.groups[1].documents  # a text and its translation are in the same split
     assert plain.groups[1].parity == 1.0
     assert plain.groups[0].parity == plain.groups[0].tokens / plain.groups[1].tokens
-    assert all(0.5 < each.bits_per_byte < 8 for each in found)
+    for each in found:
+        assert len(each.bits_per_byte.total) == 2 and set(each.bits_per_byte.groups) == {"de", "en"}
+        assert all(0.5 < bits < 8 for bits in each.bits_per_byte.total)
+        for seed, total in enumerate(each.bits_per_byte.total):
+            by_group = [bits[seed] for bits in each.bits_per_byte.groups.values()]
+            assert min(by_group) < total < max(by_group)
     again = compare_tokenizers(pages, options(tmp_path, [], [tmp_path / "default"], 600, PROXY), Reporter.silent())[0]
     assert again.bits_per_byte == plain.bits_per_byte
     assert len(rows(found)) == 3
@@ -53,6 +62,34 @@ def test_tokenizers_are_compared_on_the_same_held_out_texts(texts, tmp_path):
     assert parity[0] == ["parity", "documents", "default", "case"]
     assert [row[0] for row in parity[1:]] == ["de", "en"]
     assert parity[2][2:] == ["1.00", "1.00"]
+
+
+def report_of(name, total, **groups):
+    empty = {"documents": 1, "bytes": 1, "tokens": 1, "bytes_per_token": 1, "fertility": 1, "parity": None}
+    group = {"group": "all", **empty, "byte_fallback": 0, "pieces": 1}
+    bits = {"total": total, "groups": groups}
+    return TokenizerReport(
+        name=name, vocab_size=1, encoder="", total=group, groups=(), unused=0, round_trip_failures=0,
+        first_failure=None, bits_per_byte=bits,
+    )  # fmt: skip
+
+
+def test_a_ranking_worked_by_hand():
+    """The interval of three values is 4.303 standard deviations over the root of 3; differences are paired by seed."""
+    reports = [
+        report_of("b", (2.0, 2.1, 2.2), de=(3.0, 3.0, 3.0), en=(1.0, 1.2, 1.4)),
+        report_of("a", (1.9, 2.0, 2.1), de=(3.5, 3.5, 3.5), en=(0.9, 0.9, 0.9)),
+    ]
+    assert interval([2.0, 2.1, 2.2]) == pytest.approx((2.1, 4.30265 * 0.1 / 3**0.5), abs=1e-5)
+    assert ranking_rows(reports)[1:] == [
+        ["1", "a", "2.0000 ± 0.2484", "3", ""],
+        ["2", "b", "2.1000 ± 0.2484", "3", "0.1000 ± 0.0000"],
+    ]
+    assert ranking_by_group(reports)[1:] == [
+        ["de", "3.0000 ± 0.0000*", "3.5000 ± 0.0000"],
+        ["en", "1.2000 ± 0.4968", "0.9000 ± 0.0000*"],
+    ]
+    assert interval([2.0])[0] == 2.0 and ranking_rows([report_of("a", (2.0,))])[1][2] == "2.0000"
 
 
 def test_invalid_comparisons_are_refused(texts, tmp_path):

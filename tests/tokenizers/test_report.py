@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.tokenizers.report import ReportText, tokenizer_report
+from gristmill.tokenizers.report import ReportText, byte_ids, tokenizer_report
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 
@@ -25,6 +25,14 @@ def test_metrics_computed_by_hand(trained):
     pieces = [piece for piece in characters.pieces if len(piece) == 1]
     assert found.unused == len(pieces) - len(used & set(pieces))
     assert found.round_trip_failures == 0
+
+
+def test_bytes_of_characters_without_a_piece_are_counted(trained):
+    tokenizer = load_tokenizer(trained(strategy="characters"))
+    (found,) = tokenizer_report("c", tokenizer, [ReportText("x", "a\U00012000b")], "x").groups
+    assert (found.tokens, found.byte_fallback, found.pieces) == (6, 4 / 6, 5)  # two of the four bytes are equal
+    assert byte_ids(["<0x00>", "a", "é", "<0xFF>"]) == [0, 3]
+    assert byte_ids(["a", "Ã", "Ġ", "Ãa", "©"]) == [1, 4]  # GPT-2's alphabet: bytes C3 and A9, and the space
 
 
 def test_round_trip_failures_are_counted(trained):

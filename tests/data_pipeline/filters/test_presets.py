@@ -35,7 +35,7 @@ language_stop_words.min_stop_words 2 >= | mixed_languages.min_main_share 0.8 >=
 fineweb_quality.line_punctuation_ratio 0.12 >= | fineweb_quality.short_line_ratio 0.67 <=
 fineweb_quality.repeated_line_char_ratio 0.01 <= | fineweb_quality.newline_word_ratio 0.3 <=
 refinedweb_lines.removed_word_ratio 0.05 <= | addresses.max_emails 0 <= | addresses.max_ip_addresses 0 <=
- mt_nlg_cleanup.min_chars 512 >= | mgpt_zlib.min_zlib_ratio 0.15 >= | mgpt_zlib.max_zlib_ratio 0.85 <=
+ mt_nlg_cleanup.min_chars 512 >= | mgpt_zlib.min_zlib_ratio 0.15 >= | mgpt_zlib.max_zlib_ratio 1 <=
 """
 
 
