@@ -13,6 +13,7 @@ from gristmill.evaluation.bits_per_byte_groups import add_groups
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation
 from gristmill.evaluation.results.table import ScoreRow, score_rows
+from gristmill.evaluation.results.transfer import transfer_markdown, transfer_table
 from gristmill.evaluation.results.write import write_results
 from gristmill.evaluation.scoring.language_model import LanguageModel, TextTokenizer
 from gristmill.evaluation.scoring.request_cache import RequestCache
@@ -34,6 +35,7 @@ from gristmill.evaluation.tasks.corpus_tasks import (
     require_questions,
 )
 from gristmill.evaluation.tasks.harness import run_tasks
+from gristmill.evaluation.tasks.multilingual import family_of
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
 from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
@@ -115,6 +117,8 @@ def evaluate(
         rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
     notes = [*table_notes(config, held_out.unigram), *results.notes]
     write_results(paths.output, results.summary, results.samples, rows, notes)
+    if transfer := transfer_table(rows, family_of):
+        write_atomic(paths.output / "transfer.md", transfer_markdown(transfer).encode())
     return rows
 
 

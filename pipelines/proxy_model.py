@@ -3,15 +3,20 @@
 Every tokenizer gets the same training text, whatever its number of tokens, and is scored per byte, so vocabularies of
 any size are comparable. A tokenizer with more tokens trains for more steps of the same size."""
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.nn import functional
 
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.proxy_model_config import ProxyConfig
 from gristmill.tokenizers.report import ReportText, TrainedBits
@@ -29,8 +34,11 @@ def bits_per_byte(
     held_out: Sequence[ReportText],
     config: ProxyConfig,
     reporter: Reporter,
+    folder: Path,
 ) -> TrainedBits:
     """Bits per byte of the held-out text after one epoch on the training text, for each seed. Deterministic.
+
+    folder: keeps the scores of each model, so that a comparison that was stopped goes on.
 
     Raises InputError if there is too little text for one batch, or no held-out text."""
     windows_NT = _windows(tokenizer, _some_texts(training, config.text_bytes), config.sequence_length)
@@ -40,11 +48,16 @@ def bits_per_byte(
             "give more text"
         )
     scored = _held_out_windows(tokenizer, held_out, config)
+    identity = [config.model_dump(mode="json", exclude={"seeds"}), tokenizer.fingerprint]
+    identity += [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in (windows_NT, scored.windows_NT)]
     by_seed = []
     for seed in range(config.seeds):
-        model = _new_model(config, tokenizer.vocab_size, seed)
-        _train(model, windows_NT, config, seed, reporter)
-        by_seed.append(_score(model, scored, config.batch))
+        path = folder / f"model-{fingerprint([*identity, scored.groups, seed])}.json"
+        if not path.is_file():
+            model = _new_model(config, tokenizer.vocab_size, seed)
+            _train(model, windows_NT, config, seed, reporter)
+            write_atomic(path, canonical_json(_score(model, scored, config.batch)))
+        by_seed.append(json.loads(path.read_bytes()))
     return TrainedBits(
         total=tuple(sum(bits.values()) / sum(scored.num_bytes.values()) for bits in by_seed),
         groups={group: tuple(bits[group] / size for bits in by_seed) for group, size in scored.num_bytes.items()},

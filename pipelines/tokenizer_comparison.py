@@ -21,12 +21,13 @@ from gristmill.tokenizers.train import train
 
 # One text in 10 is held out, by a hash of its key: translations of one text stay in the same split.
 HELD_OUT_MODULUS = 10
+MODELS_NAME = "models"  # folder of the scores of small models
 
 
 @dataclass(frozen=True)
 class TokenizerComparison:
-    """folder: for trained tokenizers. pretrained: folders of further tokenizers. reference: the group that parity is
-    relative to, such as "en". proxy: None trains no proxy models."""
+    """folder: for trained tokenizers and scores of small models. pretrained: folders of further tokenizers. reference:
+    the group that parity is relative to, such as "en". proxy: None trains no small models."""
 
     folder: Path
     strategies: Sequence[str]
@@ -55,7 +56,9 @@ def compare_tokenizers(
         if comparison.proxy is not None:
             from gristmill.pipelines.proxy_model import bits_per_byte  # imported here: torch takes seconds to load
 
-            bits = bits_per_byte(tokenizer, training, held_out, comparison.proxy, reporter)
+            bits = bits_per_byte(
+                tokenizer, training, held_out, comparison.proxy, reporter, comparison.folder / MODELS_NAME
+            )
         reports.append(tokenizer_report(name, tokenizer, held_out, comparison.reference, bits))
         reporter.say(f"{name}: {reports[-1].total.bytes_per_token:.3f} bytes per token")
     return reports

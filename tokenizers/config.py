@@ -30,6 +30,29 @@ FIM_SYMBOLS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 BYTE_PIECES = 256
 
 
+Goal = float | dict[str, float] | None
+
+
+class TokenizerGoals(Config):
+    """What every language must reach, or the stage fails: a number for all, or one for each named language. Languages
+    are those of the documents. parity: tokens over those of the same text in tokenizer.reference."""
+
+    max_parity: Goal = Field(None, description="tokens over those of the same text in the reference language")
+    max_fertility: Goal = Field(None, description="tokens per word")
+    max_byte_fallback: Goal = Field(None, description="share of tokens that are one byte of a character")
+    min_bytes_per_token: Goal = Field(None, description="UTF-8 bytes per token")
+
+    def limit(self, name: str, language: str) -> float | None:
+        """The goal of one language; None where there is none."""
+        goal: Goal = getattr(self, name)
+        return goal.get(language) if isinstance(goal, dict) else goal
+
+    def languages(self) -> set[str]:
+        """Those that are named."""
+        goals = (getattr(self, name) for name in type(self).model_fields)
+        return {language for goal in goals if isinstance(goal, dict) for language in goal}
+
+
 class TokenizerConfig(Config):
     """pretrained: a SentencePiece .model, a Hugging Face tokenizer.json (or the folder or hub name that holds one) or a
     .tiktoken file of ranks; it is used unchanged, and the training fields do not apply.
@@ -57,6 +80,8 @@ class TokenizerConfig(Config):
     sample_bytes: int = Field(16_000_000, gt=0, description="maximum amount of training text")
     temperature: float = Field(1.0, ge=1.0)
     group_by: Literal["source", "language"] = "source"
+    reference: str = Field("en", description="the language that parity is relative to")
+    goals: TokenizerGoals | None = Field(None, description="goals by language; the stage fails if one is missed")
     pretrained: str | None = None
     pattern: str | None = Field(None, description="for tiktoken ranks: the pre-tokenization regular expression")
     end_of_document: str | None = Field(None, description="for a pretrained tokenizer: the end-of-document symbol")

@@ -147,6 +147,13 @@ def _lambada(text: str, path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
+def _lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
+    """A text is a line; empty lines are none."""
+    for line in text.split("\n"):
+        if line.strip():
+            yield {"text": line.rstrip("\r")}
+
+
 FORMS: dict[str, Callable[[str, Path], Iterator[dict[str, Any]]]] = {
     "jsonl": _json_lines,
     "hellaswag": _hellaswag,
@@ -160,4 +167,5 @@ FORMS: dict[str, Callable[[str, Path], Iterator[dict[str, Any]]]] = {
     "winogrande": _winogrande,
     "wic": _wic,
     "lambada": _lambada,
+    "lines": _lines,
 }

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -134,11 +135,16 @@ def _portable(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _portable_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in config.items() if name not in LEFT_OUT_OF_CONFIGS}
+    kept = {name: _portable_text(value) for name, value in config.items() if name not in LEFT_OUT_OF_CONFIGS}
     kept["metadata"] = {
         name: value for name, value in (config.get("metadata") or {}).items() if name not in ("config_source", "data")
     }
     return kept
+
+
+def _portable_text(value: Any) -> Any:
+    """The name of a function without its address, which differs from process to process."""
+    return re.sub(" at 0x[0-9a-f]+", "", value) if isinstance(value, str) else value
 
 
 def _measured(result: Mapping[str, Any]) -> dict[str, Any]:

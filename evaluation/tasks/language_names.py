@@ -8,6 +8,7 @@ from babel.core import get_global
 from gristmill.data_pipeline.signals.scripts import ALIASES
 
 LANGUAGE_AND_SCRIPT = re.compile(r"bits_per_byte_(?P<language>.+)_(?P<script>[A-Z][a-z]{3})")
+SCRIPT = re.compile("[A-Z][a-z]{3}")
 
 
 def task_alias(task: str) -> str:
@@ -23,9 +24,9 @@ def likely_script(language: str) -> str | None:
 
 
 def english_name(tag: str) -> str:
-    """ar_Arab -> "Arabic", pt_BR_Latn -> "Portuguese (Brazil)"; the tag itself where the language is not known."""
-    parts = re.split("[_-]", tag)[:-1]
-    for length in (2, 1):
+    """ar_Arab -> "Arabic", pt_BR -> "Portuguese (Brazil)"; the tag itself where the language is not known."""
+    parts = [part for part in re.split("[_-]", tag) if not SCRIPT.fullmatch(part)]
+    for length in range(min(2, len(parts)), 0, -1):
         try:
             return str(Locale.parse("_".join(parts[:length])).get_display_name("en"))
         except (UnknownLocaleError, ValueError):

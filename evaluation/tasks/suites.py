@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.evaluation.tasks.loaders import find
+from gristmill.evaluation.tasks.multilingual import multilingual_suites
 from gristmill.foundation.errors import InputError
 
 SUITES = {
@@ -34,6 +35,7 @@ SUITES = {
         "boolq",
         "blimp",
     ],
+    **multilingual_suites(),
 }
 
 

@@ -1,6 +1,6 @@
 """Index of tasks by name: ours, those of the user's files, and with --download lm-eval's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Entry, Kind, TaskIndex
 
 from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
+from gristmill.evaluation.tasks.multilingual import multilingual_configs
 from gristmill.evaluation.tasks.suites import SUITES, absent_file
 from gristmill.evaluation.tasks.task_files import TASK_FOLDER, is_task_file, read_task_file, task_files_below
 from gristmill.foundation.errors import RecipeError
@@ -49,14 +50,26 @@ def task_manager(data: Path | None, download: bool) -> TaskManager:
     """lm-eval's TaskManager with our tasks. With `download`, of a task that both have ours is taken if its file
     exists."""
     stated = {"data": None if data is None else str(data)}
+    multilingual = _entries(multilingual_configs(data))
     if not download:
-        return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=stated)
+        manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=stated)
+        manager.task_index.update(multilingual)
+        return manager
     manager = TaskManager(include_defaults=True, metadata=stated)
-    ours = TaskIndex.build([TASK_FOLDER])
+    ours = {**TaskIndex.build([TASK_FOLDER]), **multilingual}
     for name, entry in ours.items():
         if name not in manager.task_index or absent_file(name, ours, data) is None:
             manager.task_index[name] = entry
     return manager
+
+
+def _entries(configs: Iterable[Mapping[str, Any]]) -> dict[str, Entry]:
+    found = {}
+    for config in configs:
+        entry = TaskIndex.entry_from_config(dict(config))
+        assert entry is not None
+        found[entry.name] = entry
+    return found
 
 
 def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
@@ -78,8 +91,7 @@ def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
 
 def _add(known: KnownTasks, name: str, config: Mapping[str, Any]) -> None:
     index = known.manager.task_index
-    entry = TaskIndex.entry_from_config(dict(config))
-    assert entry is not None
+    (entry,) = _entries([config]).values()
     if name in index:
         known.notes.append(f"{name} is the user's task of that name, not that of gristmill or lm-eval")
     index[name] = entry

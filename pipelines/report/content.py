@@ -14,6 +14,7 @@ from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation_curve import evaluation_blocks
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.languages import language_blocks
+from gristmill.pipelines.report.tokenizer import tokenizer_blocks
 
 SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss is averaged
 
@@ -44,6 +45,7 @@ def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
         ),
         *score_blocks(folders),
         *(curation_blocks(folders.curate) if folders.curate is not None else []),
+        *tokenizer_blocks(folders.tokenizer),
         *(blend_blocks(recipe, folders.index, folders.train) if folders.index is not None else []),
         *training_blocks(folders),
         *language_blocks(folders.train, folders.evaluate),

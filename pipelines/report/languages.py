@@ -34,7 +34,7 @@ def language_blocks(train: Path, evaluate: Path) -> list[Block]:
     results = evaluate / "results.json"
     scores = language_scores(json.loads(results.read_bytes())) if results.is_file() else []
     if not scores:
-        return []
+        return _with_heading(_transfer(evaluate / "transfer.md"))
     rows = tuple(
         (
             score.name,
@@ -57,7 +57,22 @@ def language_blocks(train: Path, evaluate: Path) -> list[Block]:
         Figure("languages", sorted_bars(bars, "bits per byte"), "Bits per byte by language, sorted, with chance"),
         Table(("language", "script", "documents", "bits per byte", "± s.e.", "chance"), rows, 4),
         *_curves(train / "evaluations.jsonl", scores),
+        *_transfer(evaluate / "transfer.md"),
     ]
+
+
+def _with_heading(blocks: list[Block]) -> list[Block]:
+    return [Heading("Languages"), *blocks] if blocks else []
+
+
+def _transfer(path: Path) -> list[Block]:
+    """The table of benchmarks by language that the stage `evaluate` wrote."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    cells = [tuple(line.strip("| ").split(" | ")) for line in lines if line.startswith("| ")]
+    if not cells:
+        return []
+    caption = "The same benchmark in several languages; in brackets the difference to English."
+    return [Table(cells[0], tuple(cells[1:]), len(cells[0]) - 1, caption)]
 
 
 def language_scores(results: dict[str, Any]) -> list[LanguageScore]:

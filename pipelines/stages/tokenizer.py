@@ -13,6 +13,7 @@ from gristmill.tokenizers.adversarial import adversarial_strings
 export = DeferredModule("gristmill.tokenizers.export")
 pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 sample = DeferredModule("gristmill.tokenizers.sample")
+languages = DeferredModule("gristmill.pipelines.tokenizer_languages")
 loading = DeferredModule("gristmill.tokenizers.tokenizer")
 training = DeferredModule("gristmill.tokenizers.train")
 
@@ -40,6 +41,8 @@ def run(context: StageContext) -> dict[str, Any]:
     tokenizer = loading.load_tokenizer(context.folder)
     exported = _export(context, tokenizer) if (context.folder / loading.MODEL_NAME).is_file() else True
     context.reporter.say(f"tokenizer: {tokenizer.vocab_size} pieces, encoder {tokenizer.encoder}")
+    if "curate" in context.inputs and (settings.goals is not None or settings.group_by == "language"):
+        _measure_languages(context, tokenizer)
     return {
         "vocab_size": tokenizer.vocab_size,
         "end_of_document": tokenizer.end_of_document,
@@ -47,6 +50,20 @@ def run(context: StageContext) -> dict[str, Any]:
         "huggingface_ids_proved": exported,
         "trained_on_bytes": sampled,
     }
+
+
+def _measure_languages(context: StageContext, tokenizer: Any) -> None:
+    """Writes languages.json. Raises InputError if a language misses a goal."""
+    settings, names = context.recipe.tokenizer, [source.name for source in context.recipe.sources]
+    report = languages.write_languages(context.folder, context.inputs["curate"], names, tokenizer, settings.reference)
+    worst = max(report.groups, key=lambda group: group.byte_fallback, default=None)
+    if worst is not None:
+        context.reporter.say(
+            f"tokenizer: {len(report.groups)} languages in {languages.LANGUAGES_NAME}; most single bytes: "
+            f"{worst.group} {worst.byte_fallback:.2%}"
+        )
+    if settings.goals is not None:
+        languages.require_goals(report, settings.goals)
 
 
 def _train(context: StageContext) -> dict[str, int]:

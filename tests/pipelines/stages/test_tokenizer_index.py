@@ -62,7 +62,12 @@ def corpus(small_corpus, tmp_path_factory) -> Path:
             chosen = [text for number, text in enumerate(texts) if SPLIT_OF[number % 10] == split]
             path = folder / "documents" / split / f"{source}-00000.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            columns = {"text": chosen, "doc_id": [f"{source}-{split}-{number}" for number in range(len(chosen))]}
+            paths = [json.dumps({"path": f"pages/{source}/{number}.md"}) for number in range(len(chosen))]
+            columns = {
+                "text": chosen,
+                "metadata": paths,
+                "doc_id": [f"{source}-{split}-{number}" for number in range(len(chosen))],
+            }
             table = pa.table({**columns, "language": [["en", "de"][len(text) % 2] for text in chosen]})
             pq.write_table(table, path, row_group_size=1024)
     return folder
@@ -97,6 +102,24 @@ def test_the_tokenizer_stage_gives_the_same_bytes_again(corpus, stages, tmp_path
     assert metadata["trained_on_bytes"]["front"] / metadata["trained_on_bytes"]["back"] == pytest.approx(
         7 / 3, rel=0.05
     )
+
+
+def test_the_tokenizer_is_measured_by_language_and_fails_on_a_missed_goal(corpus, tmp_path):
+    settings = {"vocab_size": 800, "sample_bytes": 300_000, "group_by": "language"}
+    tokenizer.run(context_of(tmp_path, {"curate": corpus}, recipe=recipe_of(tokenizer=settings)))
+    found = json.loads((tmp_path / "languages.json").read_bytes())
+    assert [group["group"] for group in found["languages"]] == ["de", "en"]
+    assert all(group["bytes_per_token"] > 1.5 and group["byte_fallback"] < 0.1 for group in found["languages"])
+    assert sum(found["vocabulary"].values()) == 800 and found["vocabulary"]["single bytes"] == 256
+    goals = {"min_bytes_per_token": {"de": 99, "fr": 1}, "max_byte_fallback": 0.5}
+    context = context_of(
+        tmp_path / "goals", {"curate": corpus}, recipe=recipe_of(tokenizer={**settings, "goals": goals})
+    )
+    missed = (
+        r"misses 2 of tokenizer\.goals: de: bytes_per_token .*, at least 99.0000; fr: no text to measure it on; raise"
+    )
+    with pytest.raises(InputError, match=missed):
+        tokenizer.run(context)
 
 
 def test_every_document_is_indexed_once_in_the_keyed_order(corpus, stages):
