@@ -5,7 +5,7 @@ the model of 3.9 billion parameters trainable. Every pair of models has the same
 --data is a work folder whose stages up to `index` are complete, with a small vocabulary, so that a few hundred steps
 learn more than the frequencies of the tokens:
 
-    gristmill run bert_tiny --to index --workdir DIR --set tokenizer.vocab_size=384
+    gristmill run bert_tiny --to index --workdir DIR
     python benchmarks/bert_norm_order.py --data DIR --figure bert_norm_order.svg
 
 --curves keeps the curve of each run, and runs that are there are not trained again; --depths, --seeds and --orders
