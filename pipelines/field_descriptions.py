@@ -59,7 +59,6 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "norm_epsilon": "epsilon of the norm",
         "positions": "position encoding",
         "rope_base": "base of the rotary angles",
-        "biases": "biases in linear layers and norms",
         "tied_embeddings": "input and output embeddings share one matrix",
         "dropout": "dropout probability",
         "init_std": "standard deviation of the initial weights",

@@ -8,6 +8,7 @@ from gristmill.foundation.config import Config
 from gristmill.training.divisors import divisors
 from gristmill.training.limits import MAX_LAYERS, MAX_SEQUENCE, MAX_WIDTH
 from gristmill.training.moe_config import MoeConfig
+from gristmill.training.rope_config import RopeScaling
 
 Mixer = Literal["attention"]
 Mlp = Literal["swiglu", "gelu"]
@@ -64,7 +65,12 @@ class ModelConfig(Config):
     )
     positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     rope_base: float = Field(10000.0, gt=1)
-    biases: bool = False
+    rope_scaling: RopeScaling | None = Field(
+        None, description="rotary positions beyond the length of pretraining, as Llama 3.1 has them"
+    )
+    biases: bool | Literal["qkv", "attention"] = Field(
+        False, description="of all linear layers, of query, key and value (Qwen2), or of the whole attention"
+    )
     tied_embeddings: bool = False
     segments: int = Field(
         0, ge=0, le=MAX_WIDTH, description="rows of a table of segment embeddings; BERT has 2, 0: none"
@@ -182,6 +188,20 @@ class ModelConfig(Config):
     @property
     def has_pooler(self) -> bool:
         return any(output.over == "pooled" for output in self.outputs)
+
+    @property
+    def projection_biases(self) -> bool:
+        """Whether query, key and value have biases."""
+        return self.biases is not False
+
+    @property
+    def output_biases(self) -> bool:
+        """Whether the attention's output has a bias."""
+        return self.biases in (True, "attention")
+
+    @property
+    def mlp_biases(self) -> bool:
+        return self.biases is True
 
     @property
     def num_kv_heads(self) -> int:

@@ -74,6 +74,11 @@ MODELS: dict[str, dict[str, Any]] = {
     # dense and locally banded layers in turn (GPT-3, mGPT)
     "banded": GPT2 | {"layers": 4, "window": (None, 3)},
     "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "mlp": "gelu", "biases": True},
+    "qwen2": {
+        "biases": "qkv",
+        "window": (None, 5),
+        "rope_scaling": {"rope_type": "llama3", "factor": 4, "original_max_position_embeddings": 8},
+    },
     "deep": {"layers": 8},
     "bert": BERT,
     "bert_deep": BERT | {"layers": 4},

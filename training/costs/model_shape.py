@@ -20,7 +20,9 @@ class Block:
     hidden: int
     gated: bool
     window: int | None
-    biases: bool
+    biases: bool  # of the MLP
+    qkv_biases: bool
+    output_biases: bool
     norm_bias: bool
     qk_norm: bool | str
     rope: bool
@@ -83,7 +85,9 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             hidden=layer.hidden,
             gated=layer.mlp == "swiglu",
             window=layer.window,
-            biases=model.biases,
+            biases=model.mlp_biases,
+            qkv_biases=model.projection_biases,
+            output_biases=model.output_biases,
             norm_bias=model.norm == "layernorm",
             qk_norm=model.qk_norm,
             rope=model.positions == "rope",

@@ -49,12 +49,11 @@ def chunk_length(length: int, pieces: int, index: int) -> int:
 
 def block_weights(block: Block) -> list[Weight]:
     """The parameters of one layer, in the model's order, without the `layers.N.` before them."""
-    bias = block.biases
     weights = _norm("mixer_norm", block.width, block.norm_bias)
-    weights += _linear("mixer.query", block.query_width, block.width, "output", bias)
-    weights += _linear("mixer.key", block.kv_width, block.width, "key_value", bias)
-    weights += _linear("mixer.value", block.kv_width, block.width, "key_value", bias)
-    weights += _linear("mixer.output", block.width, block.query_width, "input", bias)
+    weights += _linear("mixer.query", block.query_width, block.width, "output", block.qkv_biases)
+    weights += _linear("mixer.key", block.kv_width, block.width, "key_value", block.qkv_biases)
+    weights += _linear("mixer.value", block.kv_width, block.width, "key_value", block.qkv_biases)
+    weights += _linear("mixer.output", block.width, block.query_width, "input", block.output_biases)
     if block.qk_norm:
         over_heads = block.qk_norm == "width"
         weights += _norm("mixer.query_norm", block.query_width if over_heads else block.head_dim, block.norm_bias)

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from gristmill.training.model.attention_metadata import AttentionMetadata, Mask, rotate
+from gristmill.training.model.attention_metadata import AttentionMetadata, Mask
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
+from gristmill.training.model.rotary import rotate
 from gristmill.training.model_config import LayerConfig, ModelConfig
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
 
@@ -61,10 +62,10 @@ class Attention(nn.Module):
         self.scale = attention_scale(config)
         query_width = config.heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
-        self.query = ColumnParallelLinear(tensor, config.width, query_width, config.biases)
-        self.key = ColumnParallelLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
-        self.value = ColumnParallelLinear(tensor, config.width, key_width, config.biases, Sharding.KEY_VALUE)
-        self.output = RowParallelLinear(tensor, query_width, config.width, config.biases)
+        self.query = ColumnParallelLinear(tensor, config.width, query_width, config.projection_biases)
+        self.key = ColumnParallelLinear(tensor, config.width, key_width, config.projection_biases, Sharding.KEY_VALUE)
+        self.value = ColumnParallelLinear(tensor, config.width, key_width, config.projection_biases, Sharding.KEY_VALUE)
+        self.output = RowParallelLinear(tensor, query_width, config.width, config.output_biases)
         self.query_norm = self.key_norm = None
         self.norms_width = config.qk_norm == "width"
         if self.norms_width:

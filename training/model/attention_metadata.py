@@ -131,21 +131,6 @@ def _seen(window: int | None, documents_BT: Tensor | None) -> Callable[..., Tens
     return sees
 
 
-def rotary_angles(positions_BT: Tensor, head_width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [B, T, K] for `rotate` (RoFormer, arXiv 2104.09864). Feature i turns with feature i + K / 2."""
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    exponent = torch.arange(0, head_width, 2, device=positions_BT.device, dtype=exact) / head_width
-    angles = positions_BT.unsqueeze(-1).to(exact) * base**-exponent
-    angles_BTK = torch.cat([angles, angles], dim=-1)
-    return angles_BTK.cos().to(dtype), angles_BTK.sin().to(dtype)
-
-
-def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
-    cosine, sine = (part.unsqueeze(2) for part in rotation_BTK)
-    first, second = x_BTHK.chunk(2, dim=-1)
-    return torch.addcmul(x_BTHK * cosine, torch.cat([-second, first], dim=-1), sine)
-
-
 def _distances(tokens: int, device: torch.device) -> Tensor:
     """Distance in tokens from each query back to each key: int64[T, T]."""
     return torch.arange(tokens, device=device).unsqueeze(1) - torch.arange(tokens, device=device)

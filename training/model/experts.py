@@ -45,9 +45,9 @@ class Experts(nn.Module):
         self.gated, self.approximate = layer.mlp == "swiglu", gelu_approximation(config)
         wide = (layer.experts, layer.expert_hidden, config.width)
         narrow = (layer.experts, config.width, layer.expert_hidden)
-        self.gate = ExpertLinear(axis, wide, OUTPUT, config.biases) if self.gated else None
-        self.up = ExpertLinear(axis, wide, OUTPUT, config.biases)
-        self.down = ExpertLinear(axis, narrow, INPUT, config.biases)
+        self.gate = ExpertLinear(axis, wide, OUTPUT, config.mlp_biases) if self.gated else None
+        self.up = ExpertLinear(axis, wide, OUTPUT, config.mlp_biases)
+        self.down = ExpertLinear(axis, narrow, INPUT, config.mlp_biases)
 
     def forward(self, x_ND: Tensor, counts_Et: Tensor) -> Tensor:
         """Results of the rows, which are sorted by expert; counts_Et: rows of each expert of this rank. Rows behind the

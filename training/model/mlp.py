@@ -15,9 +15,9 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
         self.tensor = tensor
-        self.gate = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
-        self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
-        self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
+        self.gate = ColumnParallelLinear(tensor, config.width, hidden, config.mlp_biases)
+        self.up = ColumnParallelLinear(tensor, config.width, hidden, config.mlp_biases)
+        self.down = RowParallelLinear(tensor, hidden, config.width, config.mlp_biases)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)
@@ -31,8 +31,8 @@ class GELU(nn.Module):
     def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
         self.tensor, self.approximate = tensor, gelu_approximation(config)
-        self.up = ColumnParallelLinear(tensor, config.width, hidden, config.biases)
-        self.down = RowParallelLinear(tensor, hidden, config.width, config.biases)
+        self.up = ColumnParallelLinear(tensor, config.width, hidden, config.mlp_biases)
+        self.down = RowParallelLinear(tensor, hidden, config.width, config.mlp_biases)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)

@@ -17,7 +17,6 @@ from gristmill.training.model.attention_metadata import (
     causal_masks,
     document_masks,
     explicit_masks,
-    rotary_angles,
 )
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.head import Head
@@ -25,6 +24,7 @@ from gristmill.training.model.layer import Layer
 from gristmill.training.model.named_outputs import NamedOutputs
 from gristmill.training.model.norm import Norm
 from gristmill.training.model.output import ModelOutput, TeacherStage
+from gristmill.training.model.rotary import rotary_angles
 from gristmill.training.model.routing_metadata import RoutingMetadata
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
@@ -194,7 +194,8 @@ class Transformer(nn.Module):
     def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.config.positions != "rope":
             return None
-        return rotary_angles(positions_BT, self.config.head_dim, self.config.rope_base, self.options.dtype)
+        config = self.config
+        return rotary_angles(positions_BT, config.head_dim, config.rope_base, self.options.dtype, config.rope_scaling)
 
     def slopes(self, device: torch.device) -> Tensor:
         """ALiBi's slopes of this tensor rank's heads."""

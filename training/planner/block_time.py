@@ -216,15 +216,16 @@ def _elementwise(block: Block, w: Widths, framework: Framework) -> tuple[float, 
     if framework.kernels == "fused":
         # norm with residual: read 2+2, write 2+2; backward read 2+2+2, write 2 and the gain's partial sums.
         light = 16 * u + (6 if block.gated else 4) * f + 4 * rotary
-        heavy = 18 * u + (10 if block.gated else 6) * f + 4 * rotary + (2 * (2 * u + f + qkv) if block.biases else 0)
-        return light, heavy
+        heavy = 18 * u + (10 if block.gated else 6) * f + 4 * rotary
+        sums = (u + f) * block.biases + qkv * block.qkv_biases + u * block.output_biases
+        return light, heavy + 2 * sums
     # norm 2+2, residual with bias 2+2+2 and the mask of dropout; GeLU 2+2; copies of the attention's output 2+2.
     light = 2 * (4 + 6 + framework.dropout) * u + (10 if block.gated else 4) * f + 4 * query + 12 * rotary
     # norm: gradient 2+2+2, gain and bias 2+2, joining the residual's gradient 2+2+2: 16; mask 2+1+2; bias sums 2.
     heavy = (
         2 * (16 + 5 * framework.dropout + 2) * u + (14 if block.gated else 6) * f + 4 * query + 4 * qkv + 12 * rotary
     )
-    return light, heavy + (2 * f + 2 * qkv if block.biases else 0)
+    return light, heavy + 2 * f * block.biases + 2 * qkv * block.qkv_biases
 
 
 def _tensor_comm(

@@ -6,11 +6,14 @@ from gristmill.evaluation.models.conversion.bloom import BLOOM
 from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
 from gristmill.evaluation.models.conversion.llama import LLAMA
+from gristmill.evaluation.models.conversion.llama_relatives import MISTRAL, QWEN2, QWEN3, STARCODER2
 from gristmill.evaluation.models.conversion.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
-FAMILIES = (LLAMA, GPT2, BLOOM, MIXTRAL, QWEN3_MOE, OLMOE, MEGATRON_BERT, BERT, *BERT_TASKS)
+DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, GPT2, BLOOM)
+MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE)
+FAMILIES = (*DENSE, *MIXTURES, MEGATRON_BERT, BERT, *BERT_TASKS)
 
 
 def family_for(config: ModelConfig) -> Family:

@@ -88,6 +88,7 @@ PLAIN: dict[str, Any] = {
     "attention": "causal",
     "qk_norm": False,
     "logit_softcap": None,
+    "rope_scaling": None,
     "embedding_norm": False,
     "final_norm": True,
     "gelu": "tanh",
@@ -98,14 +99,15 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def unsupported_fields(config: ModelConfig, **wanted: Any) -> list[str]:
-    """Fields in which the config differs from `wanted`, or that no architecture supports, as name=value."""
+def unsupported_fields(config: ModelConfig, windows: bool = False, **wanted: Any) -> list[str]:
+    """Fields in which the config differs from `wanted`, or that no architecture supports, as name=value. windows: the
+    architecture may limit attention to a window."""
     wanted = {**PLAIN, **wanted}
     moe, norm_order = wanted.pop("moe", None), wanted.pop("norm_order", "pre")
     found = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
     if config.moe != moe:
         found.append("mixture of experts (moe)")
-    if any(layer.window is not None for layer in config.layer_list):
+    if not windows and any(layer.window is not None for layer in config.layer_list):
         found.append(f"window={config.window}")
     if any(layer.norm_order != norm_order for layer in config.layer_list):
         found.append(f"norm_order={config.norm_order}")

@@ -1,4 +1,4 @@
-"""LlamaForCausalLM (arXiv 2302.13971) and our transformer."""
+"""LlamaForCausalLM (arXiv 2302.13971, 2407.21783) and our transformer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,29 +8,33 @@ from gristmill.evaluation.models.conversion.tensor_conversion import Rule
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
+LLAMA3_FIELDS = ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+YARN_FIELDS = ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor")
+OUTPUT = "mixer.output"
 ATTENTION = {
     "self_attn.q_proj": "mixer.query",
     "self_attn.k_proj": "mixer.key",
     "self_attn.v_proj": "mixer.value",
-    "self_attn.o_proj": "mixer.output",
+    "self_attn.o_proj": OUTPUT,
 }
 MLP = {"mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
 
 
 def attention_rules(config: ModelConfig) -> list[Rule]:
-    return _linear_rules(ATTENTION, config)
+    projections = {theirs: ours for theirs, ours in ATTENTION.items() if ours != OUTPUT}
+    output = {theirs: ours for theirs, ours in ATTENTION.items() if ours == OUTPUT}
+    return linear_rules(projections, config.projection_biases) + linear_rules(output, config.output_biases)
 
 
 def mlp_rules(config: ModelConfig) -> list[Rule]:
-    return _linear_rules(MLP, config)
+    return linear_rules(MLP, config.mlp_biases)
 
 
-def _linear_rules(pairs: Mapping[str, str], config: ModelConfig) -> list[Rule]:
-    leaves = ("weight", "bias") if config.biases else ("weight",)
+def linear_rules(pairs: Mapping[str, str], biases: bool) -> list[Rule]:
     return [
         Rule(f"model.layers.{{i}}.{theirs}.{leaf}", (f"layers.{{i}}.{ours}.{leaf}",))
         for theirs, ours in pairs.items()
-        for leaf in leaves
+        for leaf in (("weight", "bias") if biases else ("weight",))
     ]
 
 
@@ -60,22 +64,61 @@ def write_llama(config: ModelConfig) -> Fields:
         "hidden_act": "silu",
         "max_position_embeddings": config.sequence_length,
         "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": config.rope_base,  # transformers 4
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},  # transformers 5
-        "attention_bias": config.biases,
-        "mlp_bias": config.biases,
+        **write_rope(config),
+        "attention_bias": config.output_biases,
+        "mlp_bias": config.mlp_biases,
         "tie_word_embeddings": config.tied_embeddings,
     }
 
 
+def write_rope(config: ModelConfig) -> Fields:
+    """As transformers 4 and as transformers 5 read it."""
+    scaling = config.rope_scaling
+    if scaling is None:
+        default = {"rope_type": "default", "rope_theta": config.rope_base}
+        return {"rope_theta": config.rope_base, "rope_parameters": default}
+    used = {"linear": (), "llama3": LLAMA3_FIELDS, "yarn": YARN_FIELDS}[scaling.rope_type]
+    stated = {name: getattr(scaling, name) for name in ("rope_type", "factor", *used)}
+    stated = {name: value for name, value in stated.items() if value is not None}
+    parameters = stated | {"rope_theta": config.rope_base}
+    return {"rope_theta": config.rope_base, "rope_scaling": stated, "rope_parameters": parameters}
+
+
+def read_rope(fields: Mapping[str, Any]) -> Fields:
+    """rope_base and rope_scaling. Raises InputError for a kind of scaling that is not supported."""
+    both = [found for name in ("rope_scaling", "rope_parameters") if (found := fields.get(name))] or [{}]
+    kinds = [found.get("rope_type", found.get("type", "default")) for found in both]
+    if len(set(kinds)) > 1:
+        raise InputError(f"config.json says rope_type={kinds[0]!r} and rope_type={kinds[1]!r}; remove the wrong one")
+    stated, kind = both[-1], kinds[0]
+    if any(isinstance(value, dict) for value in stated.values()):
+        raise InputError("config.json has other rotary positions in some layers; gristmill imports one kind for all")
+    base = stated.get("rope_theta", fields.get("rope_theta", 10000.0))
+    if stated.get("partial_rotary_factor", fields.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise InputError("config.json has partial_rotary_factor, which turns a part of each head; gristmill turns all")
+    if kind == "default":
+        return {"rope_base": base}
+    known = {"linear": (), "llama3": LLAMA3_FIELDS, "yarn": YARN_FIELDS}
+    if kind not in known:
+        raise InputError(f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(known)}")
+    if kind == "yarn" and (stated.get("mscale") or stated.get("truncate") is False):
+        raise InputError("config.json has yarn with mscale or without truncate; gristmill imports the paper's form")
+    scaling = {"rope_type": kind, "factor": stated["factor"]}
+    for name in known[kind]:
+        if stated.get(name) is not None:
+            scaling[name] = stated[name]
+    if kind != "linear":  # as transformers fills it in
+        scaling.setdefault("original_max_position_embeddings", fields["max_position_embeddings"])
+        if fields.get("original_max_position_embeddings"):
+            scaling["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+    return {"rope_base": base, "rope_scaling": scaling}
+
+
 def read_llama(fields: Mapping[str, Any]) -> Fields:
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     require_value(fields, "hidden_act", "silu")
-    for name in ("rope_parameters", "rope_scaling"):
-        stated = fields.get(name) or {}
-        require_value({"rope_type": stated.get("rope_type", stated.get("type", "default"))}, "rope_type", "default")
-    if fields.get("attention_bias", False) != fields.get("mlp_bias", False):
-        raise InputError("attention_bias and mlp_bias differ; gristmill has biases in all linear layers or in none")
+    attention_bias, mlp_bias = bool(fields.get("attention_bias", False)), bool(fields.get("mlp_bias", False))
+    if mlp_bias and not attention_bias:
+        raise InputError("config.json has mlp_bias without attention_bias; gristmill imports both, none or the latter")
     return {
         "layers": fields["num_hidden_layers"],
         "width": fields["hidden_size"],
@@ -85,14 +128,15 @@ def read_llama(fields: Mapping[str, Any]) -> Fields:
         "hidden": fields["intermediate_size"],
         "sequence_length": fields["max_position_embeddings"],
         "norm_epsilon": fields["rms_norm_eps"],
-        "rope_base": rope.get("rope_theta", fields.get("rope_theta", 10000.0)),
-        "biases": fields.get("attention_bias", False),
+        **read_rope(fields),
+        "biases": True if mlp_bias else "attention" if attention_bias else False,
         "tied_embeddings": fields.get("tie_word_embeddings", False),
     }
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    return unsupported_fields(config, positions="rope", norm="rmsnorm", mlp="swiglu")
+    found = unsupported_fields(config, positions="rope", norm="rmsnorm", mlp="swiglu", rope_scaling=config.rope_scaling)
+    return [*found, "biases=qkv"] if config.biases == "qkv" else found
 
 
 LLAMA = Family("LlamaForCausalLM", "llama", _unsupported, _rules, write_llama, read_llama)

@@ -49,7 +49,14 @@ def _unsupported(config: ModelConfig, **wanted: Any) -> list[str]:
         return ["model without experts"]
     moe, sparse = config.moe, [layer for layer in config.layer_list if layer.experts]
     found = unsupported_fields(
-        config, positions="rope", norm="rmsnorm", mlp="swiglu", biases=False, moe=moe, qk_norm=wanted.pop("qk_norm")
+        config,
+        positions="rope",
+        norm="rmsnorm",
+        mlp="swiglu",
+        biases=False,
+        moe=moe,
+        qk_norm=wanted.pop("qk_norm"),
+        rope_scaling=config.rope_scaling,
     )
     plain = {"shared_experts": 0, "residual": False, "router": "softmax", "gate_scale": 1.0, "groups": 1}
     for name, value in {**plain, "bias_update_rate": 0.0, **wanted}.items():
@@ -79,7 +86,8 @@ def _read_moe(fields: Mapping[str, Any], experts: int, hidden: int, normalize: b
     if experts < 1:
         raise InputError(f"config.json says that there are {experts} experts; fetch the file again")
     moe = {"experts": experts, "top_k": fields["num_experts_per_tok"], "hidden": hidden, "normalize_gates": normalize}
-    read = read_llama({**fields, "mlp_bias": fields.get("attention_bias", False)})
+    require_value({"attention_bias": bool(fields.get("attention_bias", False))}, "attention_bias", False)
+    read = read_llama(fields)
     return {**read, "moe": moe}
 
 

@@ -85,6 +85,10 @@ GRID = [
     Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "bloom"),
     Case(PP2 | {"schedule": "zbv"}, "bloom"),
     Case(CUBE, "bloom", documents=True),
+    # biases of query, key and value alone, scaled rotary positions
+    Case({"tensor": 2, "sequence_parallel": False}, "qwen2"),
+    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "qwen2"),
+    Case(CUBE, "qwen2"),
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
     Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),

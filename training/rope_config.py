@@ -1,0 +1,39 @@
+"""Configuration of rotary positions for contexts longer than those of pretraining. Without torch."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.foundation.config import Config
+from gristmill.training.limits import MAX_SEQUENCE
+
+
+class RopeScaling(Config):
+    """How the rotary frequencies are lowered; the names are those of transformers' config.json.
+
+    linear: all by `factor` (arXiv 2306.15595). llama3: those that turn fewer than low_freq_factor times within the
+    original length by `factor`, those that turn more than high_freq_factor times not at all, between them by a share
+    that rises linearly with the turns (Llama 3.1, arXiv 2407.21783; the rule of the published models). yarn: the same
+    idea with beta_slow and beta_fast turns and a ramp over the features, and cosine and sine scaled by attention_factor
+    (arXiv 2309.00071, sections 3.2 and 3.4)."""
+
+    rope_type: Literal["linear", "llama3", "yarn"] = Field(description="the rule, as above")
+    factor: float = Field(ge=1, description="by which frequencies are lowered")
+    original_max_position_embeddings: int = Field(
+        0, ge=0, le=MAX_SEQUENCE, description="tokens of a sample in pretraining; llama3 and yarn need it"
+    )
+    low_freq_factor: float = Field(1.0, gt=0, description="of llama3")
+    high_freq_factor: float = Field(4.0, gt=0, description="of llama3")
+    beta_fast: float = Field(32.0, gt=0, description="of yarn")
+    beta_slow: float = Field(1.0, gt=0, description="of yarn")
+    attention_factor: float | None = Field(None, gt=0, description="of yarn; null: 0.1 ln(factor) + 1")
+
+    @model_validator(mode="after")
+    def bounds_are_in_order(self) -> Self:
+        if self.rope_type != "linear" and not self.original_max_position_embeddings:
+            raise ValueError(f"rope_scaling of type {self.rope_type} needs original_max_position_embeddings")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor={self.low_freq_factor} must be below {self.high_freq_factor=}")
+        if self.beta_slow >= self.beta_fast:
+            raise ValueError(f"beta_slow={self.beta_slow} must be below {self.beta_fast=}")
+        return self
