@@ -86,6 +86,10 @@ class Shuffle:
         """The records of a range, part after part."""
         return np.concatenate([np.empty(0, self.dtype), *(piece for _, piece in self.pieces(number))])
 
+    def read_all(self) -> np.ndarray:
+        """All records, part after part."""
+        return np.concatenate([np.empty(0, self.dtype), *(self.part(part)[1] for part in range(self.parts))])
+
     def num_records(self) -> int:
         return sum(int(self.part(part)[0][-1]) for part in range(self.parts))
 

@@ -17,7 +17,7 @@ DUPLICATE = np.dtype([("file", "<i4"), ("row", "<i8"), ("id", "<u8", 2), ("dupli
 
 def table_of(found: Shuffle) -> pa.Table:
     """Records of DUPLICATE in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
-    records = np.concatenate([np.empty(0, DUPLICATE), *(found.part(part)[1] for part in range(found.parts))])
+    records = found.read_all()
     records = records[np.lexsort((records["id"][:, 1], records["id"][:, 0]))]
     columns = [unpacked_ids(records["id"]), unpacked_ids(records["duplicate_of"]), pa.array(records["value"])]
     return pa.table(columns, schema=DUPLICATES)
@@ -35,13 +35,14 @@ def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine)
     sized = engine if ranges > 1 else LocalEngine(1, engine.reporter)
     sides = [(exact, "duplicate_of", folder / "exact"), (near, "id", folder / "near")]
     by_id = []
-    for side, field, prefix in sides:
+    for side, field, prefix in sides if ranges > 1 else ():
         shuffled = Shuffle(prefix.with_name(f"{prefix.name}-by-id"), DUPLICATE, side.parts, ranges)
         tasks = [(side, field, shuffled, part) for part in range(side.parts) if not shuffled.has(part)]
         sized.map(_shuffle_by_id, tasks, "removed documents")
         by_id.append(shuffled)
     left, moved = (Shuffle(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides)
-    joins = [(by_id[0], by_id[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
+    found = (by_id[0], by_id[1]) if by_id else (exact, near)
+    joins = [(found[0], found[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
     sized.map(_reassign_range, joins, "copies of removed documents")
     return left, moved
 
@@ -54,7 +55,8 @@ def _shuffle_by_id(task: tuple[Shuffle, str, Shuffle, int]) -> None:
 
 def _reassign_range(task: tuple[Shuffle, Shuffle, Shuffle, Shuffle, int]) -> None:
     exact_by_id, near_by_id, exact_out, near_out, number = task
-    exact, near = exact_by_id.read(number), near_by_id.read(number)
+    is_only = exact_out.parts == 1  # then the sides are not shuffled by id
+    exact, near = (side.read_all() if is_only else side.read(number) for side in (exact_by_id, near_by_id))
     near = near[np.lexsort((near["id"][:, 1], near["id"][:, 0]))]
     place = _places(exact["duplicate_of"], near["id"])
     is_moved = place >= 0

@@ -79,7 +79,7 @@ def duplicate_spans(
     """What `find_duplicate_spans` finds, in memory: doc_id, start, stop (characters), count, kept_in; ordered by
     doc_id, start."""
     found = find_duplicate_spans(document_files, config, engine, folder)
-    spans = np.concatenate([np.empty(0, SPAN), *(found.part(part)[1] for part in range(found.parts))])
+    spans = found.read_all()
     spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
     ids, kept = unpacked_ids(spans["id"]), unpacked_ids(spans["kept_in"])
     columns = [ids, *(pa.array(spans[name]) for name in ("start", "stop", "count")), kept]

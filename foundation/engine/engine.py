@@ -49,7 +49,8 @@ class Engine(ABC):
                 for index, result in results:
                     found[index] = result
                     meter.advance(weights[index])
-        release_unused_memory()
+        if tasks:
+            release_unused_memory()
         return [found[index] for index in range(len(tasks))]
 
     def start(self, modules: Sequence[str]) -> None:  # noqa: B027 - most engines start nothing early

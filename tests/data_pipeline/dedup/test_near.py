@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -206,9 +208,10 @@ def test_a_giant_group_is_verified_in_bounded_memory(tmp_path: Path):
     generator = np.random.default_rng(3)
     words = [f"w{number}" for number in range(120)]
     edits = np.where(generator.random(100_000) < 0.3, 8, 1)
-    texts = {f"{n + 1:x}": " ".join(edited(words, generator, int(number))) for n, number in enumerate(edits)}
-    part = write_part(tmp_path / "p.parquet", texts)
-    program = [sys.executable, "-c", GIANT, str(part.path), str(tmp_path / "work")]
+    ids = [padded(f"{number + 1:x}") for number in range(len(edits))]
+    texts = [" ".join(edited(words, generator, int(number))) for number in edits]
+    pq.write_table(pa.table({"doc_id": ids, "text": texts}), tmp_path / "p.parquet")
+    program = [sys.executable, "-c", GIANT, str(tmp_path / "p.parquet"), str(tmp_path / "work")]
     removed, megabytes = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
     assert int(removed) > 60_000 and float(megabytes) < 150
 
