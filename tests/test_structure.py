@@ -43,7 +43,7 @@ RETIRED = {
     "_heard_by": "_local_rank",
     "choose_passes": "build_forward_backward",
     "CheckpointEvaluation": "EvaluatedModel and TaskOptions",
-    "cut_by_weight": "split_by_weight",
+    "cut_by_weight": "WeightRuns",
     "data_groups": "axis_groups",
     "decide_all": "apply_filters_to_files",
     "fit_error": "the error computed where it is used",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.corpus.borderline_examples import borderline_examples
-from gristmill.data_pipeline.corpus.shard_plan import ShardPlan, plan_held_out_shards, plan_training_shards
+from gristmill.data_pipeline.corpus.shard_plan import ShardPlan, plan_shards
 from gristmill.data_pipeline.corpus.shards import ShardFormat, ShardRows, ShardTask, write_shard_run
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.questions import found_questions
@@ -66,7 +66,7 @@ def write_corpus(
         tasks, plan = _training_shards(source, shard_bytes, pii, folder)
         training += tasks
         for split in range(1, len(SPLITS)):
-            held_out += _held_out_shards(tasks, plan, source, split, shard_bytes)
+            held_out += _held_out_shards(tasks, plan, split)
     runs = _runs(training, engine.workers)
     # together, so that no worker waits for the last shard or ledger
     files: list[LedgerTask | tuple[ShardTask, ...]] = [*runs, *ledgers]
@@ -97,7 +97,7 @@ def _training_shards(
     source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path
 ) -> tuple[list[ShardTask], ShardPlan]:
     state, name = source.state, source.state.source.name
-    plan = plan_training_shards(state, shard_bytes)
+    plan = plan_shards(state, shard_bytes)
     edits = tuple(edit.preset for edit in source.annotation.edits)
     shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
     spans = spans_of_runs(plan.kept, list(pairwise(plan.starts)))
@@ -116,15 +116,12 @@ def _training_shards(
     return tasks, plan
 
 
-def _held_out_shards(
-    training: Sequence[ShardTask], plan: ShardPlan, source: SourceToWrite, split: int, shard_bytes: int
-) -> Iterator[ShardTask]:
+def _held_out_shards(training: Sequence[ShardTask], plan: ShardPlan, split: int) -> Iterator[ShardTask]:
     """The shards of a held-out split, from the files that the training shards' tasks write."""
     shards = [number for number, task in enumerate(training) if split in task.held_out]
     files = [(training[number].held_out[split], plan.held_out[number, split]) for number in shards]
-    runs = plan_held_out_shards(source.state, split, shard_bytes)
     first = training[0]
-    for number, spans in enumerate(spans_of_runs([rows for _, rows in files], runs)):
+    for number, spans in enumerate(spans_of_runs([rows for _, rows in files], plan.held_out_runs[split])):
         rows = tuple(ShardRows(files[file][0], start, stop) for file, start, stop in spans)
         name = f"{first.format.source}-{number:05}.parquet"
         yield ShardTask(first.folder, SPLITS[split], name, first.format, rows)

@@ -123,8 +123,9 @@ def row_groups(
 
 
 class WeightRuns:
-    """Cuts items that come in pieces into runs whose weights reach `max_weight`. starts: the first item of each run
-    that is known so far; the last one's may not have come yet."""
+    """Cuts items that come in pieces into runs whose weights reach `max_weight`: [3, 3], [9, 1] and 5 -> (0, 2), (2,
+    3), (3, 4). Only the weights in their order count, not the pieces. starts: the first item of each run that is known
+    so far; the last one's may not have come yet."""
 
     def __init__(self, max_weight: int):
         self.max_weight = max_weight
@@ -146,14 +147,8 @@ class WeightRuns:
                 break
         self.size += len(weights_N)
 
-
-def split_by_weight(weights: Iterable[np.ndarray], max_weight: int) -> list[tuple[int, int]]:
-    """(start, end) of runs of items whose weights reach `max_weight`: [3, 3], [9, 1] and 5 -> [(0, 2), (2, 3), (3, 4)].
-
-    Depends on the weights in their order alone, not on the pieces in which they come. No items: one empty run, so that
-    there is always a first shard."""
-    runs = WeightRuns(max_weight)
-    for piece in weights:
-        runs.add(piece)
-    starts = [start for start in runs.starts if start < runs.size] or [0]
-    return list(zip(starts, [*starts[1:], runs.size], strict=True))
+    def bounds(self) -> list[tuple[int, int]]:
+        """(start, end) of every run, once all pieces were added. No items: one empty run, so that there is always a
+        first shard."""
+        starts = [start for start in self.starts if start < self.size] or [0]
+        return list(zip(starts, [*starts[1:], self.size], strict=True))

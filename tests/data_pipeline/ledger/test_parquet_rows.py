@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows, row_groups, spans_of_runs, split_by_weight
+from gristmill.data_pipeline.ledger.parquet_rows import RowRange, WeightRuns, read_rows, row_groups, spans_of_runs
 
 
 @pytest.fixture
@@ -37,10 +37,17 @@ def test_runs_of_rows_as_spans_of_their_files(sizes, cuts):
         assert len({file for file, _, _ in spans}) == len(spans)
 
 
+def runs_by_weight(pieces, limit):
+    runs = WeightRuns(limit)
+    for piece in pieces:
+        runs.add(piece)
+    return runs.bounds()
+
+
 def test_runs_end_where_their_weights_reach_the_limit():
-    assert split_by_weight([np.array([3, 3, 9, 1], np.uint32)], 5) == [(0, 2), (2, 3), (3, 4)]
-    assert split_by_weight([np.array([], np.uint32)], 5) == split_by_weight([], 5) == [(0, 0)]
-    assert split_by_weight([np.array([2**32 - 1] * 3, np.uint32)], 2**32) == [(0, 2), (2, 3)]  # does not overflow
+    assert runs_by_weight([np.array([3, 3, 9, 1], np.uint32)], 5) == [(0, 2), (2, 3), (3, 4)]
+    assert runs_by_weight([np.array([], np.uint32)], 5) == runs_by_weight([], 5) == [(0, 0)]
+    assert runs_by_weight([np.array([2**32 - 1] * 3, np.uint32)], 2**32) == [(0, 2), (2, 3)]  # does not overflow
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(0, 30), max_size=4), st.integers(1, 12))
@@ -53,7 +60,7 @@ def test_runs_do_not_depend_on_how_the_weights_come(weights, cuts, limit):
             expected, filled = [*expected, place + 1], 0
     expected = [start for start in expected if start < len(weights)] or [0]
     pieces = np.split(np.array(weights, np.uint32), sorted(cut % (len(weights) + 1) for cut in cuts))
-    assert split_by_weight(pieces, limit) == list(pairwise([*expected, len(weights)]))
+    assert runs_by_weight(pieces, limit) == list(pairwise([*expected, len(weights)]))
 
 
 def grouped(sizes: list[int], cuts: list[int], max_rows: int, max_bytes: int | None) -> list[list[int]]:
