@@ -66,33 +66,50 @@ def run_gristmill(settings: Mapping[str, Any], work: Path, workers: int, engine:
     (work / "recipe.yaml").write_text(json.dumps(settings))
     program = Path(sys.executable).with_name("gristmill")
     arguments = ["--to", "curate", "--workers", str(workers), "--workdir", str(work / "run"), *engine]
-    seconds, usage, log = timed([str(program), "run", str(work / "recipe.yaml"), *arguments], workers, work / "log")
+    usage, log = timed([str(program), "run", str(work / "recipe.yaml"), *arguments], workers, work / "log")
     steps: dict[str, float] = {}
     for found in STEP.finditer(log):
         steps[found["step"]] = steps.get(found["step"], 0.0) + float(found["seconds"])
     kept, removed = outcome(work / "run" / "curate", settings["sources"][0]["paths"])
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6, steps, kept, removed)
+    return Run(usage.seconds, usage.cpu_seconds, usage.peak_megabytes, steps, kept, removed)
 
 
-def timed(command: Sequence[str], cores: int, log: Path) -> tuple[float, Any, str]:
-    """(seconds, resource usage of the process and its descendants, standard error). Exits if the command fails."""
-    chosen = sorted(os.sched_getaffinity(0))[:cores]
+# Runs a command on some cores and reports how it ended. The peak memory that Linux reports of a process begins with
+# that of the process it was forked from, here the benchmark with its texts: so a small process starts the command.
+CHILD = """
+import json, os, sys, time
+report, cores, *command = sys.argv[1:]
+os.sched_setaffinity(0, json.loads(cores))
+started = time.perf_counter()
+process = os.posix_spawnp(command[0], command, os.environ)
+_, status, usage = os.wait4(process, 0)
+seconds, code = time.perf_counter() - started, os.waitstatus_to_exitcode(status)
+with open(report, "w") as file:
+    json.dump([code, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss], file)
+"""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of a process and its descendants. seconds: of the clock; peak_megabytes: of the largest of them."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_megabytes: float
+
+
+def timed(command: Sequence[str], cores: int, log: Path) -> tuple[Usage, str]:
+    """(usage, standard output and error). Exits if the command fails."""
+    chosen = json.dumps(sorted(os.sched_getaffinity(0))[:cores])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    started = _clock()
+    report = log.with_suffix(".usage")
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=file,
-            env=environment,
-            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    seconds = _clock() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+        small = [sys.executable, "-c", CHILD, str(report), chosen]
+        subprocess.run([*small, *command], stdout=file, stderr=file, env=environment, check=True)
+    code, seconds, cpu_seconds, peak = json.loads(report.read_text())
+    if code:
         sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-2000:]}")
-    return seconds, usage, log.read_text()
+    return Usage(seconds, cpu_seconds, peak * 1024 / 1e6), log.read_text()
 
 
 def outcome(corpus: Path, paths: Sequence[str]) -> tuple[frozenset[str], dict[str, str]]:
@@ -125,11 +142,7 @@ def run_datatrove(
         "stop_words": stop_words,
     }
     program = ROOT / "benchmarks" / "peers" / "datatrove_fineweb.py"
-    _, usage, log = timed([str(python), str(program), json.dumps(options)], workers, work / "log")
+    usage, log = timed([str(python), str(program), json.dumps(options)], workers, work / "log")
     found = json.loads(log.strip().splitlines()[-1])
-    peak = usage.ru_maxrss * 1024 / 1e6
-    return Run(found["seconds"], found["cpu_seconds"], peak, {}, frozenset(found["kept"]), found["removed"])
-
-
-def _clock() -> float:
-    return os.times().elapsed
+    of_process = found["seconds"], found["cpu_seconds"], usage.peak_megabytes
+    return Run(*of_process, {}, frozenset(found["kept"]), found["removed"])
