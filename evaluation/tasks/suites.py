@@ -38,6 +38,8 @@ SUITES = {
     **multilingual_suites(),
 }
 
+MAX_NOTES = 12  # on the absent files of a suite; more are one note
+
 
 def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) -> tuple[list[str], list[str]]:
     """(tasks, notes on skipped ones). Tasks of a suite whose file is absent are skipped; tasks named by themselves
@@ -48,12 +50,15 @@ def expand(names: Sequence[str], index: Mapping[str, Any], data: Path | None) ->
         if name not in SUITES:
             tasks.append(name)
             continue
-        for member in SUITES[name]:
-            absent = absent_file(member, index, data)
-            if absent is None:
-                tasks.append(member)
-            else:
-                notes.append(f"{member} of the suite {name} was skipped: {absent}")
+        absent = {member: absent_file(member, index, data) for member in SUITES[name]}
+        tasks += [member for member, reason in absent.items() if reason is None]
+        skipped = {member: reason for member, reason in absent.items() if reason is not None}
+        if len(skipped) > MAX_NOTES:
+            notes.append(
+                f"{len(skipped)} tasks of the suite {name} were skipped, whose files are absent: {', '.join(skipped)}"
+            )
+        else:
+            notes += [f"{member} of the suite {name} was skipped: {reason}" for member, reason in skipped.items()]
     return list(dict.fromkeys(tasks)), notes
 
 
