@@ -17,6 +17,7 @@ from gristmill.foundation.errors import InputError
 # costs 0.1 ms by itself; the bytes bound files of long documents.
 BATCH_ROWS, BATCH_BYTES = 8192, 8_000_000
 MIN_JOINED_ROWS = 1024  # row groups with so many rows to a batch are read together
+MAX_JOINED_BYTES = 16_000_000  # of all columns
 ID_DIGITS = 32
 NO_DIGIT = 255
 HEX_VALUES = np.full(256, NO_DIGIT, np.uint8)  # the value of each hex digit
@@ -82,7 +83,8 @@ class DocumentFile:
         kept = kept if wanted is None else kept & wanted
         ends = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
         groups = [group for group, (start, end) in enumerate(pairwise(ends.tolist())) if kept[start:end].any()]
-        for run, size in _runs(groups, [batch_rows(file, group) for group in groups]):
+        sizes = [(batch_rows(file, group), file.metadata.row_group(group).total_byte_size) for group in groups]
+        for run, size in _runs(groups, sizes):
             yield from self._batches_of_groups(file, run, size, int(ends[run[0]]), kept)
 
     def _batches_of_groups(self, file, groups, size, start, kept) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
@@ -102,15 +104,20 @@ class DocumentFile:
             raise InputError(f"{self.path}: {said} cannot be read ({error}); build it again") from error
 
 
-def _runs(groups: list[int], sizes: list[int]) -> list[tuple[list[int], int]]:
-    """(consecutive row groups, rows of a batch) that are read together, where batches need not be small:
-    [0, 1, 3], [8192, 5000, 40] -> [([0, 1], 5000), ([3], 40)]."""
+def _runs(groups: list[int], sizes: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
+    """(consecutive row groups, rows of a batch) that are read together, where batches need not be small and the groups
+    have at most MAX_JOINED_BYTES, since pyarrow holds all of them until the last is read. sizes: rows of a batch and
+    bytes of each group. [0, 1, 3], [(8192, 9), (5000, 9), (40, 9)] -> [([0, 1], 5000), ([3], 40)]."""
     runs: list[tuple[list[int], int]] = []
-    for group, size in zip(groups, sizes, strict=True):
-        if runs and group == runs[-1][0][-1] + 1 and min(size, runs[-1][1]) >= MIN_JOINED_ROWS:
+    held = 0
+    for group, (size, num_bytes) in zip(groups, sizes, strict=True):
+        held += num_bytes
+        follows = bool(runs) and group == runs[-1][0][-1] + 1 and held <= MAX_JOINED_BYTES
+        if follows and min(size, runs[-1][1]) >= MIN_JOINED_ROWS:
             runs[-1] = ([*runs[-1][0], group], min(size, runs[-1][1]))
         else:
             runs.append(([group], size))
+            held = num_bytes
     return runs
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.data_pipeline.ledger import document_file
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, unpacked_ids
 from gristmill.foundation.errors import InputError
 
@@ -43,3 +44,26 @@ def test_packed_ids_sort_as_their_digits_do(numbers):
 def test_an_id_that_is_not_32_hex_digits_is_named(wrong):
     with pytest.raises(InputError, match=rf"x: doc_id {wrong!r} is not 32 hex digits"):
         packed_ids(pa.array(["0" * 32, wrong], pa.string()), Path("x"))
+
+
+@pytest.mark.parametrize("most, held", [(1, 1), (2_500_000, 2)])
+def test_row_groups_are_read_together_up_to_a_number_of_bytes(tmp_path, monkeypatch, most, held):
+    """Eight groups of 1.1 MB: pyarrow has never more of their texts than `held` of them, and a batch's."""
+    monkeypatch.setattr(document_file, "MAX_JOINED_BYTES", most)
+    rng = np.random.default_rng(1)
+    texts = [rng.bytes(250).hex() for _ in range(16_384)]
+    ids = [f"{number:032x}" for number in range(len(texts))]
+    path = tmp_path / "documents.parquet"
+    table = pa.table({"doc_id": ids, "text": texts})
+    pq.write_table(table, path, row_group_size=2048, compression="none", use_dictionary=False)
+    read, most_held = [], 0
+    del table
+    before = pa.total_allocated_bytes()
+    for rows, _, found in DocumentFile(path, "source", 1).batches():
+        read += found.to_pylist()
+        most_held = max(most_held, pa.total_allocated_bytes() - before)
+        del found
+        assert len(rows) <= 8192
+    assert read == texts
+    group = sum(map(len, texts)) / 8
+    assert most_held < (held + 3) * group
