@@ -203,8 +203,9 @@ print(len(cut), megabytes("VmHWM") - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
 def test_a_giant_group_is_verified_in_bounded_memory(tmp_path: Path):
-    """100,000 copies of one text of 120 words, one in fifty edited beyond the threshold. The sets have 92 MB; two
-    blocks have 8 MB, and the members' records 22 MB, which are held a few times."""
+    """100,000 copies of one text of 120 words, one in fifty edited beyond the threshold. The sets have 92 MB, which count
+    once as pages of their mapped file and, if all were loaded, once more; two blocks have 8 MB. The members' records,
+    buckets and decisions have about 100 MB."""
     generator = np.random.default_rng(3)
     words = [f"w{number}" for number in range(120)]
     edits = np.where(generator.random(100_000) < 0.02, 8, 1)
@@ -213,7 +214,7 @@ def test_a_giant_group_is_verified_in_bounded_memory(tmp_path: Path):
     pq.write_table(pa.table({"doc_id": ids, "text": texts}), tmp_path / "p.parquet")
     program = [sys.executable, "-c", GIANT, str(tmp_path / "p.parquet"), str(tmp_path / "work")]
     removed, megabytes = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
-    assert int(removed) > 90_000 and float(megabytes) < 150
+    assert int(removed) > 90_000 and float(megabytes) < 92 + 8 + 120
 
 
 def contents(folder: Path) -> dict[str, bytes]:
