@@ -203,9 +203,9 @@ print(len(cut), megabytes("VmHWM") - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
 def test_a_giant_group_is_verified_in_bounded_memory(tmp_path: Path):
-    """100,000 copies of one text of 120 words, one in fifty edited beyond the threshold. The sets have 92 MB, which count
-    once as pages of their mapped file and, if all were loaded, once more; two blocks have 8 MB. The members' records,
-    buckets and decisions have about 100 MB."""
+    """100,000 copies of one text of 120 words, one in fifty edited beyond the threshold. The sets have 92 MB, which
+    count once as pages of their mapped file and, if all were loaded, once more; two blocks have 8 MB. The members'
+    records, buckets and decisions have about 100 MB."""
     generator = np.random.default_rng(3)
     words = [f"w{number}" for number in range(120)]
     edits = np.where(generator.random(100_000) < 0.02, 8, 1)
