@@ -97,12 +97,16 @@ def identity(config: BaseModel) -> dict[str, Any]:
     """The config as JSON values, without the fields that do not affect the output.
 
     Those are marked json_schema_extra={"execution": True}: layout, checkpoint interval, logging. Changing one of them
-    does not invalidate a stage."""
+    does not invalidate a stage. Nor does a field marked "omit_default", which models seldom set, at its default."""
     kept = {}
     for name, field in type(config).model_fields.items():
         extra = field.json_schema_extra
-        if not (isinstance(extra, dict) and extra.get("execution")):
-            kept[name] = _plain(getattr(config, name))
+        marks = extra if isinstance(extra, dict) else {}
+        if marks.get("execution") or (
+            marks.get("omit_default") and getattr(config, name) == field.get_default(call_default_factory=True)
+        ):
+            continue
+        kept[name] = _plain(getattr(config, name))
     return kept
 
 

@@ -20,10 +20,15 @@ TORCH_FREE = (
     "training/config.py",
     "training/divisors.py",
     "training/layout_config.py",
+    "training/layer_pattern.py",
     "training/limits.py",
+    "training/mixer.py",
+    "training/mixer_registry.py",
+    "training/mixers/",
     "training/model_config.py",
     "training/objectives/names.py",
     "training/optimizer_config.py",
+    "training/output_config.py",
     "evaluation/config.py",
 )
 

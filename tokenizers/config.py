@@ -96,7 +96,7 @@ class TokenizerConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def strategy_sets_its_fields(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or fields.get("strategy") not in STRATEGIES:
+        if not isinstance(fields, dict) or str(fields.get("strategy")) not in STRATEGIES:
             return fields
         for name, value in STRATEGIES[fields["strategy"]].items():
             if fields.get(name, value) != value:

@@ -44,7 +44,18 @@ from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
 CODE_VERSION = 3  # of the format: names and meaning of tensors and fields
-SELDOM_SET = ("moe", "attention", "segments", "final_norm", "gelu", "head_transform", "head_bias", "outputs")
+SELDOM_SET = (
+    "moe",
+    "attention",
+    "segments",
+    "final_norm",
+    "gelu",
+    "head_transform",
+    "head_bias",
+    "outputs",
+    "pattern",
+    "mixers",
+)
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -56,7 +67,7 @@ class SavedModelConfig(dict[str, Any]):
     def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "SavedModelConfig":
         config = model.model_dump(mode="json")
         for name in SELDOM_SET:
-            if getattr(model, name) == ModelConfig.model_fields[name].default:
+            if getattr(model, name) == ModelConfig.model_fields[name].get_default(call_default_factory=True):
                 del config[name]
         return cls(model=config, vocab_size=vocab_size, end_of_document=end_of_document)
 

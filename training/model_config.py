@@ -2,26 +2,31 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.foundation.config import Config
 from gristmill.training.divisors import divisors
+from gristmill.training.layer_pattern import pattern_layers, pattern_problem, pattern_stages
 from gristmill.training.limits import MAX_LAYERS, MAX_SEQUENCE, MAX_WIDTH
+from gristmill.training.mixer import Mixer
+from gristmill.training.mixer_registry import BUILT_IN, MixerName, MixerOptions, Options, known_mixer, mixer_class
 from gristmill.training.moe_config import MoeConfig
+from gristmill.training.output_config import OutputConfig
 from gristmill.training.rope_config import RopeScaling
 
-Mixer = Literal["attention"]
-Mlp = Literal["swiglu", "gelu"]
+Mlp = Literal["swiglu", "gelu", "relu2", "none"]
 NormOrder = Literal["pre", "post"]
+OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}  # such a field is no part of what a run is at its default
 
 
 class LayerConfig(Config):
-    """Configuration of one layer. window: number of tokens that each token attends to, itself included; None: all.
+    """Configuration of one layer. mixer, mlp: none where the layer has only the other. window: number of tokens that
+    each token attends to, itself included; None: all.
 
     hidden: width of the MLP that all tokens go through; in a mixture, that of its shared experts or of PR-MoE's MLP, 0
     if it has neither. experts: of a mixture, 0 elsewhere; each token goes to top_k of them, each expert_hidden wide."""
 
-    mixer: Mixer = "attention"
+    mixer: str = "attention"
     mlp: Mlp = "swiglu"
     hidden: int = 0
     window: int | None = None
@@ -29,14 +34,6 @@ class LayerConfig(Config):
     top_k: int = 0
     expert_hidden: int = 0
     norm_order: NormOrder = "pre"
-
-
-class OutputConfig(Config):
-    """A linear output beside the vocabulary's. over: of the pooled first token, or of every token."""
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="by which an objective asks for it")
-    size: int = Field(ge=1, le=MAX_WIDTH, description="numbers it gives, such as the classes")
-    over: Literal["pooled", "tokens"] = "pooled"
 
 
 class ModelConfig(Config):
@@ -51,11 +48,22 @@ class ModelConfig(Config):
     kv_heads: int = Field(0, ge=0, le=MAX_WIDTH, description="key/value heads; 0 means as many as heads")
     head_width: int = Field(0, ge=0, le=MAX_WIDTH, description="0 means width / heads")
     hidden: int = Field(
-        0, ge=0, le=MAX_WIDTH, description="0 means 4 x width for gelu, 8/3 x width rounded up to 64 for swiglu"
+        0, ge=0, le=MAX_WIDTH, description="0 means 8/3 x width rounded up to 64 for swiglu, else 4 x width"
     )
     sequence_length: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
-    mixer: Mixer | tuple[Mixer, ...] = "attention"
+    mixer: MixerName | tuple[MixerName, ...] = "attention"
     mlp: Mlp | tuple[Mlp, ...] = "swiglu"
+    pattern: str | None = Field(
+        None,
+        description="one letter a layer, instead of mixer: * attention, M mamba2, - MLP, E mixture of experts, each "
+        "alone; | between the stages of a pipeline",
+        json_schema_extra=OMIT_DEFAULT,
+    )
+    mixers: Options = Field(
+        default_factory=MixerOptions,
+        description="options by mixer, such as {mamba2: {groups: 8}}",
+        json_schema_extra=OMIT_DEFAULT,
+    )
     window: int | tuple[int | None, ...] | None = None
     norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
@@ -99,8 +107,49 @@ class ModelConfig(Config):
     mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
     moe: MoeConfig | None = Field(None, description="mixture-of-experts layers; null: all layers have a plain MLP")
 
+    @field_validator("mixer")
+    @classmethod
+    def mixers_exist(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for name in (value,) if isinstance(value, str) else value:
+            known_mixer(name)
+        return value
+
+    @model_validator(mode="after")
+    def patterns_fill_the_layers(self) -> Self:
+        for name in ("mixer", "mlp", "window", "norm_order"):
+            pattern = getattr(self, name)
+            if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
+                raise ValueError(
+                    f"{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
+                )
+        problem = None if self.pattern is None else pattern_problem(self.pattern, self.layers)
+        if problem is None and self.pattern is not None and (self.mixer != "attention" or isinstance(self.mlp, tuple)):
+            problem = "pattern names the mixer of each layer; leave mixer out, and give mlp one value"
+        if problem is not None:
+            raise ValueError(problem)
+        if any(layer.mixer == layer.mlp == "none" for layer in self.layer_list):
+            raise ValueError("a layer has neither mixer nor mlp; set one of them to another value than none")
+        if any(layer.window is not None and layer.window < 1 for layer in self.layer_list):
+            raise ValueError("window counts the position itself: it must be at least 1, or null for no limit")
+        return self
+
+    @model_validator(mode="after")
+    def mixers_fit(self) -> Self:
+        used = self.stateful_mixers
+        for name in used:
+            problem = self.mixer_named(name).problem(self.width, self.sequence_length)
+            if problem is not None:
+                raise ValueError(f"mixers.{name}: {problem}")
+        if idle := sorted(set(self.mixers) - set(used)):
+            raise ValueError(f"mixers.{idle[0]} is set, but no layer has that mixer; leave it out, or set mixer")
+        if used and self.attention == "bidirectional":
+            raise ValueError(f"mixer {used[0]} sees only the tokens before; set attention: causal")
+        return self
+
     @model_validator(mode="after")
     def heads_fit(self) -> Self:
+        if not self.has_attention:
+            return self
         if not self.head_width and self.width % self.heads:
             raise ValueError(
                 f"width={self.width} is not a multiple of heads={self.heads}; change one, or set head_width"
@@ -129,18 +178,6 @@ class ModelConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def patterns_fill_the_layers(self) -> Self:
-        for name in ("mixer", "mlp", "window", "norm_order"):
-            pattern = getattr(self, name)
-            if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
-                raise ValueError(
-                    f"{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
-                )
-        if any(layer.window is not None and layer.window < 1 for layer in self.layer_list):
-            raise ValueError("window counts the position itself: it must be at least 1, or null for no limit")
-        return self
-
-    @model_validator(mode="after")
     def experts_are_legal(self) -> Self:
         for name, pattern in (self.moe.patterns() if self.moe else {}).items():
             if self.layers % len(pattern):
@@ -151,6 +188,10 @@ class ModelConfig(Config):
             problem = self.moe.layer_problem(layer.experts, layer.top_k, layer.expert_hidden) if self.moe else None
             if problem is not None:
                 raise ValueError(f"moe: layer {index}: {problem}")
+            if layer.experts and layer.mlp == "relu2":
+                raise ValueError("experts with mlp relu2 are not built yet; set mlp: swiglu or gelu")
+        if self.pattern is not None and self.moe is None and "E" in self.pattern:
+            raise ValueError("pattern has layers of experts (E); set moe, such as {experts: 8, top_k: 2}")
         if self.moe and not self.has_experts:
             raise ValueError("moe.experts is 0 in every layer; leave moe out for plain MLPs")
         return self
@@ -160,8 +201,8 @@ class ModelConfig(Config):
         """One entry a layer: the source of pipeline stages, the planner's costs and the model."""
         return tuple(
             LayerConfig(
-                mixer=_entry(self.mixer, index),
-                mlp=_entry(self.mlp, index),
+                mixer=self.mixer_of(index),
+                mlp=self._mlp_of(index),
                 window=_entry(self.window, index),
                 norm_order=_entry(self.norm_order, index),
                 **self._widths(index),
@@ -169,9 +210,45 @@ class ModelConfig(Config):
             for index in range(self.layers)
         )
 
+    def mixer_of(self, index: int) -> str:
+        """The mixer of layer `index`."""
+        return _entry(self.mixer, index) if self.pattern is None else pattern_layers(self.pattern)[index].mixer
+
+    def mixer_named(self, name: str) -> Mixer:
+        """A mixer with its options."""
+        return mixer_class(name)(**self.mixers.get(name, {}))
+
+    def _mlp_of(self, index: int) -> Mlp:
+        has_mlp = self.pattern is None or pattern_layers(self.pattern)[index].has_mlp
+        return _entry(self.mlp, index) if has_mlp else "none"
+
+    @property
+    def pattern_splits(self) -> tuple[int, ...] | None:
+        """The first layer of each stage but the first, where the pattern has stages."""
+        return pattern_stages(self.pattern) if self.pattern is not None and "|" in self.pattern else None
+
+    @property
+    def has_attention(self) -> bool:
+        return any(self.mixer_of(index) == "attention" for index in range(self.layers))
+
+    @property
+    def stateful_mixers(self) -> tuple[str, ...]:
+        """The mixers that carry a state from token to token, which therefore cannot form a tree; sorted."""
+        return tuple(sorted({self.mixer_of(index) for index in range(self.layers)} - set(BUILT_IN)))
+
+    @property
+    def residual_additions(self) -> int:
+        """Mixers and MLPs, each of which adds to the residual stream."""
+        return sum((self.mixer_of(index) != "none") + (self._mlp_of(index) != "none") for index in range(self.layers))
+
+    def _has_experts(self, index: int) -> bool:
+        has_experts = self.pattern is None or pattern_layers(self.pattern)[index].has_experts
+        return has_experts and self._mlp_of(index) != "none"
+
     def _widths(self, index: int) -> dict[str, int]:
-        hidden = self.hidden_width(_entry(self.mlp, index))
-        if self.moe is None or not (experts := _entry(self.moe.experts, index)):
+        mlp = self._mlp_of(index)
+        hidden = 0 if mlp == "none" else self.hidden_width(mlp)
+        if self.moe is None or not self._has_experts(index) or not (experts := _entry(self.moe.experts, index)):
             return {"hidden": hidden}
         width = _entry(self.moe.hidden, index) or hidden
         return {
@@ -215,7 +292,7 @@ class ModelConfig(Config):
         """Width inside the MLP: the recipe's, or the customary one. width 256, swiglu -> 704."""
         if self.hidden:
             return self.hidden
-        return 4 * self.width if mlp == "gelu" else -(-8 * self.width // (3 * 64)) * 64
+        return 4 * self.width if mlp != "swiglu" else -(-8 * self.width // (3 * 64)) * 64
 
 
 def _entry(value: Any, index: int) -> Any:

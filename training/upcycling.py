@@ -25,6 +25,9 @@ def upcycling_problems(config: ModelConfig) -> Iterator[str]:
     if moe is None:
         yield "the recipe's model has no experts; give it some (model.moe), or leave upcycle out"
         return
+    if config.pattern is not None:
+        yield "pattern names the layers of experts, which no dense model has; set moe.experts by layer instead"
+        return
     if not moe.normalize_gates or moe.gate_scale != 1:
         yield "gates must sum to 1; set moe.normalize_gates: true and moe.gate_scale: 1"
     if moe.shared_experts:

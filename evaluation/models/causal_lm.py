@@ -11,11 +11,13 @@ from torch import Tensor
 class CausalLM(Protocol):
     """A causal language model in evaluation mode, on one device or sharded over several.
 
-    sequence_length: the longest sequence it was built for."""
+    sequence_length: the longest sequence it was built for. reads_trees: a row may be a tree of continuations; else it
+    is one chain of tokens."""
 
     vocab_size: int
     sequence_length: int
     device: torch.device
+    reads_trees: bool
 
     def hidden(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
@@ -28,5 +30,5 @@ class CausalLM(Protocol):
         ...
 
     def extend(self, tokens_BT: Tensor, positions_BT: Tensor, visible_BTS: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Hidden states [B, T, D] of tokens that follow the KV cache `state` (None: empty), and the new cache."""
+        """Hidden states [B, T, D] of tokens that follow `state` (such as KV caches; None: empty), and the new state."""
         ...

@@ -36,7 +36,7 @@ def quantize_int8(model: Transformer) -> None:
         raise InputError("int8 weights are not built for experts yet; evaluate with weights: as_trained")
     for layer in model.layers.values():
         for block in (layer.mixer, layer.mlp):
-            for name, module in list(block.named_children()):
+            for name, module in [] if block is None else list(block.named_children()):
                 if isinstance(module, ColumnParallelLinear | RowParallelLinear):
                     bias = None if module.bias is None else module.bias.detach()
                     setattr(block, name, Int8Linear(module.weight.detach(), bias))

@@ -19,6 +19,7 @@ class LocalCausalLM:
         self.sequence_length = sequence_length
         self.vocab_size = model.vocab_size
         self.device = model.head.weight.device
+        self.reads_trees = not model.config.stateful_mixers
 
     def hidden(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None

@@ -34,6 +34,7 @@ class ShardedCausalLM(LocalCausalLM):
         self.model = next(iter(self.parts.values()))
         self.sequence_length, self.mesh = sequence_length, mesh
         self.vocab_size, self.device = self.model.vocab_size, mesh.device
+        self.reads_trees = not self.model.config.stateful_mixers
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
 

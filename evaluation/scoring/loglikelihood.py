@@ -50,7 +50,7 @@ def score(
     inputs = [model_inputs(request, causal_lm.sequence_length) for request in requests]
     found.unpacked_tokens = sum(len(item.tokens) for item in inputs)
     found.extend([Score(0.0, False)] * len(requests))
-    for batch in batches(pack(inputs, ROW_TOKENS, share), batch_tokens):
+    for batch in batches(pack(inputs, ROW_TOKENS, share and causal_lm.reads_trees), batch_tokens):
         found.read_tokens += sum(len(row.tokens) for row in batch)
         for request_id, result in _score_batch(causal_lm, batch, requests):
             found[request_id] = result

@@ -57,6 +57,8 @@ class SmallCausalLM:
         self.layers = [(draw(3 * width, width), draw(width, width), draw(width, width)) for _ in range(layers)]
         self.output = draw(vocab_size, width) * 4
 
+    reads_trees = True
+
     def hidden(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
     ) -> Tensor:

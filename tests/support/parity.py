@@ -64,6 +64,7 @@ BERT: dict[str, Any] = {
     "head_bias": True,
     "outputs": [{"name": "sentence_order", "size": 2}],
 }
+MAMBA2 = {"head_width": 8, "state": 4, "groups": 4, "chunk": 8}
 GPT2 = {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -80,6 +81,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "llama3", "factor": 4, "original_max_position_embeddings": 8},
     },
     "deep": {"layers": 8},
+    "mamba2": {"mixer": "mamba2", "mlp": "none", "positions": "none", "layers": 4, "mixers": {"mamba2": MAMBA2}},
+    "hybrid": {
+        "pattern": "M-M*-M-*",
+        "layers": 8,
+        "mlp": "relu2",
+        "positions": "none",
+        "mixers": {"mamba2": MAMBA2},
+    },
+    "hybrid_experts": {
+        "pattern": "MEM*",
+        "layers": 4,
+        "mixers": {"mamba2": MAMBA2},
+        "moe": {"experts": 4, "top_k": 2, "hidden": 8, "balance_loss": 0.1},
+    },
     "bert": BERT,
     "bert_deep": BERT | {"layers": 4},
     "bert_original": BERT | {"norm_order": "post", "embedding_norm": "sum", "final_norm": False},

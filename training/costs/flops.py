@@ -31,21 +31,33 @@ def attended_pairs(sequence_length: int, window: int | None, causal: bool) -> fl
 
 def block_matmul_flops(block: Block) -> int:
     """Forward FLOPs of one token in the weight matrices: 2 for each weight; of experts, for those it goes to."""
-    attention = block.width * (2 * block.query_width + 2 * block.kv_width)
+    mixer = block.width * (2 * block.query_width + 2 * block.kv_width)
+    if block.mixer is not None:
+        mixer = block.mixer.multiply_adds(block.width)
     hidden = block.hidden + block.top_k * block.expert_hidden
     mlp = block.width * hidden * (3 if block.gated else 2)
     router = block.width * (block.experts + 2 * block.coefficient)
-    return 2 * (attention + mlp + router)
+    return 2 * (mixer + mlp + router)
 
 
 def block_macs_per_token(block: Block, sequence_length: int) -> int:
     """Multiply-adds of one token's forward pass, the cost that stages are balanced by: weights, and one query's
-    scores."""
-    return block_matmul_flops(block) // 2 + block.query_width * min(block.window or sequence_length, sequence_length)
+    scores (or a scan's share of one token)."""
+    scan = (
+        0 if block.mixer is None else int(block.mixer.scan_flops(block.width, sequence_length)) // sequence_length // 2
+    )
+    return (
+        scan
+        + block_matmul_flops(block) // 2
+        + block.query_width * min(block.window or sequence_length, sequence_length)
+    )
 
 
 def attention_flops(block: Block, sequence_length: int, causal: bool = False) -> float:
-    """Forward FLOPs of one sample: scores and their product with the values, 4 x pairs x width of the heads."""
+    """Forward FLOPs of one sample: scores and their product with the values, 4 x pairs x width of the heads; or those
+    of the layer's scan."""
+    if block.mixer is not None:
+        return block.mixer.scan_flops(block.width, sequence_length)
     return 4 * attended_pairs(sequence_length, block.window, causal) * block.query_width
 
 

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from gristmill.training.mixer import Mixer
+from gristmill.training.mixer_registry import BUILT_IN
 from gristmill.training.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. window: positions a query attends to, its own included; None is all.
+    """One layer. mixer: None is attention, or none at all where heads is 0; others have no heads either. has_mlp: false
+    where the layer is a mixer alone. window: positions a query attends to, its own included; None is all.
 
     hidden: width of the MLP, of all tokens: 0 in a mixture of experts without one beside the experts. experts: 0 where
     the layer is no mixture; each token goes to top_k of them, each expert_hidden wide. coefficient: PR-MoE's mix."""
@@ -31,6 +34,12 @@ class Block:
     top_k: int = 0
     expert_hidden: int = 0
     coefficient: bool = False
+    mixer: Mixer | None = None
+    has_mlp: bool = True
+
+    @property
+    def has_mixer(self) -> bool:
+        return self.heads > 0 or self.mixer is not None
 
     @property
     def query_width(self) -> int:
@@ -53,6 +62,11 @@ class ModelShape:
     @property
     def width(self) -> int:
         return self.model.width
+
+    @property
+    def tensor_heads(self) -> int:
+        """A multiple of every tensor size that fits the model: its heads, or its width where it has no attention."""
+        return self.model.heads if self.model.has_attention else self.width
 
     @cached_property
     def has_experts(self) -> bool:
@@ -79,12 +93,12 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
     blocks = tuple(
         Block(
             width=model.width,
-            heads=model.heads,
-            kv_heads=model.num_kv_heads,
+            heads=model.heads if layer.mixer == "attention" else 0,
+            kv_heads=model.num_kv_heads if layer.mixer == "attention" else 0,
             head_dim=model.head_dim,
             hidden=layer.hidden,
             gated=layer.mlp == "swiglu",
-            window=layer.window,
+            window=layer.window if layer.mixer == "attention" else None,
             biases=model.mlp_biases,
             qkv_biases=model.projection_biases,
             output_biases=model.output_biases,
@@ -96,6 +110,8 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             top_k=layer.top_k,
             expert_hidden=layer.expert_hidden,
             coefficient=bool(layer.experts and model.moe and model.moe.residual),
+            mixer=None if layer.mixer in BUILT_IN else model.mixer_named(layer.mixer),
+            has_mlp=layer.mlp != "none",
         )
         for layer in model.layer_list
     )

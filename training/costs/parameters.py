@@ -49,7 +49,20 @@ def chunk_length(length: int, pieces: int, index: int) -> int:
 
 def block_weights(block: Block) -> list[Weight]:
     """The parameters of one layer, in the model's order, without the `layers.N.` before them."""
+    weights = _mixer(block) if block.has_mixer else []
+    if not block.has_mlp:
+        return weights
+    weights += _norm("mlp_norm", block.width, block.norm_bias)
+    if block.experts:
+        return weights + _mixture(block)
+    return weights + _mlp("mlp", block)
+
+
+def _mixer(block: Block) -> list[Weight]:
     weights = _norm("mixer_norm", block.width, block.norm_bias)
+    if block.mixer is not None:
+        declared = block.mixer.parameters(block.width)
+        return weights + [Weight(f"mixer.{each.name}", each.shape, each.sharding) for each in declared]
     weights += _linear("mixer.query", block.query_width, block.width, "output", block.qkv_biases)
     weights += _linear("mixer.key", block.kv_width, block.width, "key_value", block.qkv_biases)
     weights += _linear("mixer.value", block.kv_width, block.width, "key_value", block.qkv_biases)
@@ -58,10 +71,7 @@ def block_weights(block: Block) -> list[Weight]:
         over_heads = block.qk_norm == "width"
         weights += _norm("mixer.query_norm", block.query_width if over_heads else block.head_dim, block.norm_bias)
         weights += _norm("mixer.key_norm", block.kv_width if over_heads else block.head_dim, block.norm_bias)
-    weights += _norm("mlp_norm", block.width, block.norm_bias)
-    if block.experts:
-        return weights + _mixture(block)
-    return weights + _mlp("mlp", block)
+    return weights
 
 
 def _mlp(name: str, block: Block) -> list[Weight]:

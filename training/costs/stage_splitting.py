@@ -25,7 +25,8 @@ class StageSpec(NamedTuple):
 
 
 def split_model(config: ModelConfig, vocab_size: int, layout: LayoutConfig) -> tuple[StageSpec, ...]:
-    """The stages of a layout, in order, split by cost or where the layout says."""
+    """The stages of a layout, in order, split where the layout says, else where the model's pattern does, else by
+    cost."""
     if layout.pipeline == 1:
         return stages_at((), config.layers)
     if layout.split_points is not None:
@@ -54,7 +55,11 @@ def stages_of_rank(layout: LayoutConfig, rank: int) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def split_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
-    """Split points that minimize the most expensive stage, in multiply-adds of a forward pass with the head's."""
+    """Split points of the model's pattern, where it has so many stages; else those that minimize the most expensive
+    stage, in multiply-adds of a forward pass with the head's."""
+    splits = shape.model.pattern_splits
+    if splits is not None and len(splits) + 1 == num_stages:
+        return splits
     costs = [block_macs_per_token(block, shape.sequence_length) for block in shape.blocks]
     return balance_stages(costs, shape.width * shape.vocab, num_stages)
 

@@ -7,6 +7,9 @@ from torch.distributed.tensor import Shard
 
 from gristmill.training.costs.parameters import expert_shard_dim
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.mixer import Mixer
+from gristmill.training.mixer_registry import BUILT_IN
+from gristmill.training.model.layer import Layer
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import Mesh
@@ -26,6 +29,13 @@ def _shard_mixture(mixture: MixtureOfExperts, mesh: Mesh, policy: MixedPrecision
     fully_shard(mixture.router, mesh=mesh.data_grid, mp_policy=router_policy, reshard_after_forward=reshard)
 
 
+def _shard_fp32_parts(layer: Layer, mixer: Mixer, width: int, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
+    """The modules whose parameters the mixer declares fp32, by themselves, so that they are not cast."""
+    exact = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False)
+    for path in sorted({each.name.rpartition(".")[0] for each in mixer.parameters(width) if each.fp32}):
+        fully_shard(layer.mixer.get_submodule(path), mesh=mesh.data_grid, mp_policy=exact, reshard_after_forward=False)
+
+
 def shard_over_data(
     model: Transformer, layout: LayoutConfig, mesh: Mesh, compute: torch.dtype, reduce: torch.dtype
 ) -> None:
@@ -36,7 +46,10 @@ def shard_over_data(
     micro-batch."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = layout.reshard_after_forward and layout.pipeline == 1
-    for layer in model.layers.values():
+    for index, layer in model.layers.items():
+        name = model.config.mixer_of(int(index))
+        if name not in BUILT_IN:
+            _shard_fp32_parts(layer, model.config.mixer_named(name), model.config.width, mesh, policy)
         if layer.has_experts:
             _shard_mixture(layer.mlp, mesh, policy, reshard)
         fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard)

@@ -23,7 +23,8 @@ class AttentionMetadata:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None needs no mask: plainly causal,
     or everything where causal is false. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK:
     cosine and sine of the rotary angles, or None. keep_state: mixers return their state. routing: what routers need in
-    training; None elsewhere."""
+    training; None elsewhere. documents_BT: int64, equal for the tokens of a document, which are neighbours; of these
+    tokens only, for mixers that carry a state; None: one document a row."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
@@ -32,6 +33,7 @@ class AttentionMetadata:
     keep_state: bool = False
     routing: RoutingMetadata | None = None
     causal: bool = True
+    documents_BT: Tensor | None = None
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)

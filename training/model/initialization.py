@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gristmill.training.model.roles import Role, initial_std, role_of
+from gristmill.training.model.roles import Role, declared_parameter, initial_std, role_of
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 
@@ -24,14 +24,19 @@ def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch
 
 def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor:
     """Initial value of one full parameter, float32."""
-    role = role_of(name)
+    role, declared = role_of(name, config), declared_parameter(name, config)
+    if declared is not None and declared.initial is not None:
+        return declared.initial(torch.rand(shape, generator=_generator(name, seed)))
     if role is Role.NORM:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     if role is Role.BIAS:
         return torch.zeros(shape)
+    return torch.randn(shape, generator=_generator(name, seed)) * initial_std(role, config)
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.randn(shape, generator=generator) * initial_std(role, config)
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.model.attention import Attention
 from gristmill.training.model.attention_metadata import AttentionMetadata
+from gristmill.training.model.build_mixer import build_mixer
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.mlp import MLPS
 from gristmill.training.model.norm import Norm
@@ -14,13 +14,12 @@ from gristmill.training.model_config import LayerConfig, ModelConfig
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.tensor import TensorAxis
 
-MIXERS = {"attention": Attention}
-
 # B batch, T tokens (this tensor rank's, under sequence parallelism), D width
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)); with norm_order "post" the norm follows the addition.
+    """x + mixer(norm(x)), then x + mlp(norm(x)), or one of them alone; with norm_order "post" the norm follows the
+    addition.
 
     expert_tensor: ranks that share an expert's hidden width, where the MLP is a mixture."""
 
@@ -35,12 +34,16 @@ class Layer(nn.Module):
         super().__init__()
         layer: LayerConfig = config.layer_list[index]
         self.index, self.pre, self.checkpointing = index, layer.norm_order == "pre", checkpointing
-        self.mixer_norm = Norm(config, tensor, config.width)
-        self.mixer = MIXERS[layer.mixer](config, layer, tensor)
-        self.mlp_norm = Norm(config, tensor, config.width)
+        self.mixer_norm = self.mixer = self.mlp_norm = self.mlp = None
+        if layer.mixer != "none":
+            self.mixer_norm = Norm(config, tensor, config.width)
+            self.mixer = build_mixer(config, layer, tensor)
         self.has_experts = layer.experts > 0
+        if layer.mlp == "none":
+            return
+        self.mlp_norm = Norm(config, tensor, config.width)
         if self.has_experts:
-            self.mlp: nn.Module = MixtureOfExperts(config, index, tensor, expert_tensor)
+            self.mlp = MixtureOfExperts(config, index, tensor, expert_tensor)
         else:
             self.mlp = MLPS[layer.mlp](config, tensor, layer.hidden)
 
@@ -55,8 +58,11 @@ class Layer(nn.Module):
         self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None
     ) -> tuple[Tensor, Any, Tensor | None]:
         """The third value: number of tokens routed to each expert, int64[E]; None without experts."""
-        mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
-        x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
+        if self.mixer is not None:
+            mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
+            x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
+        if self.mlp is None:
+            return x_BTD, state, None
         normed_BTD, counts_E = self.mlp_norm(x_BTD) if self.pre else x_BTD, None
         if self.has_experts:
             mlp_BTD, counts_E = self.mlp(normed_BTD, metadata.routing)

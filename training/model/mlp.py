@@ -25,18 +25,39 @@ class SwiGLU(nn.Module):
         return self.down(hidden_BTFt)
 
 
-class GELU(nn.Module):
-    """down(gelu(up x))."""
+class PlainMlp(nn.Module):
+    """down(f(up x)) for an element-wise function f."""
 
     def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
-        self.tensor, self.approximate = tensor, gelu_approximation(config)
+        self.tensor = tensor
         self.up = ColumnParallelLinear(tensor, config.width, hidden, config.mlp_biases)
         self.down = RowParallelLinear(tensor, hidden, config.width, config.mlp_biases)
 
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)
-        return self.down(F.gelu(self.up(x_BTD), approximate=self.approximate))
+        return self.down(self.activation(self.up(x_BTD)))
+
+
+class GELU(PlainMlp):
+    """down(gelu(up x))."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
+        super().__init__(config, tensor, hidden)
+        self.approximate = gelu_approximation(config)
+
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        return F.gelu(hidden_BTFt, approximate=self.approximate)
+
+
+class ReLU2(PlainMlp):
+    """down(relu(up x)^2) (Primer, arXiv 2109.08668)."""
+
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        return F.relu(hidden_BTFt).square()
 
 
 def gelu_approximation(config: ModelConfig) -> str:
@@ -44,4 +65,4 @@ def gelu_approximation(config: ModelConfig) -> str:
     return "tanh" if config.gelu == "tanh" else "none"
 
 
-MLPS = {"swiglu": SwiGLU, "gelu": GELU}
+MLPS = {"swiglu": SwiGLU, "gelu": GELU, "relu2": ReLU2}

@@ -1,7 +1,9 @@
 """The role of a parameter, from its name; it decides initialisation, weight decay, Muon and muP's learning rates."""
 
 from enum import Enum
+from functools import lru_cache
 
+from gristmill.training.mixer import Mixer, MixerParameter
 from gristmill.training.model_config import ModelConfig
 
 
@@ -12,6 +14,8 @@ class Role(Enum):
     OUTPUT = "output"  # those of them that write to the residual stream
     NORM = "norm"
     BIAS = "bias"
+    FILTER = "filter"  # taps of convolutions
+    RECURRENCE = "recurrence"  # decay, step and skip of a recurrence
 
     @property
     def is_matrix_of_layer(self) -> bool:
@@ -19,12 +23,15 @@ class Role(Enum):
 
     @property
     def decays(self) -> bool:
-        """Matrices and tables decay, vectors do not."""
-        return self not in (Role.NORM, Role.BIAS)
+        """Matrices, tables and filters decay, vectors do not."""
+        return self not in (Role.NORM, Role.BIAS, Role.RECURRENCE)
 
 
-def role_of(name: str) -> Role:
+def role_of(name: str, config: ModelConfig) -> Role:
     """layers.3.mixer.output.weight -> OUTPUT."""
+    declared = declared_parameter(name, config)
+    if declared is not None:
+        return Role(declared.role)
     *path, leaf = name.split(".")
     if path[-1].endswith("norm"):
         return Role.NORM
@@ -39,12 +46,26 @@ def role_of(name: str) -> Role:
     return Role.OUTPUT if path[-1] in ("output", "down") else Role.HIDDEN
 
 
+def declared_parameter(name: str, config: ModelConfig) -> MixerParameter | None:
+    """The mixer's own declaration of its parameter; None for attention and all that is no mixer."""
+    path = name.split(".")
+    if path[0] != "layers" or path[2] != "mixer" or (mixer := config.mixer_of(int(path[1]))) == "attention":
+        return None
+    return _declared(config.mixer_named(mixer), config.width)[".".join(path[3:])]
+
+
+@lru_cache(maxsize=64)
+def _declared(mixer: Mixer, width: int) -> dict[str, MixerParameter]:
+    return {parameter.name: parameter for parameter in mixer.parameters(width)}
+
+
 def initial_std(role: Role, config: ModelConfig) -> float:
-    """Standard deviation of a drawn parameter. "scaled" and "mup" divide the outputs of layers by sqrt(2 layers)
-    (GPT-2, section 2.3; Megatron-LM); "mup" divides matrices of layers by sqrt(width / base) as well (table 8)."""
+    """Standard deviation of a drawn parameter. "scaled" and "mup" divide the outputs of layers by the root of
+    the additions to the residual stream, 2 for each layer that has mixer and MLP (GPT-2, section 2.3; Megatron-LM);
+    "mup" divides matrices of layers by sqrt(width / base) as well (table 8)."""
     std = config.init_std
     if role is Role.OUTPUT and config.initialisation != "normal":
-        std /= (2 * config.layers) ** 0.5
+        std /= config.residual_additions**0.5
     if role.is_matrix_of_layer and config.initialisation == "mup":
         std *= (config.mup_base_width / config.width) ** 0.5
     return std

@@ -171,7 +171,9 @@ class Transformer(nn.Module):
             masks = causal_masks(self._windows(), tokens, documents, x.device)
         if self.config.positions == "alibi":
             masks = alibi_masks(masks, tokens, self.slopes(x.device))
-        return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), dropout, causal=self.causal)
+        return AttentionMetadata(
+            positions_BT, masks, self._rotation(positions_BT), dropout, causal=self.causal, documents_BT=documents
+        )
 
     def masked_attention_metadata(
         self, positions_BT: Tensor, key_positions_BS: Tensor, visible_BTS: Tensor, keep_state: bool = False
@@ -179,20 +181,23 @@ class Transformer(nn.Module):
         """Attention under an explicit mask: trees of continuations, or new tokens after those in a KV cache.
 
         key_positions_BS: positions of the cached tokens, then of the new ones. visible_BTS: bool, which of them each
-        new token attends to."""
+        new token attends to. Mixers that carry a state read the tokens that the last one attends to, in their order:
+        raises ValueError where a token attends to others."""
         slopes_H = self.slopes(positions_BT.device) if self.config.positions == "alibi" else None
         masks = explicit_masks(self._windows(), positions_BT, key_positions_BS, visible_BTS, slopes_H)
-        return AttentionMetadata(positions_BT, masks, self._rotation(positions_BT), keep_state=keep_state)
+        documents_BT = _documents_of(visible_BTS) if self.config.stateful_mixers else None
+        rotation = self._rotation(positions_BT)
+        return AttentionMetadata(positions_BT, masks, rotation, keep_state=keep_state, documents_BT=documents_BT)
 
     @property
     def causal(self) -> bool:
         return self.config.attention == "causal"
 
     def _windows(self) -> set[int | None]:
-        return {layer.window for layer in self.config.layer_list}
+        return {layer.window for layer in self.config.layer_list if layer.mixer == "attention"}
 
     def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
-        if self.config.positions != "rope":
+        if self.config.positions != "rope" or not self.config.has_attention:
             return None
         config = self.config
         return rotary_angles(positions_BT, config.head_dim, config.rope_base, self.options.dtype, config.rope_scaling)
@@ -229,6 +234,20 @@ class TokenTable(nn.Module):
     def forward(self, rows_BT: Tensor, dtype: torch.dtype) -> Tensor:
         table_RD = self.tensor.local(self.weight, Sharding.REPLICATED, dtype)
         return nn.functional.embedding(self.tensor.local_tokens(rows_BT), table_RD)
+
+
+def _documents_of(visible_BTS: Tensor) -> Tensor:
+    """int64[B, T]: 1 for the tokens that are read, 0 for padding on their left."""
+    tokens, all_tokens = visible_BTS.shape[1:]
+    columns_S = torch.arange(all_tokens, device=visible_BTS.device)
+    own_T1 = columns_S[all_tokens - tokens :].unsqueeze(1)
+    read_BS = visible_BTS[:, -1]
+    read_BT = read_BS[:, all_tokens - tokens :]
+    chain_BTS = read_BS.unsqueeze(1) & (columns_S <= own_T1)
+    expected_BTS = torch.where(read_BT.unsqueeze(2), chain_BTS, columns_S == own_T1)
+    if not torch.equal(visible_BTS, expected_BTS) or (read_BT[:, 1:] < read_BT[:, :-1]).any():
+        raise ValueError("layers that carry a state read one chain of tokens a row, not a tree; give each its own row")
+    return read_BT.long()
 
 
 def _row_numbers(samples_B: Tensor, rows: int) -> Tensor:

@@ -65,7 +65,7 @@ def _groups(
     """Names by (weight decay, factor on the learning rate)."""
     groups: dict[tuple[float, float], list[str]] = {}
     for name in parameters:
-        role = role_of(name)
+        role = role_of(name, model)
         key = (config.weight_decay if role.decays else 0.0, rate_factor(role, model))
         groups.setdefault(key, []).append(name)
     return groups

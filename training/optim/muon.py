@@ -23,7 +23,7 @@ class Muon:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig):
         self.config = config
-        self.matrices = {name: value for name, value in parameters.items() if role_of(name).is_matrix_of_layer}
+        self.matrices = {name: value for name, value in parameters.items() if role_of(name, model).is_matrix_of_layer}
         rest = {name: value for name, value in parameters.items() if name not in self.matrices}
         self.adamw = AdamW(rest, config, model)
         self.momentum = {name: torch.zeros_like(local(value.detach())) for name, value in self.matrices.items()}

@@ -25,6 +25,7 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     yield from _tensor(model, layout, vocab_size)
     yield from _pipeline(model, layout)
     yield from _experts(model, train)
+    yield from _mixers(model, train)
     yield from _batches(model, train)
     if train.float8:
         yield from _float8(model, train)
@@ -75,7 +76,8 @@ def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterat
     size = layout.tensor
     if size == 1:
         return
-    legal = [number for number in divisors(model.heads) if not list(_uneven(model, number, vocab_size, layout))]
+    sizes = divisors(model.heads if model.has_attention else model.width)
+    legal = [number for number in sizes if not list(_uneven(model, number, vocab_size, layout))]
     for reason in _uneven(model, size, vocab_size, layout):
         yield f"tensor {size}: {reason}; legal for this model: {legal}"
 
@@ -83,10 +85,14 @@ def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterat
 def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig) -> Iterator[str]:
     if model.qk_norm == "width":
         yield "qk_norm: width looks at all heads, which is not built over ranks yet; use qk_norm: true"
-    if model.heads % size:
+    if model.has_attention and model.heads % size:
         yield f"{model.heads} heads do not split evenly"
-    if model.num_kv_heads % size and size % model.num_kv_heads:
+    if model.has_attention and model.num_kv_heads % size and size % model.num_kv_heads:
         yield f"{model.num_kv_heads} key/value heads neither split over the ranks nor repeat over them evenly"
+    for name in model.stateful_mixers:
+        problem = model.mixer_named(name).tensor_problem(model.width, size)
+        if problem is not None:
+            yield problem
     for hidden in sorted({layer.hidden for layer in model.layer_list}):
         if hidden % size:
             yield f"the hidden width {hidden} does not split evenly"
@@ -104,8 +110,21 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
             f"{layout.num_stages} stages but {model.layers} layers; use at most "
             f"{model.layers // layout.stages_per_rank} pipeline ranks with {layout.stages_per_rank} stages each"
         )
+    splits = model.pattern_splits
+    if splits is not None and layout.split_points is None and len(splits) + 1 != layout.num_stages:
+        yield (
+            f"model.pattern has {len(splits) + 1} stages and the layout {layout.num_stages}; leave | out of the "
+            "pattern, or set train.layout.split_points"
+        )
     if layout.split_points and (layout.split_points[0] < 1 or layout.split_points[-1] >= model.layers):
         yield f"split_points {list(layout.split_points)} must lie between 1 and {model.layers - 1}"
+
+
+def _mixers(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    for name in model.stateful_mixers:
+        for field, wanted in (("compile", train.compile), ("float8", train.float8)):
+            if wanted:
+                yield f"{field} is not built for the mixer {name} yet; set {field}: false"
 
 
 def _experts(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

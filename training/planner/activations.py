@@ -8,7 +8,8 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 from typing import NamedTuple
 
 from gristmill.training.costs.model_shape import Block, ModelShape
-from gristmill.training.planner.block_time import widths
+from gristmill.training.mixer import Share
+from gristmill.training.planner.block_time import declared_linears, widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 
@@ -64,7 +65,7 @@ def layer_bytes(
 ) -> ActivationBytes:
     """Activation bytes of one layer of the model under the layout's recomputation."""
     sequence_length, dropout, norm = shape.sequence_length, shape.model.dropout > 0, shape.model.norm
-    if framework.activations == "literature" and not block.experts:  # the papers' formula has no experts
+    if framework.activations == "literature" and block.heads and block.has_mlp and not block.experts:  # as the papers'
         return _megatron_layer(block, layout, sequence_length, framework)
     mixer = _mixer(block, layout, sequence_length, sizes, dropout, norm)
     mlp = _mlp(block, layout, sequence_length, sizes, dropout, norm)
@@ -124,8 +125,22 @@ def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
     return tokens * (width * sizes.compute + sizes.statistics)
 
 
+def _declared_mixer(
+    block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str
+) -> float:
+    """Norm, its output (gathered), what the mixer itself keeps, dropout's mask; nothing without a mixer."""
+    if block.mixer is None:
+        return 0.0
+    w = widths(block, layout, sequence_length)
+    share = Share(layout.micro_batch, sequence_length // layout.context, layout.tensor, sizes.compute, sizes.statistics)
+    outside = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    return outside + w.tokens * block.width * sizes.compute + block.mixer.activation_bytes(block.width, share)
+
+
 def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
     """Norm, its output (gathered), query, key, value, the attention's output with its log-sums, dropout's mask."""
+    if not block.heads:
+        return _declared_mixer(block, layout, sequence_length, sizes, dropout, norm)
     w = widths(block, layout, sequence_length)
     # The CPU kernel wants as many key/value heads as query heads, and is given copies.
     keys = 2 * (w.key_value if sizes.cuda or w.key_value == w.query else w.query)
@@ -145,6 +160,8 @@ def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSiz
 
 def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
     """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
+    if not block.has_mlp:
+        return 0.0
     w = widths(block, layout, sequence_length)
     total = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
     if block.experts:
@@ -172,7 +189,12 @@ def _products(block: Block, layout: Layout, sequence_length: int, sizes: Element
     """Bytes that `recompute: operators` keeps: results of matmuls and of attention."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
-    count = w.tokens * (w.query + 2 * w.key_value + (1 + bool(block.hidden)) * block.width + inner) * sizes.compute
+    outputs = block.has_mixer + bool(block.hidden)
+    declared = sum(columns for _, columns in declared_linears(block, layout))
+    mixer = w.query + 2 * w.key_value if block.mixer is None else declared - block.width
+    count = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute
+    if not block.heads:
+        return count
     if _block_weights(block, layout, sequence_length, sizes):
         return count
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
@@ -182,7 +204,7 @@ def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: El
     """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries attends
     to the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
     rows = layout.micro_batch * widths(block, layout, sequence_length).heads
-    if sizes.cuda or block.window is not None or rows * sequence_length**2 > 2**24:
+    if sizes.cuda or not block.heads or block.window is not None or rows * sequence_length**2 > 2**24:
         return 0
     ends = [min(start + 64, sequence_length) for start in range(0, sequence_length, 64)]
     return rows * sum((end - start) * end for start, end in zip(range(0, sequence_length, 64), ends, strict=True))

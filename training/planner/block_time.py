@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gristmill.training.costs.flops import attention_flops
 from gristmill.training.costs.model_shape import Block, ModelShape
+from gristmill.training.mixer import Share
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import AxisLinks, GroupLink, all_reduce_seconds, gather_seconds
@@ -66,7 +67,7 @@ def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
         tokens=tokens,
         residual=tokens * block.width / share,
         query=block.query_width // layout.tensor,
-        key_value=block.kv_width // gcd(block.kv_heads, layout.tensor),
+        key_value=block.kv_width // gcd(block.kv_heads or 1, layout.tensor),
         hidden=-(-block.hidden // layout.tensor),
         heads=max(1, block.heads // layout.tensor),
         routed_tokens=tokens / layout.tensor,
@@ -83,7 +84,7 @@ def block_times(
 ) -> BlockTimes:
     """Times of one block for one micro-batch."""
     w = widths(block, layout, sequence_length)
-    linear_forward, linear_backward = _linears(block, w, rates, framework)
+    linear_forward, linear_backward = _linears(block, layout, w, rates, framework)
     core_forward, core_backward = _attention(block, layout, w, sequence_length, framework, rates)
     light, heavy = _elementwise(block, w, framework)
     comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, links.tensor, linear_forward)
@@ -98,7 +99,7 @@ def block_times(
     # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
     sharded = layout.sequence_parallel
     full = forward._replace(tensor=comm_forward * (0.75 if sharded else 0.5))
-    mixer = _mixer_linears(block, w, rates)
+    mixer = _mixer_linears(block, layout, w, rates)
     selective = TimeParts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if sharded else 0.0), ring)
     return BlockTimes(forward, backward, full, selective)
 
@@ -159,7 +160,7 @@ def head_times(
     )
 
 
-def _linears(block: Block, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
+def _linears(block: Block, layout: Layout, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.hidden * (2 if block.gated else 1)
     linears = (
@@ -167,6 +168,7 @@ def _linears(block: Block, w: Widths, rates: Rates, framework: Framework) -> tup
         (w.query, block.width),
         (block.width, inner),
         (w.hidden, block.width),
+        *declared_linears(block, layout),
     )
     shapes = [shape for shape in linears if all(shape)]  # a mixture may have no MLP beside its experts
     cast = framework.float8_cast_bytes
@@ -176,8 +178,26 @@ def _linears(block: Block, w: Widths, rates: Rates, framework: Framework) -> tup
     return forward, inputs + weights
 
 
-def _mixer_linears(block: Block, w: Widths, rates: Rates) -> float:
-    """Forward seconds of the attention projections only."""
+def declared_linears(block: Block, layout: Layout) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the matrices of a mixer that is not attention, on one tensor rank."""
+    if block.mixer is None:
+        return []
+    found = []
+    for parameter in block.mixer.parameters(block.width):
+        if parameter.is_matrix:
+            outputs, inputs = parameter.shape
+            found.append(
+                (inputs // layout.tensor, outputs)
+                if parameter.sharding == "input"
+                else (inputs, max(1, outputs // layout.tensor))
+            )
+    return found
+
+
+def _mixer_linears(block: Block, layout: Layout, w: Widths, rates: Rates) -> float:
+    """Forward seconds of the mixer's projections only."""
+    if not block.heads:
+        return sum(rates.linear(w.tokens, depth, columns) for depth, columns in declared_linears(block, layout))
     packed = rates.linear(w.tokens, block.width, w.query + 2 * w.key_value)
     return packed + rates.linear(w.tokens, w.query, block.width)
 
@@ -185,7 +205,9 @@ def _mixer_linears(block: Block, w: Widths, rates: Rates) -> float:
 def _attention(
     block: Block, layout: Layout, w: Widths, sequence_length: int, framework: Framework, rates: Rates
 ) -> tuple[float, float]:
-    """Scores, softmax and product with the values."""
+    """Scores, softmax and product with the values; or a scan."""
+    if not block.heads:
+        return _scan(block, layout, sequence_length, rates)
     rows, batch = sequence_length // layout.context, layout.micro_batch
     if framework.attention == "flash":
         flops = (
@@ -208,9 +230,22 @@ def _attention(
     return forward, scores + values + 2 * columns + rates.memory(heavy * numbers)
 
 
+def _scan(block: Block, layout: Layout, sequence_length: int, rates: Rates) -> tuple[float, float]:
+    """Of a mixer that is not attention: its FLOPs at the rate of matmuls, and what it keeps for the backward pass
+    written and read once. The backward pass does twice the FLOPs and as much traffic."""
+    if block.mixer is None:
+        return 0.0, 0.0
+    share = Share(layout.micro_batch, sequence_length // layout.context, layout.tensor)
+    flops = share.rows * block.mixer.scan_flops(block.width, share.tokens) / layout.tensor
+    traffic = rates.memory(2 * block.mixer.activation_bytes(block.width, share))
+    return flops / rates.matmul_rate + traffic, 2 * flops / rates.matmul_rate + traffic
+
+
 def _elementwise(block: Block, w: Widths, framework: Framework) -> tuple[float, float]:
     """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
-    u, f, qkv = w.residual, w.tokens * w.hidden, w.tokens * (w.query + 2 * w.key_value)
+    # Of a layer with one of mixer and MLP, half of the norms and additions; a scan reads and writes as q, k and v do.
+    u = w.residual * (block.has_mixer + block.has_mlp) / 2
+    f, qkv = w.tokens * w.hidden, w.tokens * (w.query + 2 * w.key_value)
     rotary = w.tokens * (w.query + w.key_value) if block.rope else 0
     query = w.tokens * w.query
     if framework.kernels == "fused":
@@ -246,10 +281,11 @@ def _tensor_comm(
 
 def _tensor_layers(block: Block, layout: Layout) -> float:
     """How many pairs of column- and row-parallel layers a block has: attention and the MLP. A mixture without an MLP
-    beside its experts has one; without sequence parallelism its results are gathered, half an all-reduce."""
+    beside its experts has one; without sequence parallelism its results are gathered, half an all-reduce. A mixer or an
+    MLP alone is one."""
     if not block.experts:
-        return 2.0
-    return 1.0 + bool(block.hidden) + (0.0 if layout.sequence_parallel else 0.5)
+        return float(block.has_mixer + block.has_mlp)
+    return float(block.has_mixer) + bool(block.hidden) + (0.0 if layout.sequence_parallel else 0.5)
 
 
 def _context_comm(w: Widths, layout: Layout, link: GroupLink) -> float:

@@ -102,7 +102,7 @@ def _choices(fixed: int | None, open_choices: Sequence[int]) -> Sequence[int]:
 def _tensor_sizes(request: PlanRequest) -> list[int]:
     """Divisors of the heads up to two nodes: larger than a node only helps models that fit in no other way."""
     max_size = request.hardware.node_gpus * 2
-    return [size for size in divisors(request.shape.model.heads) if size <= max_size and request.gpus % size == 0]
+    return [size for size in divisors(request.shape.tensor_heads) if size <= max_size and request.gpus % size == 0]
 
 
 def _sequence_parallel(request: PlanRequest, tensor: int) -> bool:

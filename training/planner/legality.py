@@ -33,12 +33,15 @@ def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: boo
         return None
     if model.qk_norm == "width":
         return f"tensor {tensor}: qk_norm over the width is not built over ranks"
-    if model.heads % tensor:
+    if model.has_attention and model.heads % tensor:
         return f"tensor {tensor}: {model.heads} heads do not split evenly"
     kv_heads = model.num_kv_heads
-    if kv_heads % tensor and tensor % kv_heads:
+    if model.has_attention and kv_heads % tensor and tensor % kv_heads:
         return f"tensor {tensor}: {kv_heads} key/value heads neither split nor repeat evenly"
     for block in shape.distinct:
+        problem = None if block.mixer is None else block.mixer.tensor_problem(block.width, tensor)
+        if problem is not None:
+            return f"tensor {tensor}: {problem}"
         if block.hidden % tensor:
             return f"tensor {tensor}: the hidden width {block.hidden} does not split evenly"
     if (tensor - 1) * ceil(shape.vocab / tensor) >= shape.vocab:

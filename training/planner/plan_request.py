@@ -91,7 +91,7 @@ def fixed_choice_errors(request: PlanRequest) -> Iterator[str]:
     if fixed.tensor is not None:
         reason = tensor_illegal_reason(shape, fixed.tensor, bool(fixed.sequence_parallel))
         if reason is not None:
-            legal = [size for size in divisors(shape.model.heads) if tensor_illegal_reason(shape, size, False) is None]
+            legal = [size for size in divisors(shape.tensor_heads) if tensor_illegal_reason(shape, size, False) is None]
             yield f"--{reason}; legal for this model: {', '.join(map(str, legal))}"
     if not shape.has_experts and (fixed.expert or 1) * (fixed.expert_tensor or 1) > 1:
         yield "--expert: the model has no experts; leave it out, or give the model some (model.moe)"

@@ -191,7 +191,7 @@ class StepModel:
         """Forward, backward and recomputation times of one micro-batch on a pipeline rank."""
         blocks, first, last = passes
         forward, backward, again = TimeParts(), TimeParts(), TimeParts()
-        for one, count in zip(blocks, rank_layers.kinds, strict=True):
+        for block, one, count in zip(self.shape.distinct, blocks, rank_layers.kinds, strict=True):
             forward, backward = forward.plus(one.forward, count), backward.plus(one.backward, count)
             if layout.recompute == "full":
                 again = again.plus(one.full, count)
@@ -199,7 +199,8 @@ class StepModel:
                 again = again.plus(one.selective, count)
             elif layout.recompute == "operators":
                 products = self.framework.products_again * one.full.matmul
-                again = again.plus(TimeParts(matmul=products, memory=one.full.memory, tensor=one.full.tensor), count)
+                scan = one.full.attention if block.mixer is not None else 0.0
+                again = again.plus(TimeParts(products, scan, one.full.memory, one.full.tensor), count)
         for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)

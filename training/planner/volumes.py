@@ -39,8 +39,12 @@ def tensor_volume(
 
 def _share_with_mlp(shape: ModelShape) -> float:
     """All-reduces of the model's average layer over those of a layer with attention and an MLP: a mixture without an
-    MLP beside its experts has half."""
-    return sum(1 + (not block.experts or bool(block.hidden)) for block in shape.blocks) / len(shape.blocks) / 2
+    MLP beside its experts has half, and so has a mixer or an MLP alone."""
+    return (
+        sum(block.has_mixer + ((not block.experts and block.has_mlp) or bool(block.hidden)) for block in shape.blocks)
+        / len(shape.blocks)
+        / 2
+    )
 
 
 def ends_tensor_volume(shape: ModelShape, layout: Layout, samples: int, compute_bytes: int = 2) -> float:
@@ -72,7 +76,10 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
     """Keys and values are gathered forward, and gathered again and scattered backward."""
     if layout.context == 1:
         return 0.0
-    block = shape.blocks[0]
+    block = next((block for block in shape.blocks if block.heads), None)
+    if block is None:
+        return 0.0
+    layers *= sum(block.heads > 0 for block in shape.blocks) / len(shape.blocks)
     tokens = samples // layout.data * shape.sequence_length
     width = 2 * block.kv_width / min(layout.tensor, block.kv_heads)
     return 3 * layers * gather_volume(tokens * width * compute_bytes, layout.context)

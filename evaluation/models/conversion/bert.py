@@ -15,7 +15,8 @@ from gristmill.evaluation.models.conversion.family import (
     weight_and_bias,
 )
 from gristmill.evaluation.models.conversion.tensor_conversion import SAME, Rule
-from gristmill.training.model_config import ModelConfig, OutputConfig
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.output_config import OutputConfig
 
 SENTENCE_ORDER = OutputConfig(name="sentence_order", size=2)
 SHARED = {

@@ -21,7 +21,8 @@ from gristmill.evaluation.models.conversion.bert import (
 )
 from gristmill.evaluation.models.conversion.family import Family, Fields
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
-from gristmill.training.model_config import ModelConfig, OutputConfig
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.output_config import OutputConfig
 
 OUTPUT_NAME = "output_name"  # in config.json: the output's name in our model.outputs
 

@@ -86,6 +86,8 @@ def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 PLAIN: dict[str, Any] = {
     "attention": "causal",
+    "mixer": "attention",
+    "pattern": None,
     "qk_norm": False,
     "logit_softcap": None,
     "rope_scaling": None,

@@ -31,6 +31,7 @@ PARAMETERS = {  # as published, to three digits
     "bert_3.9b": 3.9e9,
     "mgpt_1.3b": 1.4e9,
     "mgpt_13b": 13.1e9,
+    "mamba2_hybrid_8b": 8.65e9,
 }
 
 # arXiv 2201.05596 gives its models to a billion: tables 1 and 4; arXiv 1909.08053 its BERTs to two digits: table 4.

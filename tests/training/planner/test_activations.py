@@ -26,6 +26,7 @@ from gristmill.training.planner.layout import from_config
 from gristmill.training.testing.causal_loss import causal_loss
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
+MAMBA2 = {"head_width": 16, "state": 32, "groups": 4, "chunk": 16}
 SIZE = {"layers": 4, "width": 128, "heads": 8, "sequence_length": 64}
 MODELS = {
     "llama": ModelConfig(**SIZE, kv_heads=2),
@@ -33,6 +34,8 @@ MODELS = {
     "gpt2_dropout": ModelConfig(**SIZE, **GPT2, dropout=0.1),
     "banded": ModelConfig(**SIZE, **GPT2, window=(None, 16)),
     "qk_norm": ModelConfig(**SIZE, kv_heads=4, qk_norm=True),
+    "mamba2": ModelConfig(**SIZE, mixer="mamba2", mixers={"mamba2": MAMBA2}),
+    "hybrid": ModelConfig(**SIZE, mlp="relu2", positions="none", pattern="M-*M", mixers={"mamba2": MAMBA2}),
     "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "hidden": 96}),
     "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "hidden": 64, "shared_experts": 1}),
 }

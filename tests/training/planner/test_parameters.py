@@ -38,6 +38,10 @@ GPT2 = {
 MODELS = {
     "llama": ModelConfig(**LLAMA),
     "gpt2": ModelConfig(**GPT2),
+    "mamba2": ModelConfig(**LLAMA, mixer="mamba2", mlp="none", mixers={"mamba2": {"head_width": 8, "groups": 8}}),
+    "hybrid": ModelConfig(
+        **LLAMA, pattern="M-M*-E", moe={"experts": 4, "top_k": 2}, mixers={"mamba2": {"head_width": 8, "groups": 8}}
+    ),
     "qk_norm": ModelConfig(**LLAMA, qk_norm=True, tied_embeddings=True),
     "qk_layernorm": ModelConfig(**LLAMA, qk_norm=True, norm="layernorm", hidden=192),
 }
@@ -136,7 +140,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba2"])
 def test_parameters_gradients_and_moments_of_every_rank_equal_the_engines(name, axes, hardware, engine_shapes):
     """fp32 weights, gradients and two moments each: 4, 4 and 8 bytes of what the engine keeps, to the byte."""
     model, layout = MODELS[name], LayoutConfig(**axes)

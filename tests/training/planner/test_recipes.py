@@ -23,6 +23,7 @@ RECIPES = (
     *BERTS,
     "mgpt_1.3b",
     "mgpt_13b",
+    "mamba2_hybrid_8b",
     "gpt2_124m",
     "llama_1b",
     "megatron_8.3b",

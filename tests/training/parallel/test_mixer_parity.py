@@ -1,0 +1,78 @@
+"""Mamba-2 and hybrids over ranks are the model of one process: losses, every gradient, the norm and parameters after
+steps, in float64 to 1e-12."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from gristmill.training.model.mamba2 import Mamba2Mixer, Scan
+from tests.support.parity import Case, differences, mesh_of_group, outcome
+
+PP2 = {"pipeline": 2, "micro_batch": 4}
+CUBE = PP2 | {"data": 2, "tensor": 2}
+GRID = [
+    Case({"data": 1, "micro_batch": 2}, "mamba2"),
+    Case({"data": 2}, "mamba2"),
+    Case({"tensor": 2, "micro_batch": 8}, "mamba2"),
+    Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False}, "hybrid"),
+    Case({"tensor": 4, "micro_batch": 8}, "mamba2", documents=True),
+    Case({"data": 4, "replicate": 2}, "hybrid"),
+    Case({"data": 2, "tensor": 2}, "hybrid", documents=True),
+    Case({"data": 2, "recompute": "full"}, "hybrid"),
+    Case({"tensor": 2, "micro_batch": 8, "recompute": "attention"}, "mamba2"),
+    Case({"data": 2, "recompute": "operators"}, "hybrid"),
+    Case(PP2, "mamba2"),
+    Case(PP2 | {"schedule": "interleaved"}, "hybrid"),
+    Case(PP2 | {"schedule": "zbv"}, "hybrid"),
+    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "mamba2"),
+    Case(PP2 | {"tensor": 2, "schedule": "zbv", "micro_batch": 8}, "mamba2"),
+    Case(CUBE | {"schedule": "interleaved"}, "hybrid", documents=True),
+    Case({"data": 2, "expert": 2}, "hybrid_experts"),
+    Case({"tensor": 2, "micro_batch": 8}, "mamba2", optimizer="muon"),
+]
+
+
+GRID.sort(key=lambda case: case.configs[1].layout.world_size)  # cases of one size share a process group
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_every_layout_of_mixers_is_one_process(case: Case, pool: Any) -> None:
+    found = differences(case, pool)
+    assert max(found.values()) < 1e-12, found
+
+
+def dtypes_in_forward(case: Case) -> set[tuple[torch.dtype, ...]]:
+    """Of A_log, the convolution's taps and the tokens, while a step runs."""
+    seen, forward = set(), Mamba2Mixer.forward
+    scan = Scan.forward
+
+    def recorded(mixer: Mamba2Mixer, x_BTD: torch.Tensor, *rest: Any) -> Any:
+        def recorded_scan(module: Scan, *arguments: Any) -> Any:
+            seen.add((module.A_log.dtype, mixer.x_convolution.weight.dtype, x_BTD.dtype))
+            return scan(module, *arguments)
+
+        with mock.patch.object(Scan, "forward", recorded_scan):
+            return forward(mixer, x_BTD, *rest)
+
+    with mock.patch.object(Mamba2Mixer, "forward", recorded):
+        outcome(case, mesh_of_group(*case.configs))
+    return seen
+
+
+def test_parameters_declared_fp32_are_not_cast(pool: Any) -> None:
+    for seen in pool.run(2, dtypes_in_forward, Case({"data": 2}, "mamba2", precision="bf16")):
+        assert seen == {(torch.float32, torch.bfloat16, torch.bfloat16)}
+
+
+CONTROLS = [
+    ("no sum in the reduce-scatter", Case({"tensor": 2, "micro_batch": 8}, "mamba2"), "gradients"),
+    ("gradients averaged over data ranks", Case({"data": 2}, "hybrid"), "gradients"),
+    ("a replicated norm counted twice", Case({"tensor": 2, "micro_batch": 8}, "hybrid"), "norm"),
+]
+
+
+@pytest.mark.parametrize(("mutation", "case", "quantity"), CONTROLS, ids=[control[0] for control in CONTROLS])
+def test_a_broken_mixer_is_caught(mutation: str, case: Case, quantity: str, pool: Any) -> None:
+    assert differences(case, pool, mutation)[quantity] > 1e-6

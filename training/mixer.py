@@ -1,0 +1,85 @@
+"""What a mixer declares: its options, parameters, costs and how it is split over tensor ranks. Without torch.
+
+A mixer is one file of `training/mixers/` with one subclass of `Mixer`, whose fields are the options that a recipe sets
+under `model.mixers.NAME`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from gristmill.foundation.config import Config
+
+ParameterRole = Literal["hidden", "output", "norm", "bias", "filter", "recurrence"]
+MixerSharding = Literal["output", "input", "replicated"]
+
+
+@dataclass(frozen=True)
+class MixerParameter:
+    """shape: of the unsharded parameter. sharding: the dimension that is split over the tensor ranks, output 0, input
+    1. role decides weight decay, Muon and the first values (roles.py); matrices are hidden or output. fp32: never cast
+    to the precision of the computation; its module holds no parameter that is. initial: the first values from numbers
+    drawn uniformly in [0, 1), a tensor of the parameter's shape; None: as the role has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    sharding: MixerSharding = "replicated"
+    role: ParameterRole = "hidden"
+    fp32: bool = False
+    initial: Callable[[Any], Any] | None = None
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.role in ("hidden", "output")
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+
+class Share(NamedTuple):
+    """What one tensor rank mixes. rows: samples, each of `tokens` tokens; compute and statistics: bytes of a number in
+    the computation (2 in bf16) and in statistics (4)."""
+
+    rows: int
+    tokens: int
+    tensor: int = 1
+    compute: int = 2
+    statistics: int = 4
+
+
+class Mixer(Config):
+    """Base class. symbol: its letter in `model.pattern`. module: FILE:CLASS of the torch module, which is called with
+    (ModelConfig, mixer, TensorAxis) and whose forward is that of `Attention`."""
+
+    symbol: ClassVar[str]
+    module: ClassVar[str]
+
+    def problem(self, width: int, sequence_length: int) -> str | None:
+        """What is wrong with the options for a model of this size, with the nearest legal value; None if nothing is."""
+        return None
+
+    def tensor_problem(self, width: int, tensor: int) -> str | None:
+        """Why it cannot be split over so many tensor ranks; None if it can."""
+        return None
+
+    def parameters(self, width: int) -> tuple[MixerParameter, ...]:
+        """In the order of the module's."""
+        raise NotImplementedError
+
+    def scan_flops(self, width: int, tokens: int) -> float:
+        """Forward FLOPs of one sample beside those of the matrices and filters."""
+        raise NotImplementedError
+
+    def activation_bytes(self, width: int, share: Share) -> float:
+        """What autograd keeps between the normed input, which is not counted, and the output's product, of which the
+        input is counted."""
+        raise NotImplementedError
+
+    def state_bytes(self, width: int, share: Share) -> float:
+        """The decoding state after share.tokens tokens."""
+        raise NotImplementedError
+
+    def multiply_adds(self, width: int) -> int:
+        """Of one token with the matrices and filters, whose every number it meets once."""
+        return sum(each.count for each in self.parameters(width) if each.is_matrix or each.role == "filter")

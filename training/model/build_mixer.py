@@ -1,0 +1,24 @@
+"""Builds the torch module of a layer's mixer."""
+
+import importlib
+
+from torch import nn
+
+from gristmill.training.model.attention import Attention
+from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.parallel.tensor import TensorAxis
+
+
+def build_mixer(config: ModelConfig, layer: LayerConfig, tensor: TensorAxis) -> nn.Module:
+    """Attention, or the module that the layer's mixer names, whose parameters must be those that it declares."""
+    if layer.mixer == "attention":
+        return Attention(config, layer, tensor)
+    mixer = config.mixer_named(layer.mixer)
+    file, name = mixer.module.split(":")
+    built = getattr(importlib.import_module(file), name)(config, mixer, tensor)
+    found = {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
+    declared = {parameter.name: parameter.shape for parameter in mixer.parameters(config.width)}
+    if found != declared:
+        differ = sorted(set(found.items()) ^ set(declared.items()))
+        raise TypeError(f"mixer {layer.mixer} declares other parameters than its module {mixer.module} has: {differ}")
+    return built

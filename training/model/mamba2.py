@@ -1,0 +1,136 @@
+"""The Mamba-2 mixer: projections, causal convolutions, the scan, a gated norm, the output projection."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.training.loss import upcast, upcast_dtype
+from gristmill.training.mixers.mamba2 import Mamba2
+from gristmill.training.model.attention_metadata import AttentionMetadata
+from gristmill.training.model.causal_convolution import CausalConvolution, last_inputs
+from gristmill.training.model.ssd import ScanInputs, ssd
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
+
+# B rows, T tokens, D width, H heads, P head width, G groups, N state, K taps; a small t = this tensor rank's share
+# I inner width: H x P
+
+
+@dataclass(frozen=True)
+class Mamba2State:
+    """Of the tokens so far: the last K - 1 inputs of the convolutions, [B, K - 1, channels] of x, B and C each, and the
+    scan's state in float32 or better. Its size does not grow."""
+
+    inputs: tuple[Tensor, Tensor, Tensor]
+    scan_BHPN: Tensor
+
+    def take(self, rows: Tensor) -> "Mamba2State":
+        """The state of the given batch rows, in that order."""
+        x, B, C = (part[rows] for part in self.inputs)
+        return Mamba2State((x, B, C), self.scan_BHPN[rows])
+
+
+class Mamba2Mixer(nn.Module):
+    """output(norm(scan(silu(conv(x))) * silu(z))). Each tensor rank has whole heads and whole groups, so only the input
+    and the output need collectives."""
+
+    def __init__(self, config: ModelConfig, mixer: Mamba2, tensor: TensorAxis):
+        super().__init__()
+        self.tensor, self.mixer = tensor, mixer
+        width, inner, shared = config.width, mixer.inner(config.width), mixer.group_width
+        heads = mixer.heads(width)
+        self.z = ColumnParallelLinear(tensor, width, inner, False)
+        self.x = ColumnParallelLinear(tensor, width, inner, False)
+        self.B = ColumnParallelLinear(tensor, width, shared, False)
+        self.C = ColumnParallelLinear(tensor, width, shared, False)
+        self.dt = ColumnParallelLinear(tensor, width, heads, False)
+        self.x_convolution = CausalConvolution(tensor, inner, mixer.kernel)
+        self.B_convolution = CausalConvolution(tensor, shared, mixer.kernel)
+        self.C_convolution = CausalConvolution(tensor, shared, mixer.kernel)
+        self.scan = Scan(tensor, heads, mixer)
+        self.norm = GatedNorm(tensor, inner, inner // mixer.groups, config.norm_epsilon)
+        self.output = RowParallelLinear(tensor, inner, width, False)
+
+    def forward(
+        self, x_BTD: Tensor, metadata: AttentionMetadata, state: Mamba2State | None = None
+    ) -> tuple[Tensor, Mamba2State | None]:
+        """The mixed tokens and, if the metadata keeps state, the state after them."""
+        x_BTD = self.tensor.enter(x_BTD)
+        z_BTI, dt_BTH = self.z(x_BTD), self.dt(x_BTD)
+        streams = (self.x(x_BTD), self.B(x_BTD), self.C(x_BTD))
+        before = (None, None, None) if state is None else state.inputs
+        convolutions, documents_BT = (self.x_convolution, self.B_convolution, self.C_convolution), metadata.documents_BT
+        x_BTI, B_BTF, C_BTF = (
+            F.silu(convolve(stream, documents_BT, inputs))
+            for convolve, stream, inputs in zip(convolutions, streams, before, strict=True)
+        )
+        y_BTHP, scan_BHPN = self.scan(
+            (x_BTI, dt_BTH, B_BTF, C_BTF),
+            documents_BT,
+            None if state is None else state.scan_BHPN,
+            metadata.keep_state,
+        )
+        y_BTD = self.output(self.norm(y_BTHP.flatten(2), z_BTI))
+        if scan_BHPN is None:
+            return y_BTD, None
+        x, B, C = (
+            last_inputs(stream, documents_BT, inputs, self.mixer.kernel - 1)
+            for stream, inputs in zip(streams, before, strict=True)
+        )
+        return y_BTD, Mamba2State((x, B, C), scan_BHPN)
+
+
+class Scan(nn.Module):
+    """The recurrence, computed in float32 or better, and D x beside it. A module of its own, for its parameters keep
+    float32 when those of the layer are cast."""
+
+    def __init__(self, tensor: TensorAxis, heads: int, mixer: Mamba2):
+        super().__init__()
+        self.tensor, self.mixer = tensor, mixer
+        self.A_log = tensor.parameter((heads,), Sharding.OUTPUT)
+        self.D = tensor.parameter((heads,), Sharding.OUTPUT)
+        self.dt_bias = tensor.parameter((heads,), Sharding.OUTPUT)
+
+    def forward(
+        self,
+        streams: tuple[Tensor, Tensor, Tensor, Tensor],
+        documents_BT: Tensor | None,
+        state_BHPN: Tensor | None,
+        keep_state: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """streams: x, dt, B, C. Returns y_BTHP in the dtype of x, and the state if it is kept. Neither is a view in
+        training: FSDP warns of those that its modules return."""
+        dtype, exact = streams[0].dtype, upcast_dtype(streams[0])
+        x_BTI, dt_BTH, B_BTF, C_BTF = (upcast(stream) for stream in streams)
+        A_log_H, D_H, dt_bias_H = (
+            self.tensor.local(each, Sharding.OUTPUT, exact) for each in (self.A_log, self.D, self.dt_bias)
+        )
+        x_BTHP = x_BTI.unflatten(-1, (-1, self.mixer.head_width))
+        step_BTH = F.softplus(dt_BTH + dt_bias_H)
+        inputs = ScanInputs(
+            x_BTHP,
+            step_BTH.clamp(min=self.mixer.min_step) if self.mixer.min_step else step_BTH,
+            -A_log_H.exp(),
+            B_BTF.unflatten(-1, (-1, self.mixer.state)),
+            C_BTF.unflatten(-1, (-1, self.mixer.state)),
+            documents_BT,
+        )
+        y_BTHP, state_BHPN = ssd(inputs, self.mixer.chunk_of(x_BTHP.shape[1]), state_BHPN)
+        return torch.addcmul(y_BTHP, x_BTHP, D_H.unsqueeze(-1)).to(dtype), state_BHPN if keep_state else None
+
+
+class GatedNorm(nn.Module):
+    """RMSNorm of y * silu(z) over each group's channels, so that no tensor rank needs those of another."""
+
+    def __init__(self, tensor: TensorAxis, inner: int, group_width: int, epsilon: float):
+        super().__init__()
+        self.tensor, self.group_width, self.epsilon = tensor, group_width, epsilon
+        self.weight = tensor.parameter((inner,), Sharding.OUTPUT)
+
+    def forward(self, y_BTI: Tensor, z_BTI: Tensor) -> Tensor:
+        weight_I = self.tensor.local(self.weight, Sharding.OUTPUT, upcast_dtype(y_BTI))
+        gated_BTGF = (upcast(y_BTI) * F.silu(upcast(z_BTI))).unflatten(-1, (-1, self.group_width))
+        scale_BTG1 = gated_BTGF.square().mean(dim=-1, keepdim=True).add(self.epsilon).rsqrt()
+        return ((gated_BTGF * scale_BTG1).flatten(-2) * weight_I).to(y_BTI.dtype)
