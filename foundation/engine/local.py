@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from gristmill.foundation.engine.engine import Engine, Result, Task, name_of
 from gristmill.foundation.engine.pandas_check import do_without_pandas
-from gristmill.foundation.engine.worker_pool import CAN_FORK, WorkerDied, WorkerPool
+from gristmill.foundation.engine.worker_pool import WorkerDied, WorkerPool, may_fork
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.huge_pages import without_huge_pages
 from gristmill.foundation.progress import Reporter
@@ -56,7 +56,7 @@ class LocalEngine(Engine):
 
     def start(self, modules: Sequence[str]) -> None:
         if self.workers > 1:
-            self._started(modules, forked=CAN_FORK)
+            self._started(modules, forked=may_fork())
 
     def close(self) -> None:
         """Stop the workers and wait for them."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.engine.pandas_check import do_without_pandas
@@ -26,7 +27,7 @@ from gristmill.foundation.huge_pages import without_huge_pages
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
 SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL
-CAN_FORK = sys.platform == "linux"  # elsewhere, system libraries may not survive a fork
+ALLOCATOR_THREAD = "jemalloc_bg_thd"  # of pyarrow's allocator, which starts it again in a fork
 
 _driver_ends: "weakref.WeakSet[Connection]" = weakref.WeakSet()  # of the pipes of all workers of this process
 
@@ -44,6 +45,18 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+def may_fork() -> bool:
+    """Whether forks of this process are safe: on Linux (elsewhere, system libraries may not survive one), and while it
+    has no threads, since a fork has none of them and waits for ever for the locks they hold."""
+    if sys.platform != "linux":
+        return False
+    try:
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    except OSError:  # a thread that ended meanwhile
+        return False
+    return len([name for name in names if name != ALLOCATOR_THREAD]) == 1
 
 
 class Worker:

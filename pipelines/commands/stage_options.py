@@ -11,7 +11,7 @@ import typer
 from gristmill.foundation.addresses import is_address
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
-from gristmill.foundation.engine.worker_pool import CAN_FORK
+from gristmill.foundation.engine.worker_pool import may_fork
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.garbage_collection import keep_loaded
 from gristmill.foundation.manifest import MANIFEST_NAME
@@ -123,7 +123,7 @@ def _start_workers(engine: Engine, recipe: Recipe, folder: Path, stages: Sequenc
     """Start the workers of the first stage that is not complete while its raw files are looked up, unless they would
     take longer to start than to curate these files."""
     waiting = [one for one in stages if not (folder / one.name / MANIFEST_NAME).is_file()]
-    if waiting and waiting[0].worker_modules and (CAN_FORK or local_bytes(recipe) >= MIN_PARALLEL_BYTES):
+    if waiting and waiting[0].worker_modules and (may_fork() or local_bytes(recipe) >= MIN_PARALLEL_BYTES):
         engine.start(waiting[0].worker_modules)
 
 

@@ -12,9 +12,12 @@ import pytest
 from rich.console import Console
 
 from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.engine.worker_pool import may_fork
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.huge_pages import are_huge_pages_allowed
 from gristmill.foundation.progress import Reporter
+
+ROOT = Path(__file__).parents[3]
 
 
 def square(number):
@@ -158,13 +161,31 @@ def test_a_worker_that_is_a_fork_holds_no_pipe_of_another():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
 def test_early_workers_have_what_the_driver_imported():
-    engine = LocalEngine(2, Reporter.silent())
-    sys.modules["made_up_by_this_test"] = sys
-    engine.start([])
-    del sys.modules["made_up_by_this_test"]
-    results = engine.map(imported_and_process, ["made_up_by_this_test"] * 2, "modules")
-    engine.close()
-    assert [found for found, _ in results] == [True, True]
+    """In a process of its own: this one has threads, so its workers are no forks."""
+    script = (
+        "import sys\n"
+        "from gristmill.foundation.engine.local import LocalEngine\n"
+        "from gristmill.foundation.progress import Reporter\n"
+        "from tests.foundation.engine.test_local import imported_and_process\n"
+        "engine = LocalEngine(2, Reporter.silent())\n"
+        "sys.modules['made_up_by_this_test'] = sys\n"
+        "engine.start([])\n"
+        "del sys.modules['made_up_by_this_test']\n"
+        "results = engine.map(imported_and_process, ['made_up_by_this_test'] * 2, 'modules')\n"
+        "engine.close()\n"
+        "print([found for found, _ in results])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[True, True]\n", done.stderr
+
+
+def test_a_process_with_threads_is_not_forked():
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert not may_fork()
+    end.set()
+    thread.join()
 
 
 def return_a_function(number):
