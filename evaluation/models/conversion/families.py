@@ -7,13 +7,15 @@ from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
 from gristmill.evaluation.models.conversion.llama import LLAMA
 from gristmill.evaluation.models.conversion.llama_relatives import MISTRAL, QWEN2, QWEN3, STARCODER2
+from gristmill.evaluation.models.conversion.mamba2 import MAMBA2, NEMOTRON_H
 from gristmill.evaluation.models.conversion.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
 DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, GPT2, BLOOM)
 MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE)
-FAMILIES = (*DENSE, *MIXTURES, MEGATRON_BERT, BERT, *BERT_TASKS)
+HYBRIDS = (MAMBA2, NEMOTRON_H)
+FAMILIES = (*DENSE, *MIXTURES, *HYBRIDS, MEGATRON_BERT, BERT, *BERT_TASKS)
 
 
 def family_for(config: ModelConfig) -> Family:
