@@ -79,10 +79,10 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
     block = next((block for block in shape.blocks if block.heads), None)
     if block is None:
         return 0.0
-    layers *= sum(block.heads > 0 for block in shape.blocks) / len(shape.blocks)
+    attending = layers * sum(block.heads > 0 for block in shape.blocks) / len(shape.blocks)
     tokens = samples // layout.data * shape.sequence_length
     width = 2 * block.kv_width / min(layout.tensor, block.kv_heads)
-    return 3 * layers * gather_volume(tokens * width * compute_bytes, layout.context)
+    return 3 * attending * gather_volume(tokens * width * compute_bytes, layout.context)
 
 
 def expert_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
