@@ -25,7 +25,7 @@ from gristmill.evaluation.workdir import HeldOutCorpus
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model.initialization import fill
+from gristmill.training.model.initialization import fill, parameter_dtype
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.mesh import ALONE, Mesh, single_process
@@ -142,7 +142,7 @@ def _unsharded_over_data(live: Transformer) -> dict[str, Tensor]:
         prefix = f"{path}." if path else ""
         for name, parameter in block.named_parameters(prefix=path):
             if name.startswith(prefix) and name not in values:
-                values[name] = parameter.detach().to(live.dtype, copy=True)
+                values[name] = parameter.detach().to(parameter_dtype(name, live.config, live.dtype), copy=True)
         block.reshard()
     return values
 

@@ -36,7 +36,7 @@ from gristmill.foundation.manifest import (
     write_manifest,
 )
 from gristmill.foundation.progress import Reporter
-from gristmill.training.model.initialization import fill
+from gristmill.training.model.initialization import cast, fill
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -206,7 +206,7 @@ def load_model(
     model = Transformer(config, saved_config["vocab_size"], options=ComputeOptions(dtype))
     fill(model, lambda _, parameter: torch.empty(parameter.shape))
     load(checkpoint, saved_tensors(dict(model.named_parameters()), saved_buffers(model)), model.tensor.mesh)
-    return model.to(device, dtype).eval().requires_grad_(False), config
+    return cast(model, device, dtype).eval().requires_grad_(False), config
 
 
 def write_model_config(folder: Path, saved_config: SavedModelConfig) -> None:

@@ -21,7 +21,7 @@ from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_b
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.training.checkpoint import SavedModelConfig
-from gristmill.training.model.initialization import fill
+from gristmill.training.model.initialization import fill, parameter_dtype
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 
@@ -107,7 +107,12 @@ def read_huggingface(
         raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
     tensors = family.to_ours(config, _read_weights(folder))
     model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
-    fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors).to(device, dtype))
+    fill(
+        model,
+        lambda name, parameter: _checked(folder, name, parameter, tensors).to(
+            device, parameter_dtype(name, config, dtype)
+        ),
+    )
     saved_config = SavedModelConfig.of(config, vocab_size, end_of_document)
     return model.eval().requires_grad_(False), saved_config
 

@@ -16,7 +16,7 @@ from gristmill.training.checkpoint import load, read_model_config, saved_tensors
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
-from gristmill.training.model.initialization import fill, stored_name
+from gristmill.training.model.initialization import cast, fill, stored_name
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -97,7 +97,7 @@ def load_sharded(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torc
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     parameters = {stored_name(name, config): value for name, value in model.named_parameters()}
     load(checkpoint, saved_tensors(parameters, saved_buffers(model)), mesh)
-    return ShardedCausalLM({mesh.pipeline.rank: model.to(dtype)}, layout, config.sequence_length, mesh)
+    return ShardedCausalLM({mesh.pipeline.rank: cast(model, mesh.device, dtype)}, layout, config.sequence_length, mesh)
 
 
 def _logit_dtype(hidden: Tensor) -> torch.dtype:

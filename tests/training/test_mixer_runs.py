@@ -99,6 +99,19 @@ def test_generation_is_the_argmax_of_whole_passes(checkpoint: Path) -> None:
         assert len(found.tokens) == 6 or found.ended == "document"
 
 
+def test_what_is_declared_fp32_stays_so_in_bf16(checkpoint: Path) -> None:
+    exact, half = saved(checkpoint), load_model(checkpoint, "cpu", torch.bfloat16)[0]
+    dtypes = {name: parameter.dtype for name, parameter in half.named_parameters()}
+    kept = {name for name, dtype in dtypes.items() if dtype == torch.float32}
+    assert kept == {f"layers.{index}.mixer.scan.{leaf}" for index in (0, 3) for leaf in ("A_log", "D", "dt_bias")}
+    assert set(dtypes.values()) == {torch.float32, torch.bfloat16}
+    name = "layers.3.mixer.scan.A_log"
+    assert torch.equal(half.get_parameter(name), exact.get_parameter(name).float())
+    tokens = torch.arange(16).unsqueeze(0)
+    error = (half(tokens).double() - exact(tokens)).norm() / exact(tokens).norm()
+    assert 0 < error < 0.02
+
+
 def test_int8_weights_keep_the_logits(checkpoint: Path) -> None:
     model, tokens = saved(checkpoint), torch.arange(16).unsqueeze(0)
     before = model(tokens).detach()

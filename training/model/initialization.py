@@ -54,6 +54,22 @@ def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
             setattr(module, leaf, buffer.to(next(iter(replaced.values())).device))
 
 
+def parameter_dtype(name: str, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """Of a parameter in a model that computes in dtype: that, but at least float32 where its mixer declares it so."""
+    declared = declared_parameter(name, config)
+    return torch.promote_types(dtype, torch.float32) if declared is not None and declared.fp32 else dtype
+
+
+def cast(model: Transformer, device: str | torch.device, dtype: torch.dtype) -> Transformer:
+    """The model on the device, its parameters and buffers in the precision of the computation."""
+    wider = {name: parameter_dtype(name, model.config, dtype) for name, _ in model.named_parameters()}
+    exact = {name: value.detach() for name, value in model.named_parameters() if wider[name] != dtype}
+    model = model.to(device, dtype)
+    for name, value in exact.items():
+        model.get_parameter(name).data = value.to(device, wider[name])
+    return model
+
+
 def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:
     """The full tensor, sharded as `parameter` is."""
     if not isinstance(parameter, DTensor):

@@ -140,7 +140,7 @@ def _read_shared(fields: Mapping[str, Any], heads: int, head_width: int, state: 
             f"config.json says {heads} heads of {head_width}, which is no multiple of hidden_size={width}; gristmill "
             "has an inner width of expand x width"
         )
-    options = {"expand": heads * head_width // width, "head_width": head_width, "state": state}
+    options: Fields = {"expand": heads * head_width // width, "head_width": head_width, "state": state}
     options |= {"groups": fields.get("n_groups", 8), "kernel": fields.get("conv_kernel", 4), "min_step": min_step}
     return CONSTANTS | {
         "width": width,
