@@ -42,6 +42,7 @@ NOT_TEXT = {
     "evaluation/models/huggingface.py": "a library's error message",
     "data_pipeline/filters/threshold_sweep.py": "a sweep's range",
     "evaluation/results/write.py": "a task's name",
+    "evaluation/tasks/language_names.py": "a language's tag",
     "tokenizers/train.py": "a message of SentencePiece",
 }
 # Expressions that are only asked whether a text begins with them (match) or is one (fullmatch).
@@ -110,6 +111,7 @@ BUILT_LATER = {
     "data_pipeline/filters/pii.py": 1,  # separators of one phone number
     "data_pipeline/annotate/scan_tables.py": 1,  # all characters of a category
     "data_pipeline/annotate/bad_words.py": 2,  # a phrase of the list; one character
+    "evaluation/tasks/harness.py": 1,  # the address in an object's repr
 }
 
 

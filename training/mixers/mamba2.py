@@ -22,7 +22,7 @@ class Mamba2(Mixer):
     module: ClassVar[str] = "gristmill.training.model.mamba2:Mamba2Mixer"
 
     expand: int = Field(2, ge=1, le=64, description="inner width / width")
-    head_width: int = Field(64, ge=1, le=MAX_CHUNK)
+    head_width: int = Field(64, ge=1, le=MAX_CHUNK, description="channels of a head")
     state: int = Field(128, ge=1, le=MAX_CHUNK, description="numbers of state for each channel")
     groups: int = Field(1, ge=1, le=MAX_CHUNK, description="sets of B and C, each shared by the heads of a group")
     kernel: int = Field(4, ge=1, le=64, description="tokens that the causal convolution sees")

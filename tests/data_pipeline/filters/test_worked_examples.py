@@ -7,6 +7,7 @@ import pytest
 
 from gristmill.data_pipeline.annotate.bad_words import BadWords
 from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls
+from gristmill.data_pipeline.annotate.optional_signals import zlib_ratio
 from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.presets import PRESETS
@@ -105,6 +106,9 @@ EXAMPLES = {
         (f"{words(('mill', n))}\nword", 1 / (n + 1)) for n in (20, 19, 18)
     ],
     "mt_nlg_cleanup.min_chars": [("é" * n, n) for n in (511, 512, 513)],
+    # so many letters a are 11 or 12 bytes in zlib
+    "mgpt_zlib.min_zlib_ratio": [("a" * n, 12 / n) for n in (81, 80, 79)],
+    "mgpt_zlib.max_zlib_ratio": [("a" * n, 11 / n) for n in (12, 11, 10)],
     "addresses.max_emails": [("a mill", 0), ("a@mill.org", 1)],
     "addresses.max_ip_addresses": [("a mill", 0), ("1.2.3.4", 1)],
 }  # fmt: skip
@@ -122,6 +126,8 @@ def value_of(rule: Rule, text: str) -> float:
         return (before - after) / before
     if signal == "num_bad_words":
         return BadWords(["darn"]).count(text)
+    if signal == "zlib_ratio":
+        return zlib_ratio(text.encode())
     if signal == "blocked_url":
         return BlockedUrls(["spam.example"]).blocks(text)
     if signal == "num_language_stop_words":

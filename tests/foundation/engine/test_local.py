@@ -65,10 +65,20 @@ def large(seconds):
     return bytes(64_000_000)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def children_before():
+    """Processes that other tests' fixtures have started."""
+    BEFORE.update(child.pid for child in psutil.Process().children())
+
+
+BEFORE: set[int] = set()
+
+
 def workers_of(pid):
     """Worker processes that live, the oldest first."""
     children = [p for p in psutil.Process(pid).children() if p.status() != psutil.STATUS_ZOMBIE]
-    return sorted((p for p in children if "resource_tracker" not in " ".join(p.cmdline())), key=lambda p: p.pid)
+    workers = [p for p in children if p.pid not in BEFORE and "resource_tracker" not in " ".join(p.cmdline())]
+    return sorted(workers, key=lambda p: p.pid)
 
 
 def test_a_killed_worker_is_one_sentence_that_names_the_task():
