@@ -8,8 +8,11 @@ from gristmill.evaluation.models.conversion.tensor_conversion import Rule
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
-LLAMA3_FIELDS = ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
-YARN_FIELDS = ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor")
+SCALING_FIELDS: dict[str, tuple[str, ...]] = {  # of each rope_type, beside its factor
+    "linear": (),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+}
 OUTPUT = "mixer.output"
 ATTENTION = {
     "self_attn.q_proj": "mixer.query",
@@ -77,8 +80,8 @@ def write_rope(config: ModelConfig) -> Fields:
     if scaling is None:
         default = {"rope_type": "default", "rope_theta": config.rope_base}
         return {"rope_theta": config.rope_base, "rope_parameters": default}
-    used = {"linear": (), "llama3": LLAMA3_FIELDS, "yarn": YARN_FIELDS}[scaling.rope_type]
-    stated = {name: getattr(scaling, name) for name in ("rope_type", "factor", *used)}
+    names = ("rope_type", "factor", *SCALING_FIELDS[scaling.rope_type])
+    stated = {name: getattr(scaling, name) for name in names}
     stated = {name: value for name, value in stated.items() if value is not None}
     parameters = stated | {"rope_theta": config.rope_base}
     return {"rope_theta": config.rope_base, "rope_scaling": stated, "rope_parameters": parameters}
@@ -98,13 +101,12 @@ def read_rope(fields: Mapping[str, Any]) -> Fields:
         raise InputError("config.json has partial_rotary_factor, which turns a part of each head; gristmill turns all")
     if kind == "default":
         return {"rope_base": base}
-    known = {"linear": (), "llama3": LLAMA3_FIELDS, "yarn": YARN_FIELDS}
-    if kind not in known:
-        raise InputError(f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(known)}")
+    if kind not in SCALING_FIELDS:
+        raise InputError(f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(SCALING_FIELDS)}")
     if kind == "yarn" and (stated.get("mscale") or stated.get("truncate") is False):
         raise InputError("config.json has yarn with mscale or without truncate; gristmill imports the paper's form")
     scaling = {"rope_type": kind, "factor": stated["factor"]}
-    for name in known[kind]:
+    for name in SCALING_FIELDS[kind]:
         if stated.get(name) is not None:
             scaling[name] = stated[name]
     if kind != "linear":  # as transformers fills it in

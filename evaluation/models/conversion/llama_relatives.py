@@ -34,6 +34,23 @@ def _windows(config: ModelConfig) -> set[int]:
     return {layer.window for layer in config.layer_list if layer.window is not None}
 
 
+def _window(config: ModelConfig) -> int | None:
+    """The size that all windows have; None without any."""
+    return next(iter(_windows(config)), None)
+
+
+def _with_one_window(config: ModelConfig, found: list[str]) -> list[str]:
+    """Adds what an architecture lacks whose layers all have the same window."""
+    differ = len({layer.window for layer in config.layer_list}) > 1
+    return [*found, f"windows in some layers only ({config.window})"] if differ else found
+
+
+def _with_whole_heads(config: ModelConfig, found: list[str]) -> list[str]:
+    """Adds what an architecture lacks whose heads together are as wide as the model."""
+    differ = config.head_dim * config.heads != config.width
+    return [*found, f"head_width={config.head_dim}"] if differ else found
+
+
 def _rules(config: ModelConfig) -> list[Rule]:
     norms = QK_NORM_RULES if config.qk_norm else []
     return [*attention_rules(config), *norms, *mlp_rules(config), *ends_rules(config)]
@@ -44,15 +61,12 @@ def _without(fields: Fields, *names: str) -> Fields:
 
 
 def _mistral_lacks(config: ModelConfig) -> list[str]:
-    found = _lacks(config)
-    if len({layer.window for layer in config.layer_list}) > 1:
-        found.append(f"windows in some layers only ({config.window})")
-    return found
+    return _with_one_window(config, _lacks(config))
 
 
 def _write_mistral(config: ModelConfig) -> Fields:
     fields = _without(write_llama(config), "attention_bias", "mlp_bias")
-    return fields | {"sliding_window": next(iter(_windows(config)), None)}
+    return fields | {"sliding_window": _window(config)}
 
 
 def _read_mistral(fields: Mapping[str, Any]) -> Fields:
@@ -71,7 +85,7 @@ def _write_windows(config: ModelConfig) -> Fields:
     first = next((index for index, window in enumerate(windows) if window is not None), len(windows))
     return {
         "use_sliding_window": first < len(windows),
-        "sliding_window": next(iter(_windows(config)), None),
+        "sliding_window": _window(config),
         "max_window_layers": first,
         "layer_types": [FULL if window is None else SLIDING for window in windows],
     }
@@ -97,8 +111,7 @@ def _read_qwen2(fields: Mapping[str, Any]) -> Fields:
 
 
 def _qwen2_lacks(config: ModelConfig) -> list[str]:
-    found = _lacks(config, biases="qkv")
-    return [*found, f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else found
+    return _with_whole_heads(config, _lacks(config, biases="qkv"))
 
 
 def _write_qwen3(config: ModelConfig) -> Fields:
@@ -134,7 +147,7 @@ def _write_starcoder2(config: ModelConfig) -> Fields:
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": config.norm_epsilon,
         "use_bias": True,
-        "sliding_window": next(iter(_windows(config)), None),
+        "sliding_window": _window(config),
     }
 
 
@@ -146,10 +159,8 @@ def _read_starcoder2(fields: Mapping[str, Any]) -> Fields:
 
 
 def _starcoder2_lacks(config: ModelConfig) -> list[str]:
-    found = _lacks(config, biases=True, norm="layernorm", mlp="gelu")
-    if len({layer.window for layer in config.layer_list}) > 1:
-        found.append(f"windows in some layers only ({config.window})")
-    return [*found, f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else found
+    found = _with_one_window(config, _lacks(config, biases=True, norm="layernorm", mlp="gelu"))
+    return _with_whole_heads(config, found)
 
 
 MISTRAL = Family("MistralForCausalLM", "mistral", _mistral_lacks, _rules, _write_mistral, _read_mistral)

@@ -14,24 +14,13 @@ from gristmill.foundation.errors import InputError
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
+from tests.support.huggingface_shapes import NEMOTRON_H_SHAPE
 
 VOCAB = 61
 MAMBA2 = Mamba2Config(
     num_hidden_layers=3, hidden_size=32, num_heads=8, head_dim=8, state_size=8, n_groups=1, vocab_size=VOCAB
 )
-NEMOTRON_H = NemotronHConfig(
-    hybrid_override_pattern="M-M*-",
-    hidden_size=32,
-    intermediate_size=48,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    mamba_num_heads=8,
-    mamba_head_dim=8,
-    ssm_state_size=8,
-    n_groups=2,
-    vocab_size=VOCAB,
-)
+NEMOTRON_H = NemotronHConfig(**NEMOTRON_H_SHAPE, vocab_size=VOCAB)
 THEIRS = {"mamba2": (Mamba2ForCausalLM, MAMBA2), "nemotron_h": (NemotronHForCausalLM, NEMOTRON_H)}
 SIZE: dict[str, Any] = {"width": 32, "heads": 4, "sequence_length": 16, "hidden": 48, "positions": "none"}
 OPTIONS = {"head_width": 8, "state": 8}

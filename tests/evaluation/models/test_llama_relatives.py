@@ -10,21 +10,11 @@ from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
+from tests.support.huggingface_shapes import LLAMA_SHAPE
 
 transformers = pytest.importorskip("transformers")
 
-SHAPE = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 28,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
+SHAPE = LLAMA_SHAPE
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"original_max_position_embeddings": 16}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}

@@ -12,22 +12,11 @@ from gristmill.foundation.errors import InputError
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
+from tests.support.huggingface_shapes import LLAMA_SHAPE
 
 transformers = pytest.importorskip("transformers")
 
-SHAPE = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 28,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "num_experts_per_tok": 2,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
+SHAPE = LLAMA_SHAPE | {"num_experts_per_tok": 2}
 CONFIGS = {
     "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4),
     "qwen3_moe": transformers.Qwen3MoeConfig(

@@ -10,6 +10,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, NemotronHConfig, Nemot
 from gristmill.training.model.initialization import fill
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
+from tests.support.huggingface_shapes import NEMOTRON_H_SHAPE
 
 VOCAB, TOKENS = 61, 12
 SIZE: dict[str, Any] = {
@@ -87,22 +88,7 @@ def mamba2() -> tuple[torch.nn.Module, ModelConfig]:
 
 
 def nemotron_h() -> tuple[torch.nn.Module, ModelConfig]:
-    theirs = NemotronHForCausalLM(
-        NemotronHConfig(
-            hybrid_override_pattern="M-M*-",
-            hidden_size=32,
-            intermediate_size=48,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            mamba_num_heads=8,
-            mamba_head_dim=8,
-            ssm_state_size=8,
-            n_groups=2,
-            chunk_size=5,
-            vocab_size=VOCAB,
-        )
-    )
+    theirs = NemotronHForCausalLM(NemotronHConfig(**NEMOTRON_H_SHAPE, chunk_size=5, vocab_size=VOCAB))
     options = {"head_width": 8, "state": 8, "groups": 2, "chunk": 4, "min_step": 0.001}
     return theirs, ModelConfig(**SIZE, layers=5, pattern="M-M*-", mlp="relu2", mixers={"mamba2": options})
 
