@@ -64,7 +64,8 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     found = config.model_dump(mode="json", exclude=MAY_DIFFER)
     if config.positions != "learned":
         del found["sequence_length"]
-    found["mixers"] = {name: config.mixer_named(name).model_dump(exclude={"chunk"}) for name in config.stateful_mixers}
+    mixers = {name: config.mixer_named(name) for name in config.stateful_mixers}
+    found["mixers"] = {name: mixer.model_dump(exclude=set(mixer.not_of_weights)) for name, mixer in mixers.items()}
     del found["pattern"]
     for name in ("mixer", "mlp", "window", "norm_order"):
         found[name] = [getattr(layer, name) for layer in config.layer_list]

@@ -39,21 +39,24 @@ class MixerParameter:
 
 class Share(NamedTuple):
     """What one tensor rank mixes. rows: samples, each of `tokens` tokens; compute and statistics: bytes of a number in
-    the computation (2 in bf16) and in statistics (4)."""
+    the computation (2 in bf16) and in statistics (4). sequence_parallel: the residual stream has this rank's tokens."""
 
     rows: int
     tokens: int
     tensor: int = 1
     compute: int = 2
     statistics: int = 4
+    sequence_parallel: bool = True
 
 
 class Mixer(Config):
     """Base class. symbol: its letter in `model.pattern`. module: FILE:CLASS of the torch module, which is called with
-    (ModelConfig, mixer, TensorAxis) and whose forward is that of `Attention`."""
+    (ModelConfig, mixer, TensorAxis) and whose forward is that of `Attention`. not_of_weights: options that may change
+    where weights are taken over, since they do not change results."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
+    not_of_weights: ClassVar[tuple[str, ...]] = ()
 
     def problem(self, width: int, sequence_length: int) -> str | None:
         """What is wrong with the options for a model of this size, with the nearest legal value; None if nothing is."""

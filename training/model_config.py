@@ -55,8 +55,8 @@ class ModelConfig(Config):
     mlp: Mlp | tuple[Mlp, ...] = "swiglu"
     pattern: str | None = Field(
         None,
-        description="one letter a layer, instead of mixer: * attention, M mamba2, - MLP, E mixture of experts, each "
-        "alone; | between the stages of a pipeline",
+        description="one letter a layer, instead of mixer: * attention, M mamba2, T tcnca, - MLP, E mixture of "
+        "experts, each alone; | between the stages of a pipeline",
         json_schema_extra=OMIT_DEFAULT,
     )
     mixers: Options = Field(
@@ -131,6 +131,12 @@ class ModelConfig(Config):
             raise ValueError("a layer has neither mixer nor mlp; set one of them to another value than none")
         if any(layer.window is not None and layer.window < 1 for layer in self.layer_list):
             raise ValueError("window counts the position itself: it must be at least 1, or null for no limit")
+        longest = max((layer.window or 0 for layer in self.layer_list), default=0)
+        if longest > self.sequence_length:
+            raise ValueError(
+                f"window {longest} is longer than sequence_length={self.sequence_length}; set it to "
+                f"{self.sequence_length} or less, or to null for no limit"
+            )
         return self
 
     @model_validator(mode="after")

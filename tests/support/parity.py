@@ -21,7 +21,7 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.objective import LossFunction
 from gristmill.training.optim.build import build_optimizer
-from gristmill.training.parallel.collectives import gather_tokens
+from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import Sharding
@@ -65,6 +65,7 @@ BERT: dict[str, Any] = {
     "outputs": [{"name": "sentence_order", "size": 2}],
 }
 MAMBA2 = {"head_width": 8, "state": 4, "groups": 4, "chunk": 8}
+TCNCA = {"kernel": 3, "dilation": 2, "blocks": 2, "chunk": 4, "shared": 6}
 GPT2 = {"tied_embeddings": True, "positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases": True}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -95,6 +96,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "mixers": {"mamba2": MAMBA2},
         "moe": {"experts": 4, "top_k": 2, "hidden": 8, "balance_loss": 0.1},
     },
+    "tcnca": {"mixer": "tcnca", "positions": "none", "layers": 4, "mixers": {"tcnca": TCNCA}},
+    "tcnca_post": {"mixer": "tcnca", "mlp": "none", "norm_order": "post", "layers": 4, "mixers": {"tcnca": TCNCA}},
+    "tcnca_simple": {"pattern": "TT-T", "layers": 4, "mixers": {"tcnca": TCNCA | {"gated": False}}},
+    "three_mixers": {"pattern": "MT*-M-T*", "layers": 8, "mixers": {"mamba2": MAMBA2, "tcnca": TCNCA}},
     "bert": BERT,
     "bert_deep": BERT | {"layers": 4},
     "bert_original": BERT | {"norm_order": "post", "embedding_norm": "sum", "final_norm": False},
@@ -357,6 +362,15 @@ MUTATIONS: dict[str | None, Any] = {
     "the outputs' bias added by every share": patched(("parallel.expert_parallel.ExpertAxis.first_share", True)),
     "gradients of all tokens summed over the ranks": patched(
         ("parallel.tensor.all_tokens", lambda x, rank, group: gather_tokens(x, group))
+    ),
+    "no sum of queries' and keys' gradients": patched(
+        (
+            "parallel.tensor.TensorAxis.sum_for_all",
+            lambda axis, x: x if axis.size == 1 else sum_over_ranks(x, axis.mesh.tensor.group),
+        )
+    ),
+    "own channels of the wrong rank": patched(
+        ("parallel.tensor.TensorAxis.own_channels", lambda axis, x_BTD: x_BTD.chunk(axis.size, dim=-1)[0])
     ),
     "logits normalised by this rank's sum": patched(("loss.over_ranks", lambda x, tensor, operation: x)),
 }

@@ -62,7 +62,7 @@ def test_weights_fit_where_only_chunk_and_spelling_differ() -> None:
 WRONG = [
     ({"mixer": "mamba"}, "there is no mixer 'mamba'; did you mean 'mamba2'?"),
     ({"pattern": "M-M"}, "pattern has 3 layers and layers=4; set layers: 3"),
-    ({"pattern": "M-MX"}, "pattern has the letter 'X'; letters are * (attention), M (mamba2), - (MLP)"),
+    ({"pattern": "M-MX"}, "pattern has the letter 'X'; letters are * (attention), M (mamba2), T (tcnca), - (MLP)"),
     ({"pattern": "M-||M*"}, "put letters on both sides of each |"),
     ({"pattern": "M-ME"}, "pattern has layers of experts (E); set moe"),
     ({"pattern": "M-M*", "mixer": "mamba2"}, "leave mixer out"),
@@ -72,6 +72,11 @@ WRONG = [
     ({"mixer": "mamba2", "mixers": {"mamba2": {"chunk": 12}}}, "does not divide sequence_length=32; try 8"),
     ({"mixer": "mamba2", "mixers": {"mamba2": {"chunks": 8}}}, "mamba2.chunks: unknown field; did you mean 'chunk'?"),
     ({"mixer": "mamba2", "mixers": {"mamba2": {"state": 0}}}, "mamba2.state: Input should be greater than"),
+    ({"mixer": "tcnca", "mixers": {"tcnca": {"chunk": 24}}}, "chunk=24 does not divide sequence_length=32; try 16"),
+    ({"mixer": "tcnca", "mixers": {"tcnca": {"chunk": 64}}}, "chunk=64 does not divide sequence_length=32; try 32"),
+    ({"mixer": "tcnca", "mixers": {"tcnca": {"chunk": 8, "blocks": 9}}}, "the convolutions see 2796193 tokens"),
+    ({"window": 48}, "window 48 is longer than sequence_length=32; set it to 32 or less, or to null for no limit"),
+    ({"window": (None, 48)}, "window 48 is longer than sequence_length=32"),
     ({"mixers": {"mamba2": {"state": 8}}}, "mixers.mamba2 is set, but no layer has that mixer"),
     ({"mixers": {"attention": {}}}, "mixer attention has no options"),
     ({"mixer": "mamba2", "attention": "bidirectional"}, "mixer mamba2 sees only the tokens before"),
@@ -89,6 +94,7 @@ LAYOUTS = [
     ({"layout": {"tensor": 8}}, {}, "4 groups of mamba2 do not split evenly; set model.mixers.mamba2.groups: 8"),
     ({"layout": {"tensor": 3}}, {}, "8 heads of mamba2 do not split evenly"),
     ({"layout": {"pipeline": 2}}, {"pattern": "M|M|M*"}, "model.pattern has 3 stages and the layout 2"),
+    ({"layout": {"tensor": 3}}, {"mixer": "tcnca", "pattern": None, "mixers": {"tcnca": {"chunk": 8}}}, "64 channels"),
     ({"compile": True}, {}, "compile is not built for the mixer mamba2 yet; set compile: false"),
     ({"precision": "bf16", "float8": True}, {}, "float8 is not built for the mixer mamba2 yet"),
 ]

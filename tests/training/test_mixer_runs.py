@@ -22,9 +22,9 @@ OPTIONS = {"head_width": 8, "state": 4, "groups": 2, "chunk": 8}
 HYBRID = ModelConfig(
     **MODEL.model_dump(include={"width", "heads", "kv_heads", "sequence_length"}),
     layers=5,
-    pattern="M-*M-",
+    pattern="M-*MT",
     mlp="gelu",
-    mixers={"mamba2": OPTIONS},
+    mixers={"mamba2": OPTIONS, "tcnca": {"kernel": 3, "blocks": 2, "chunk": 4}},
 )
 STEPS = 6
 RUN: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gristmill.training.divisors import divisors
+from gristmill.training.divisors import divisors, nearest
 from gristmill.training.mixer import Mixer, MixerParameter, Share
 
 MAX_CHUNK = 65_536
@@ -20,6 +20,7 @@ class Mamba2(Mixer):
 
     symbol: ClassVar[str] = "M"
     module: ClassVar[str] = "gristmill.training.model.mamba2:Mamba2Mixer"
+    not_of_weights: ClassVar[tuple[str, ...]] = ("chunk",)
 
     expand: int = Field(2, ge=1, le=64, description="inner width / width")
     head_width: int = Field(64, ge=1, le=MAX_CHUNK, description="channels of a head")
@@ -46,13 +47,13 @@ class Mamba2(Mixer):
     def problem(self, width: int, sequence_length: int) -> str | None:
         inner = self.inner(width)
         if inner % self.head_width:
-            near = _nearest(divisors(inner), self.head_width)
+            near = nearest(divisors(inner), self.head_width)
             return f"head_width={self.head_width} does not divide the inner width {inner}; try {near}"
         if self.heads(width) % self.groups:
-            near = _nearest(divisors(self.heads(width)), self.groups)
+            near = nearest(divisors(self.heads(width)), self.groups)
             return f"groups={self.groups} does not divide the {self.heads(width)} heads; try {near}"
         if self.chunk and sequence_length % self.chunk:
-            near = _nearest(divisors(sequence_length), self.chunk)
+            near = nearest(divisors(sequence_length), self.chunk)
             return f"chunk={self.chunk} does not divide sequence_length={sequence_length}; try {near}, or 0"
         return None
 
@@ -64,7 +65,7 @@ class Mamba2(Mixer):
             fitting = [count for count in divisors(heads) if count % tensor == 0]
             return (
                 f"{self.groups} groups of mamba2 do not split evenly; set model.mixers.mamba2.groups: "
-                f"{_nearest(fitting, self.groups)}"
+                f"{nearest(fitting, self.groups)}"
             )
         return None
 
@@ -116,10 +117,6 @@ class Mamba2(Mixer):
         return share.rows * (
             (self.kernel - 1) * (inner + 2 * shared) * share.compute + inner * self.state * share.statistics
         )
-
-
-def _nearest(values: list[int], wanted: int) -> int:
-    return min(values, key=lambda value: (abs(value - wanted), value))
 
 
 def _ones(uniform: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution: each channel's weighted sum of its last few tokens."""
+"""Causal depthwise convolution: each channel's weighted sum of tokens before it, `dilation` tokens apart."""
 
 import torch
 import torch.nn.functional as F
@@ -6,37 +6,65 @@ from torch import Tensor, nn
 
 from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
-# B rows, T tokens, Ct channels of this tensor rank, K taps
+# B rows, T tokens, C channels of this tensor rank, K taps, d dilation, L = (K - 1) d tokens before the first
 
 
 class CausalConvolution(nn.Module):
-    """y_t = b + sum over k of w_k x_(t - K + 1 + k), for each channel; tokens of other documents count as zero."""
+    """y_t = b + sum over k of w_k x_(t - (K - 1 - k) d), for each channel; tokens of other documents count as zero."""
 
-    def __init__(self, tensor: TensorAxis, channels: int, kernel: int):
+    def __init__(self, tensor: TensorAxis, channels: int, kernel: int, dilation: int = 1):
         super().__init__()
-        self.tensor, self.kernel = tensor, kernel
+        self.tensor, self.kernel, self.dilation = tensor, kernel, dilation
         self.weight = tensor.parameter((channels, kernel), Sharding.OUTPUT)
         self.bias = tensor.parameter((channels,), Sharding.OUTPUT)
 
-    def forward(self, x_BTC: Tensor, documents_BT: Tensor | None, before_BKC: Tensor | None) -> Tensor:
-        """before_BKC: the K - 1 inputs before, of the document of the first token; None: there are none."""
-        weight_CK = self.tensor.local(self.weight, Sharding.OUTPUT, x_BTC.dtype)
-        bias_C = self.tensor.local(self.bias, Sharding.OUTPUT, x_BTC.dtype)
-        tokens, all_BSC = x_BTC.shape[1], _with_tokens_before(x_BTC, before_BKC, self.kernel - 1)
-        y_BTC = bias_C
+    @property
+    def reach(self) -> int:
+        """L: how many tokens before its own a token sees."""
+        return (self.kernel - 1) * self.dilation
+
+    def forward(self, x_BTC: Tensor, documents_BT: Tensor | None, before_BLC: Tensor | None) -> Tensor:
+        """before_BLC: the L inputs before, of the document of the first token; None: there are none."""
+        weight_CK, bias_C = self._local(x_BTC.dtype)
+        all_BSC = _with_tokens_before(x_BTC, before_BLC, self.reach)
+        if documents_BT is None:
+            return _convolve(all_BSC, weight_CK, bias_C, self.dilation)
+        tokens, y_BTC = x_BTC.shape[1], bias_C
         for tap in range(self.kernel):
-            term_BTC = all_BSC[:, tap : tap + tokens] * weight_CK[:, tap]
-            back = self.kernel - 1 - tap
-            if documents_BT is not None and back:
+            first = tap * self.dilation
+            term_BTC = all_BSC[:, first : first + tokens] * weight_CK[:, tap]
+            back = self.reach - first
+            if back:
                 same_BT = _same_document(documents_BT, back)
                 term_BTC = term_BTC * same_BT.unsqueeze(-1).to(term_BTC.dtype)
             y_BTC = y_BTC + term_BTC
         return y_BTC
 
+    def step(self, taps_BKC: Tensor) -> Tensor:
+        """[B, 1, C]: the result of one token, from the inputs that its taps read, its own last."""
+        weight_CK, bias_C = self._local(taps_BKC.dtype)
+        return torch.einsum("bkc,ck->bc", taps_BKC, weight_CK).add(bias_C).unsqueeze(1)
 
-def last_inputs(x_BTC: Tensor, documents_BT: Tensor | None, before_BKC: Tensor | None, count: int) -> Tensor:
+    def _local(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        weight_CK = self.tensor.local(self.weight, Sharding.OUTPUT, dtype)
+        return weight_CK, self.tensor.local(self.bias, Sharding.OUTPUT, dtype)
+
+
+def _convolve(all_BSC: Tensor, weight_CK: Tensor, bias_C: Tensor, dilation: int) -> Tensor:
+    """As a convolution down the columns of an image d tokens wide, which needs neither dilation nor a transposition.
+
+    16,384 tokens of 64 channels, 17 taps, on one core of an EPYC 9004 (2026-11-22): forward 1.5 to 2.2 ms and backward
+    3 to 8 ms, where conv1d takes 3 to 4 ms and 30 to 46 ms."""
+    spare = -all_BSC.shape[1] % dilation
+    padded_BSC = F.pad(all_BSC, (0, 0, spare, 0)) if spare else all_BSC
+    image_BCRd = padded_BSC.unflatten(1, (-1, dilation)).permute(0, 3, 1, 2)
+    y_BCRd = F.conv2d(image_BCRd, weight_CK[:, None, :, None], bias_C, groups=len(weight_CK))
+    return y_BCRd.permute(0, 2, 3, 1).flatten(1, 2)[:, spare:]
+
+
+def last_inputs(x_BTC: Tensor, documents_BT: Tensor | None, before_BLC: Tensor | None, count: int) -> Tensor:
     """The last `count` inputs for the next call; those that are not of the last token's document are zero."""
-    all_BSC = _with_tokens_before(x_BTC, before_BKC, count)
+    all_BSC = _with_tokens_before(x_BTC, before_BLC, count)
     if documents_BT is not None:
         same_BT = documents_BT == documents_BT[:, -1:]
         same_BS = torch.cat([same_BT[:, :1].expand(-1, count), same_BT], dim=1)
@@ -44,8 +72,8 @@ def last_inputs(x_BTC: Tensor, documents_BT: Tensor | None, before_BKC: Tensor |
     return all_BSC[:, all_BSC.shape[1] - count :]
 
 
-def _with_tokens_before(x_BTC: Tensor, before_BKC: Tensor | None, count: int) -> Tensor:
-    return F.pad(x_BTC, (0, 0, count, 0)) if before_BKC is None else torch.cat([before_BKC, x_BTC], dim=1)
+def _with_tokens_before(x_BTC: Tensor, before_BLC: Tensor | None, count: int) -> Tensor:
+    return F.pad(x_BTC, (0, 0, count, 0)) if before_BLC is None else torch.cat([before_BLC, x_BTC], dim=1)
 
 
 def _same_document(documents_BT: Tensor, back: int) -> Tensor:

@@ -75,6 +75,25 @@ class TensorAxis:
         tokens of the gradient, which is the same on all."""
         return all_tokens(x, self.rank, self.mesh.tensor.group) if self.shards_tokens else x
 
+    def own_channels(self, x_BTD: Tensor) -> Tensor:
+        """This rank's share of the channels, as a column-parallel layer has its outputs."""
+        if self.size == 1:
+            return x_BTD
+        share = x_BTD.shape[-1] // self.size
+        return x_BTD.narrow(-1, self.rank * share, share)
+
+    def gather_channels(self, x_BTDt: Tensor) -> Tensor:
+        """All channels on every rank, for column-parallel layers; backward, the gradients of the ranks are summed."""
+        if self.size == 1:
+            return x_BTDt
+        return gather_tokens(x_BTDt.transpose(1, 2), self.mesh.tensor.group).transpose(1, 2)
+
+    def sum_for_all(self, x: Tensor) -> Tensor:
+        """The sum of the ranks' shares for work that differs on each; backward, the gradients are summed too."""
+        if self.size == 1:
+            return x
+        return copy_to_ranks(sum_over_ranks(x, self.mesh.tensor.group), self.mesh.tensor.group)
+
     def local_tokens(self, per_token: Tensor, dim: int = 1) -> Tensor:
         """The slice that belongs to the tokens of this rank's residual stream."""
         if not self.shards_tokens:

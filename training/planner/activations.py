@@ -132,7 +132,14 @@ def _declared_mixer(
     if block.mixer is None:
         return 0.0
     w = widths(block, layout, sequence_length)
-    share = Share(layout.micro_batch, sequence_length // layout.context, layout.tensor, sizes.compute, sizes.statistics)
+    share = Share(
+        layout.micro_batch,
+        sequence_length // layout.context,
+        layout.tensor,
+        sizes.compute,
+        sizes.statistics,
+        layout.sequence_parallel,
+    )
     outside = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
     return outside + w.tokens * block.width * sizes.compute + block.mixer.activation_bytes(block.width, share)
 

@@ -99,7 +99,8 @@ def _read_windows(fields: Mapping[str, Any]) -> Fields:
     kinds = fields.get("layer_types") or [FULL] * first + [SLIDING] * (layers - first)
     if len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
         raise InputError(f"config.json has layer_types={kinds}; expected {layers} times {FULL} or {SLIDING}")
-    return {"window": tuple(fields["sliding_window"] if kind == SLIDING else None for kind in kinds)}
+    window = _one_window(fields)["window"]
+    return {"window": tuple(window if kind == SLIDING else None for kind in kinds)}
 
 
 def _write_qwen2(config: ModelConfig) -> Fields:

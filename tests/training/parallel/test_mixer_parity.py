@@ -31,6 +31,15 @@ GRID = [
     Case(CUBE | {"schedule": "interleaved"}, "hybrid", documents=True),
     Case({"data": 2, "expert": 2}, "hybrid_experts"),
     Case({"tensor": 2, "micro_batch": 8}, "mamba2", optimizer="muon"),
+    Case({"data": 2}, "tcnca", documents=True),
+    Case({"tensor": 2, "micro_batch": 8}, "tcnca"),
+    Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False}, "tcnca_post"),
+    Case({"tensor": 4, "micro_batch": 8}, "tcnca_simple", documents=True),
+    Case({"tensor": 2, "micro_batch": 8, "recompute": "attention"}, "tcnca_simple"),
+    Case({"data": 2, "recompute": "full"}, "three_mixers"),
+    Case(PP2 | {"schedule": "interleaved"}, "tcnca"),
+    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "three_mixers"),
+    Case(CUBE | {"schedule": "zbv"}, "three_mixers", documents=True),
 ]
 
 
@@ -68,6 +77,8 @@ def test_parameters_declared_fp32_are_not_cast(pool: Any) -> None:
 
 CONTROLS = [
     ("no sum in the reduce-scatter", Case({"tensor": 2, "micro_batch": 8}, "mamba2"), "gradients"),
+    ("no sum of queries' and keys' gradients", Case({"tensor": 2, "micro_batch": 8}, "tcnca"), "gradients"),
+    ("own channels of the wrong rank", Case({"tensor": 2, "micro_batch": 8}, "tcnca_simple"), "loss"),
     ("gradients averaged over data ranks", Case({"data": 2}, "hybrid"), "gradients"),
     ("a replicated norm counted twice", Case({"tensor": 2, "micro_batch": 8}, "hybrid"), "norm"),
 ]

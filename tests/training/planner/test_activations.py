@@ -27,6 +27,7 @@ from gristmill.training.testing.causal_loss import causal_loss
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
 MAMBA2 = {"head_width": 16, "state": 32, "groups": 4, "chunk": 16}
+TCNCA = {"kernel": 5, "blocks": 2, "chunk": 16, "shared": 32}
 SIZE = {"layers": 4, "width": 128, "heads": 8, "sequence_length": 64}
 MODELS = {
     "llama": ModelConfig(**SIZE, kv_heads=2),
@@ -36,6 +37,8 @@ MODELS = {
     "qk_norm": ModelConfig(**SIZE, kv_heads=4, qk_norm=True),
     "mamba2": ModelConfig(**SIZE, mixer="mamba2", mixers={"mamba2": MAMBA2}),
     "hybrid": ModelConfig(**SIZE, mlp="relu2", positions="none", pattern="M-*M", mixers={"mamba2": MAMBA2}),
+    "tcnca": ModelConfig(**SIZE, mixer="tcnca", mixers={"tcnca": TCNCA}),
+    "tcnca_simple": ModelConfig(**SIZE, mlp="gelu", pattern="T-*T", mixers={"tcnca": TCNCA | {"gated": False}}),
     "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "hidden": 96}),
     "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "hidden": 64, "shared_experts": 1}),
 }

@@ -42,6 +42,7 @@ MODELS = {
     "hybrid": ModelConfig(
         **LLAMA, pattern="M-M*-E", moe={"experts": 4, "top_k": 2}, mixers={"mamba2": {"head_width": 8, "groups": 8}}
     ),
+    "tcnca": ModelConfig(**LLAMA, pattern="TTT-*T", mixers={"tcnca": {"chunk": 8}}),
     "qk_norm": ModelConfig(**LLAMA, qk_norm=True, tied_embeddings=True),
     "qk_layernorm": ModelConfig(**LLAMA, qk_norm=True, norm="layernorm", hidden=192),
 }

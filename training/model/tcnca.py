@@ -1,0 +1,218 @@
+"""The TCNCA mixer: dilated causal convolutions, attention inside chunks, and MEGA's gates."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.training.mixers.tcnca import Tcnca
+from gristmill.training.model.attention_metadata import AttentionMetadata
+from gristmill.training.model.causal_convolution import CausalConvolution, last_inputs
+from gristmill.training.model.chunked_attention import (
+    attend_in_chunks,
+    attend_in_packed_chunks,
+    attend_in_ring,
+    chunk_numbers,
+    position_in_document,
+)
+from gristmill.training.model.ring_buffer import RingBuffer
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.tensor import ColumnParallelLinear, Sharding, TensorAxis
+
+# B rows, T tokens, D width, Z width of queries and keys, V width of values, C tokens of a chunk, L inputs kept
+# a small t = this tensor rank's share
+
+
+@dataclass(frozen=True)
+class TcncaState:
+    """Of the tokens so far: the inputs that each convolution still needs, the last C keys and values, and for each row
+    how many tokens of its document there were. Its size does not grow."""
+
+    inputs: tuple[RingBuffer, ...]
+    keys: RingBuffer
+    values: RingBuffer
+    position_B: Tensor
+
+    def keys_before(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of the last C tokens in their order, and 0 for those of the last token's chunk if that goes
+        on, -1 for others: int64[B, C]."""
+        size = self.keys.length
+        back_C = torch.arange(size, 0, -1, device=self.position_B.device)
+        goes_on_BC = back_C <= self.position_B.unsqueeze(1) % size
+        return self.keys.in_order(), self.values.in_order(), goes_on_BC.long() - 1
+
+    def take(self, rows: Tensor) -> "TcncaState":
+        """The state of the given batch rows, in that order."""
+        inputs = tuple(each.take(rows) for each in self.inputs)
+        return TcncaState(inputs, self.keys.take(rows), self.values.take(rows), self.position_B[rows])
+
+
+class TcncaMixer(nn.Module):
+    """With x' = convolutions(x), z = silu(S x'), q and k = z scaled and shifted, v = silu(V x) and o = attention of q,
+    k and v in chunks, the result is u (h - x), where u = sigmoid(U x') and h = silu(H x' + O (silu(R x') o)). The layer
+    adds it to its input: under norm_order post that is MEGA's u h + (1 - u) x. Without gates it is O o, and v = V x'.
+
+    Each tensor rank has its share of the channels of the convolutions and of the values; queries and keys are the same
+    on all."""
+
+    def __init__(self, config: ModelConfig, mixer: Tcnca, tensor: TensorAxis):
+        super().__init__()
+        self.tensor, self.mixer = tensor, mixer
+        width, shared, values = config.width, mixer.shared_width(config.width), mixer.expand * config.width
+        self.scale = 8 / shared if config.initialisation == "mup" else shared**-0.5
+        self.convolutions = nn.ModuleList(
+            CausalConvolution(tensor, width, mixer.kernel, dilation) for dilation in mixer.dilations
+        )
+        self.shared = InputShare(tensor, width, shared, Sharding.REPLICATED_OVER_HEADS)
+        self.query_key = ScaleAndShift(tensor, shared)
+        self.distances = DistanceBias(tensor, mixer.chunk)
+        self.value = ColumnParallelLinear(tensor, width, values, True)
+        if mixer.gated:
+            self.reset = ColumnParallelLinear(tensor, width, values, True)
+            self.candidate = InputShare(tensor, width, width, Sharding.REPLICATED)
+            self.update = InputShare(tensor, width, width, Sharding.REPLICATED)
+        self.output = InputShare(tensor, values, width)
+
+    def forward(
+        self, x_BTD: Tensor, metadata: AttentionMetadata, state: TcncaState | None = None
+    ) -> tuple[Tensor, TcncaState | None]:
+        """The mixed tokens and, if the metadata keeps state, the state after them."""
+        all_BTD = self.tensor.enter(x_BTD)
+        steps = state is not None and all_BTD.shape[1] == 1 and metadata.keep_state
+        documents_BT = None if steps else metadata.documents_BT
+        mixed_BTDt, inputs = self._convolve(self.tensor.own_channels(all_BTD), documents_BT, state, metadata.keep_state)
+        mixed_BTD = self.tensor.gather_channels(mixed_BTDt)
+        summed_BTZ = self.tensor.sum_for_all(self.shared(mixed_BTDt))
+        query_BTZ, key_BTZ = self.query_key(F.silu(summed_BTZ + self.shared.local_bias(x_BTD.dtype)))
+        value_BTVt = F.silu(self.value(all_BTD)) if self.mixer.gated else self.value(mixed_BTD)
+        streams = query_BTZ * self.scale, key_BTZ, value_BTVt
+        if steps:
+            read_BTVt, kept = self._read_ring(streams, state)
+        else:
+            read_BTVt, kept = self._read(streams, documents_BT, state, metadata.keep_state)
+        y_BTD = self._gate(read_BTVt, mixed_BTDt, mixed_BTD, x_BTD)
+        return y_BTD, None if kept is None else TcncaState(inputs, *kept)
+
+    def _convolve(
+        self, x_BTDt: Tensor, documents_BT: Tensor | None, state: TcncaState | None, keep: bool
+    ) -> tuple[Tensor, tuple[RingBuffer, ...]]:
+        """Blocks of convolutions with silu, each block added to its input."""
+        buffers: list[RingBuffer] = []
+        change_BTDt = x_BTDt
+        for index, convolution in enumerate(self.convolutions):
+            buffer = None if state is None else state.inputs[index]
+            result_BTDt, buffer = _convolve(convolution, change_BTDt, documents_BT, buffer, keep)
+            buffers += [buffer] if keep else []
+            change_BTDt = F.silu(result_BTDt)
+            if (index + 1) % self.mixer.depth == 0:
+                change_BTDt = x_BTDt = x_BTDt + change_BTDt
+        return x_BTDt, tuple(buffers)
+
+    def _read(
+        self, streams: tuple[Tensor, Tensor, Tensor], documents_BT: Tensor | None, state: TcncaState | None, keep: bool
+    ) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor] | None]:
+        """Attention over whole sequences, or over many new tokens after those of the state."""
+        query_BTZ, key_BTZ, value_BTVt = streams
+        bias_C = self.distances()
+        if state is None and documents_BT is None and not keep:
+            return attend_in_chunks(query_BTZ, key_BTZ, value_BTVt, bias_C), None
+        before_B, size = None if state is None else state.position_B, len(bias_C)
+        position_BT = position_in_document(documents_BT, before_B, key_BTZ)
+        chunk_BT = chunk_numbers(position_BT, size)
+        before = _no_keys(streams, size) if state is None else state.keys_before()
+        joined = tuple(torch.cat(pair, dim=1) for pair in zip(before, (key_BTZ, value_BTVt, chunk_BT), strict=True))
+        read_BTVt = attend_in_packed_chunks(query_BTZ, joined, chunk_BT, bias_C)
+        if not keep:
+            return read_BTVt, None
+        keys, values = (RingBuffer.of(part[:, part.shape[1] - size :]) for part in joined[:2])
+        return read_BTVt, (keys, values, position_BT[:, -1] + 1)
+
+    def _read_ring(
+        self, streams: tuple[Tensor, Tensor, Tensor], state: TcncaState
+    ) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor]]:
+        """Attention of one new token, over the buffers that it is written to."""
+        query_B1Z, key_B1Z, value_B1Vt = streams
+        keys, values = state.keys.append(key_B1Z[:, 0]), state.values.append(value_B1Vt[:, 0])
+        (slots_BCZ, back_C), (values_BCVt, _) = keys.slots(), values.slots()
+        buffers = slots_BCZ, values_BCVt, back_C - 1
+        read_B1Vt = attend_in_ring(query_B1Z, buffers, state.position_B, self.distances())
+        return read_B1Vt, (keys, values, state.position_B + 1)
+
+    def _gate(self, read_BTVt: Tensor, mixed_BTDt: Tensor, mixed_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        """One reduction for the sums of candidate and update gate, or for the output alone."""
+        if not self.mixer.gated:
+            return self.tensor.leave(self.output(read_BTVt))
+        candidate_BTD = self.candidate(mixed_BTDt) + self.output(F.silu(self.reset(mixed_BTD)) * read_BTVt)
+        both_BTE = self.tensor.leave(torch.cat([candidate_BTD, self.update(mixed_BTDt)], dim=-1))
+        candidate_BTD, update_BTD = both_BTE.chunk(2, dim=-1)
+        candidate_BTD = F.silu(candidate_BTD + self.candidate.local_bias(x_BTD.dtype))
+        return torch.sigmoid(update_BTD + self.update.local_bias(x_BTD.dtype)) * (candidate_BTD - x_BTD)
+
+
+def _convolve(
+    convolution: CausalConvolution, x_BTC: Tensor, documents_BT: Tensor | None, buffer: RingBuffer | None, keep: bool
+) -> tuple[Tensor, RingBuffer | None]:
+    """(the convolution, the buffer of its inputs after these tokens if it is kept)."""
+    if buffer is not None and keep and x_BTC.shape[1] == 1:
+        back = range(convolution.reach, 0, -convolution.dilation)
+        taps_BKC = torch.cat([buffer.at(back), x_BTC], dim=1)
+        return convolution.step(taps_BKC), buffer.append(x_BTC[:, 0])
+    before_BLC = None if buffer is None else buffer.in_order()
+    result_BTC = convolution(x_BTC, documents_BT, before_BLC)
+    if not keep:
+        return result_BTC, None
+    return result_BTC, RingBuffer.of(last_inputs(x_BTC, documents_BT, before_BLC, convolution.reach))
+
+
+def _no_keys(streams: tuple[Tensor, Tensor, Tensor], size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values before the first token of all, and the number of no chunk."""
+    _, key_BTZ, value_BTV = streams
+    empty = [part.new_zeros(len(part), size, part.shape[2]) for part in (key_BTZ, value_BTV)]
+    return empty[0], empty[1], torch.full((len(key_BTZ), size), -1, device=key_BTZ.device)
+
+
+class InputShare(nn.Module):
+    """x W^T of this rank's inputs: its share of a sum over the tensor ranks, to which the caller adds the bias.
+    bias: how the ranks see the bias; None: there is none."""
+
+    def __init__(self, tensor: TensorAxis, inputs: int, outputs: int, bias: Sharding | None = None):
+        super().__init__()
+        self.tensor, self.sharding = tensor, bias
+        self.weight = tensor.parameter((outputs, inputs), Sharding.INPUT)
+        self.bias = None if bias is None else tensor.parameter((outputs,), bias)
+
+    def forward(self, x_BTFt: Tensor) -> Tensor:
+        return F.linear(x_BTFt, self.tensor.local(self.weight, Sharding.INPUT, x_BTFt.dtype))
+
+    def local_bias(self, dtype: torch.dtype) -> Tensor:
+        return self.tensor.local(self.bias, self.sharding, dtype)
+
+
+class ScaleAndShift(nn.Module):
+    """Query and key, each z with a scale and a shift of its own for every channel."""
+
+    def __init__(self, tensor: TensorAxis, width: int):
+        super().__init__()
+        self.tensor = tensor
+        self.weight = tensor.parameter((2, width), Sharding.REPLICATED_OVER_HEADS)
+        self.bias = tensor.parameter((2, width), Sharding.REPLICATED_OVER_HEADS)
+
+    def forward(self, z_BTZ: Tensor) -> tuple[Tensor, Tensor]:
+        weight_2Z, bias_2Z = (
+            self.tensor.local(each, Sharding.REPLICATED_OVER_HEADS, z_BTZ.dtype) for each in (self.weight, self.bias)
+        )
+        query_BTZ, key_BTZ = (z_BTZ * weight_2Z[index] + bias_2Z[index] for index in (0, 1))
+        return query_BTZ, key_BTZ
+
+
+class DistanceBias(nn.Module):
+    """A number for each distance inside a chunk, added to the scores."""
+
+    def __init__(self, tensor: TensorAxis, chunk: int):
+        super().__init__()
+        self.tensor = tensor
+        self.bias = tensor.parameter((chunk,), Sharding.REPLICATED_OVER_HEADS)
+
+    def forward(self) -> Tensor:
+        return self.tensor.local(self.bias, Sharding.REPLICATED_OVER_HEADS, self.bias.dtype)
