@@ -1,6 +1,7 @@
 """Text for benchmarks: a given folder, the shared corpora, or seeded synthetic text."""
 
 import io
+import itertools
 import json
 import os
 import random
@@ -34,10 +35,10 @@ def made(num_bytes: int) -> Iterator[str]:
     rng = random.Random(1)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(rng.choices(letters, range(26, 0, -1), k=rng.randint(1, 9))) for _ in range(30_000)]
-    ranks = [1 / rank for rank in range(1, len(words) + 1)]
+    weights = list(itertools.accumulate(1 / rank for rank in range(1, len(words) + 1)))
     written = 0
     while written < num_bytes:
-        sentences = (" ".join(rng.choices(words, ranks, k=rng.randint(4, 20))).capitalize() for _ in range(60))
+        sentences = (" ".join(rng.choices(words, cum_weights=weights, k=rng.randint(4, 20))).capitalize() for _ in range(60))
         text = ".\n".join(sentences) + "."
         written += len(text)
         yield text
