@@ -38,7 +38,9 @@ def made(num_bytes: int) -> Iterator[str]:
     weights = list(itertools.accumulate(1 / rank for rank in range(1, len(words) + 1)))
     written = 0
     while written < num_bytes:
-        sentences = (" ".join(rng.choices(words, cum_weights=weights, k=rng.randint(4, 20))).capitalize() for _ in range(60))
+        sentences = (
+            " ".join(rng.choices(words, cum_weights=weights, k=rng.randint(4, 20))).capitalize() for _ in range(60)
+        )
         text = ".\n".join(sentences) + "."
         written += len(text)
         yield text

@@ -1,11 +1,13 @@
 """Curation from raw files to a corpus: annotate, filter, score, deduplicate, edit texts, annotate again, write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gristmill.data_pipeline.annotate.annotate import (
     SITE_BOILERPLATE_FOLDER,
@@ -15,7 +17,7 @@ from gristmill.data_pipeline.annotate.annotate import (
     annotation_tasks,
 )
 from gristmill.data_pipeline.corpus.counts import count_files, count_source
-from gristmill.data_pipeline.corpus.splits import split_indices
+from gristmill.data_pipeline.corpus.splits import one_split, split_indices
 from gristmill.data_pipeline.corpus.summary import check_training_documents, rule_table, write_summary
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
@@ -136,9 +138,10 @@ def _annotate(inputs: CurationInputs) -> CurationState:
 def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
     rules = [source_rules(source, inputs.config) for source in inputs.sources]
     paths = [tuple(task.path for task in tasks) for tasks in state.annotated]
-    split_of = partial(split_indices, config=inputs.config.splits, seed=inputs.seed)
     filter_tasks = [
-        FilterTask(path, rule, split_of) for rule, group in zip(rules, paths, strict=True) for path in group
+        FilterTask(path, rule, _split_of(source, inputs))
+        for source, rule, group in zip(inputs.sources, rules, paths, strict=True)
+        for path in group
     ]
     results = iter(apply_filters_to_files(filter_tasks, inputs.engine, inputs.work / "filters"))
     first_files = [0, *accumulate(map(len, paths))][:-1]
@@ -147,6 +150,12 @@ def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
         for source, rule, group, first in zip(inputs.sources, rules, paths, first_files, strict=True)
     ]
     return replace(state, sources=sources)
+
+
+def _split_of(source: SourceConfig, inputs: CurationInputs) -> Callable[[np.ndarray], np.ndarray]:
+    if source.held_out is not None:
+        return partial(one_split, split=source.held_out)
+    return partial(split_indices, config=inputs.config.splits, seed=inputs.seed)
 
 
 def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationState:

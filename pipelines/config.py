@@ -50,6 +50,8 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def the_corpus_has_sources(self) -> Self:
+        if self.sources and not self.training_weights:
+            raise ValueError("sources: all of them are held out; remove held_out from at least one to train on")
         if self.sources:
             return self
         if self.train is None or (self.train.objective in BUILT_IN and self.train.objective not in OWN_DATA):
@@ -66,8 +68,20 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def all_sources_have_weights_or_none(self) -> Self:
-        check_all_or_none({source.name: source.weight for source in self.sources})
+        check_all_or_none(self.training_weights)
         return self
+
+    @property
+    def training_weights(self) -> dict[str, float | None]:
+        """Source -> share of the training batches, of all but held-out sources; None where each is drawn in proportion
+        to its tokens."""
+        return {source.name: source.weight for source in self.sources if source.held_out is None}
+
+    @property
+    def source_weights(self) -> dict[str, float | None]:
+        """training_weights and those of held-out sources, which have no training tokens and the weight 0."""
+        held_out = None if None in self.training_weights.values() else 0.0
+        return {source.name: self.training_weights.get(source.name, held_out) for source in self.sources}
 
     def missing_sections(self, names: tuple[str, ...]) -> list[str]:
         """The named sections that the recipe lacks."""

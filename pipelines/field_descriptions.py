@@ -30,6 +30,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "filters": "filters of this source, replacing the recipe's",
         "weight": "share of training batches; if no source has one, sources are drawn in proportion to their tokens",
         "priority": "which copy of a duplicate is kept: 1 before 2",
+        "held_out": "the split that all documents of this source go to: they are scored and not trained on",
     },
     "CurateConfig": {
         "normalize": "text normalization, before signals are computed",

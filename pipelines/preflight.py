@@ -272,8 +272,8 @@ def _cloze(field: str, sequence_length: int, evaluate: EvaluateConfig) -> Iterat
 
 def _repeats(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     """Sources read more than 4 times, estimated from file sizes; training reports the exact numbers."""
-    sizes = {source.name: _text_bytes(source) for source in recipe.sources}
-    weights = {source.name: source.weight for source in recipe.sources}
+    sizes = {source.name: _text_bytes(source) for source in recipe.sources if source.held_out is None}
+    weights = recipe.training_weights
     if recipe.train is None or not any(sizes.values()) or (None in weights.values() and not all(sizes.values())):
         return
     tokens = {name: size // TYPICAL_BYTES_PER_TOKEN for name, size in sizes.items()}

@@ -44,7 +44,8 @@ class IndexRequest:
     """corpus, tokenizer: the folders of the stages curate and tokenizer. weights: of the sources, in the recipe's
     order; None for all of them weighs by tokens. folder: the output folder, which may hold files of an earlier run.
     sentences: every sentence is a sequence of its own. languages: every language of a source is a source of its own,
-    sampled as this says in this run. rehydrate: how often documents are written, by the size of their cluster."""
+    sampled as this says in this run. rehydrate: how often documents are written, by the size of their cluster.
+    held_out: sources without a train split."""
 
     corpus: Path
     tokenizer: Path
@@ -55,6 +56,7 @@ class IndexRequest:
     languages: LanguageSampling | None = None
     run: RunLength = NO_RUN
     rehydrate: Mapping[int, int] = field(default_factory=dict)
+    held_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
     for split in SPLITS:
         for source in request.weights:
             found = document_ranges(request.corpus, split, source)
-            if not found and split == "train":
+            if not found and split == "train" and source not in request.held_out:
                 raise InputError(
                     f"{request.corpus}: source {source!r} has no documents in the train split; "
                     "look at what curate removed, or drop the source"
@@ -148,7 +150,8 @@ def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[M
     assert request.languages is not None
     found: list[MergeTask] = []
     names: dict[str, str] = {}
-    groups: dict[str, dict[str, str]] = {}  # source -> language -> the name it is sampled under
+    # source -> language -> the name it is sampled under
+    groups: dict[str, dict[str, str]] = {source: {} for source in request.held_out}
     for task in merges:
         split, source = task.prefix.parent.name, task.prefix.name
         tokens = language_tokens(task.chunks)

@@ -16,6 +16,7 @@ from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResul
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles, read_evidence, rows_by_document
 from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
+from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 
@@ -228,24 +229,26 @@ def source_counts(read: Mapping[str, int], tallies: Tallies, pieces: int) -> dic
     }
 
 
-def check_not_empty(source: str, counts: Mapping[str, Any], first_reason: str = "") -> None:
-    """Raises InputError if no training document of the source is left, naming what removed most of them.
+def check_not_empty(source: SourceConfig, counts: Mapping[str, Any], first_reason: str = "") -> None:
+    """Raises InputError if no document of the source is left to train on (of a held-out source: to score), naming what
+    removed most of them.
 
     first_reason: why the first record in quarantine could not be read."""
-    if counts["kept"].get("train", {}).get("documents"):
+    if counts["kept"].get(source.held_out or "train", {}).get("documents"):
         return
     read = counts["read"]["documents"]
     if not read:
-        raise InputError(f"source {source}: its files hold no documents; check its paths and format")
+        raise InputError(f"source {source.name}: its files hold no documents; check its paths and format")
     quarantined = sum(entry["documents"] for entry in counts["quarantined"].values())
     if quarantined == read:
-        raise InputError(f"source {source}: none of its {read} documents can be read; the first: {first_reason}")
+        raise InputError(f"source {source.name}: none of its {read} documents can be read; the first: {first_reason}")
     lost = {**counts["removed"], **{f"quarantine ({k})": v for k, v in counts["quarantined"].items()}}
     if not lost:
-        raise InputError(f"source {source}: all {read} documents are in held-out splits; lower curate.splits")
+        raise InputError(f"source {source.name}: all {read} documents are in held-out splits; lower curate.splits")
     name, largest = max(lost.items(), key=lambda item: item[1]["documents"])
     held = sum(entry["documents"] for entry in counts["kept"].values())
+    purpose = f"to train on ({held} are held out)" if source.held_out is None else "to score"
     raise InputError(
-        f"source {source}: of {read} documents none is left to train on ({held} are held out); {name} removed "
-        f"{largest['documents']} of them; loosen that rule in curate.filters or the source's filters"
+        f"source {source.name}: of {read} documents none is left {purpose}; {name} removed {largest['documents']} of "
+        "them; loosen that rule in curate.filters or the source's filters"
     )

@@ -25,6 +25,11 @@ class SplitConfig(Config):
         return self
 
 
+def one_split(hashes_N: np.ndarray, split: str) -> np.ndarray:
+    """int8[N]: the index of this split for each document, as split_indices gives them."""
+    return np.full(len(hashes_N), SPLITS.index(split), np.int8)
+
+
 def split_indices(hashes_N: np.ndarray, config: SplitConfig, seed: int) -> np.ndarray:
     """int8[N]: the index into SPLITS of each document, from the uint64 hash of its text.
 

@@ -29,7 +29,7 @@ def check_training_documents(sources: Sequence[SourceState], summary: Mapping[st
     for one in sources:
         reason = next((row["reason"] for row in quarantined_rows(one, ["unreadable", "reason"])), "")
         try:
-            check_not_empty(one.source.name, summary["sources"][one.source.name], reason)
+            check_not_empty(one.source, summary["sources"][one.source.name], reason)
         except InputError as error:
             write_quarantine(sources, folder)
             write_summary(summary, folder)

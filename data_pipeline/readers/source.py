@@ -29,7 +29,8 @@ class SourceConfig(Config):
     paths: globs or fsspec addresses without credentials (`s3://`, `https://`, `memory://`); for `datasets` a hub name
     or a local folder.
     weight is the source's share of training batches; where no source has one, each is drawn in proportion to its
-    tokens. priority decides which copy of a duplicate is kept (1 before 2). Neither changes what is read."""
+    tokens. priority decides which copy of a duplicate is kept (1 before 2). Neither changes what is read.
+    held_out: all documents go to this split, such as text in languages that are scored and not trained on."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)  # part of file names
     format: Format
@@ -52,6 +53,7 @@ class SourceConfig(Config):
     filters: tuple[FilterChoice, ...] | None = None  # replaces the recipe's filters for this source
     weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
+    held_out: Literal["validation", "test"] | None = Field(default=None, json_schema_extra={"omit_default": True})
 
     @property
     def has_html(self) -> bool:
@@ -94,6 +96,11 @@ class SourceConfig(Config):
     @model_validator(mode="after")
     def is_readable(self) -> Self:
         check_choices(self.filters or ())
+        if self.held_out is not None and self.weight:
+            raise ValueError(
+                f"source {self.name}: held_out={self.held_out} leaves nothing to train on, but weight={self.weight:g} "
+                "is a share of training; remove one of the two"
+            )
         if self.extractor != "blocks" and self.blocks != BlocksConfig():
             raise ValueError(
                 f"source {self.name}: blocks has options of the extractor blocks; set extractor: blocks or remove them"

@@ -38,13 +38,14 @@ def run(context: StageContext) -> dict[str, Any]:
     request = indexing.IndexRequest(
         corpus=context.inputs["curate"],
         tokenizer=context.inputs["tokenizer"],
-        weights={source.name: source.weight for source in recipe.sources},
+        weights=recipe.source_weights,
         seed=recipe.seed,
         folder=context.folder,
         sentences=recipe.index.sentences,
         languages=recipe.index.languages,
         run=_run_length(recipe),
         rehydrate=recipe.index.rehydrate,
+        held_out=frozenset(source.name for source in recipe.sources if source.held_out is not None),
     )
     dataset, tokenizer = indexing.index_corpus(request, context.engine)
     for line in [*recipe_repeat_warnings(recipe, dataset), *held_out_notes(tokens_by_language(dataset))]:

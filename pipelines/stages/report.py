@@ -14,7 +14,7 @@ markdown = DeferredModule("gristmill.pipelines.report.markdown")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    return {"name": recipe.name, "weights": {source.name: source.weight for source in recipe.sources}}
+    return {"name": recipe.name, "weights": recipe.source_weights}
 
 
 def run(context: StageContext) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
     return {
         "tokenizer": described,
         "seed": recipe.seed,
-        "weights": {source.name: source.weight for source in recipe.sources},
+        "weights": recipe.training_weights,
     }
 
 
@@ -69,7 +69,7 @@ def _measure_languages(context: StageContext, tokenizer: Any) -> None:
 def _train(context: StageContext) -> dict[str, int]:
     """Trains and writes the model; returns the bytes of training text by source or language."""
     recipe = context.recipe
-    weights = {source.name: source.weight for source in recipe.sources}
+    weights = recipe.training_weights
     with context.reporter.meter("tokenizer: reading", 1, "samples") as meter:
         texts, sampled = sample.training_texts(context.inputs["curate"], weights, recipe.tokenizer, recipe.seed)
         meter.advance(1, f"{sum(sampled.values()) / 1e6:.1f} MB")

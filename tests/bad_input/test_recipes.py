@@ -231,6 +231,12 @@ SHAPES = [
     wrong("evaluate: {cloze_choices: 1}", "evaluate.cloze_choices", SMALL),
     wrong("evaluate: {sampling: {top_p: 2}}", "evaluate.sampling.top_p", LARGE),
     wrong("evaluate: {sampling: {seed: -1}}", "evaluate.sampling.seed", SMALL),
+    wrong("sources.0.held_out: test", "all of them are held out"),
+    wrong("sources.0.held_out: train", "'validation' or 'test'"),
+    wrong(
+        "sources: [{name: notes, format: text, paths: [.], weight: 1, held_out: test}]",
+        "leaves nothing to train on, but weight=1",
+    ),
     wrong("index: {max_epochs: 0}", "a cap is a number above 0"),
     wrong("index: {max_epochs: [1]}", "index.max_epochs", "a mapping of fields"),
     wrong("index: {phases: [{from_tokens: 5, weights: {notes: 1}}]}", "the first starts at 0"),

@@ -145,6 +145,17 @@ def test_a_document_stays_on_its_side_when_the_source_grows(tmp_path):
     assert set(before.values()) == {"train", "validation", "test"}
 
 
+def test_all_documents_of_a_held_out_source_are_in_its_split(books, tmp_path):
+    write_jsonl(tmp_path / "declarations.jsonl", [{"text": prose(k)} for k in range(100, 130)])
+    scored = source(tmp_path, "declarations", held_out="test")
+    counts = run_curate([books, scored], tmp_path)["sources"]
+    assert counts["declarations"]["kept"] == {
+        "test": {"documents": 30, "bytes": counts["declarations"]["read"]["bytes"]}
+    }
+    assert {row["split"] for row in ledger_of(tmp_path, "declarations")} == {"test"}
+    assert counts["books"]["kept"]["train"]["documents"] > 30
+
+
 def test_another_threshold_annotates_nothing_anew(books, tmp_path, monkeypatch):
     run_curate([books], tmp_path)
 

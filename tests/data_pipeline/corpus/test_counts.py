@@ -137,6 +137,9 @@ def test_a_tally_leaves_out_names_without_documents():
     assert counts.counts == {"some": {"documents": 3, "bytes": 20}} and counts.total() == {"documents": 3, "bytes": 20}
 
 
+BOOKS = SourceConfig(name="books", format="text", paths=("books",))
+
+
 def entry(read: int, kept: dict, removed: dict, quarantined: dict) -> dict:
     def held(counts: dict) -> dict:
         return {name: {"documents": number, "bytes": 0} for name, number in counts.items()}
@@ -163,8 +166,15 @@ def entry(read: int, kept: dict, removed: dict, quarantined: dict) -> dict:
 )
 def test_a_source_without_training_documents_is_refused(counts, said):
     with pytest.raises(InputError, match=said):
-        check_not_empty("books", counts, "line 1")
+        check_not_empty(BOOKS, counts, "line 1")
 
 
 def test_one_training_document_is_enough():
-    check_not_empty("books", entry(9, {"train": 1}, {"gopher.min_words": 8}, {}))
+    check_not_empty(BOOKS, entry(9, {"train": 1}, {"gopher.min_words": 8}, {}))
+
+
+def test_a_held_out_source_needs_documents_of_its_split():
+    scored = BOOKS.model_copy(update={"held_out": "test"})
+    check_not_empty(scored, entry(3, {"test": 3}, {}, {}))
+    with pytest.raises(InputError, match="of 3 documents none is left to score; zlib removed 3 of them"):
+        check_not_empty(scored, entry(3, {}, {"zlib": 3}, {}))

@@ -207,6 +207,27 @@ def test_languages_with_little_text_are_one_source_together(stages, tmp_path):
         )
 
 
+@pytest.mark.parametrize("languages", [None, {"min_tokens": 100}])
+def test_a_held_out_source_is_indexed_and_not_trained_on(corpus, stages, tmp_path, languages):
+    curate = tmp_path / "curate"
+    shutil.copytree(corpus / "documents", curate / "documents")
+    for path in curate.glob("documents/*/back-*"):
+        if path.parent.name != "test":
+            path.unlink()
+    sources = [
+        {"name": "front", "format": "text", "paths": ["x"], "weight": 2.0},
+        {"name": "back", "format": "text", "paths": ["y"], "held_out": "test"},
+    ]
+    recipe = recipe_of(sources=sources, index={"languages": languages})
+    inputs = {"curate": curate, "tokenizer": tmp_path / "tokenizer"}
+    tokenizer.run(context_of(tmp_path / "tokenizer", inputs, recipe=recipe))
+    index.run(context_of(tmp_path / "index", inputs, recipe=recipe))
+    for described in read_dataset(tmp_path / "index").sources:
+        trained, scored = (described.splits[split].tokens for split in ("train", "test"))
+        assert scored > 0
+        assert (described.weight > 0, trained > 0) == (described.name.startswith("front"),) * 2
+
+
 def test_sources_without_weights_are_drawn_by_tokens_and_repeats_are_reported(stages, tmp_path):
     sources = [{"name": name, "format": "text", "paths": ["x"]} for name in ("front", "back")]
     context = context_of(
