@@ -55,8 +55,6 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "mixer": "sequence mixer (attention), for all layers or as a repeated pattern",
         "mlp": "the feed-forward block, for all layers or as a repeated pattern",
         "window": "attention window in tokens; null: unlimited; a list is a repeated pattern",
-        "norm_order": "pre- or post-norm",
-        "norm": "the kind of norm",
         "norm_epsilon": "epsilon of the norm",
         "positions": "position encoding",
         "rope_base": "base of the rotary angles",

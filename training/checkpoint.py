@@ -40,6 +40,7 @@ from gristmill.training.model.initialization import cast, fill
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.model_fields import OMIT_DEFAULT
 from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
@@ -53,8 +54,7 @@ SELDOM_SET = (
     "head_transform",
     "head_bias",
     "outputs",
-    "pattern",
-    "mixers",
+    *(name for name, field in ModelConfig.model_fields.items() if field.json_schema_extra == OMIT_DEFAULT),
 )
 STEP_NAME = re.compile(r"step-(\d{8,})")
 

@@ -67,6 +67,7 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     mixers = {name: config.mixer_named(name) for name in config.stateful_mixers}
     found["mixers"] = {name: mixer.model_dump(exclude=set(mixer.not_of_weights)) for name, mixer in mixers.items()}
     del found["pattern"]
+    found["rope_layers"] = [layer.rope for layer in config.layer_list]
     for name in ("mixer", "mlp", "window", "norm_order"):
         found[name] = [getattr(layer, name) for layer in config.layer_list]
     found |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}

@@ -1,111 +1,22 @@
 """Configuration of the model: its size and its layers. Without torch."""
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from gristmill.foundation.config import Config
 from gristmill.training.divisors import divisors
+from gristmill.training.layer_config import GATED, LayerConfig, Mlp
 from gristmill.training.layer_pattern import pattern_layers, pattern_problem, pattern_stages
-from gristmill.training.limits import MAX_LAYERS, MAX_SEQUENCE, MAX_WIDTH
 from gristmill.training.mixer import Mixer
-from gristmill.training.mixer_registry import BUILT_IN, MixerName, MixerOptions, Options, known_mixer, mixer_class
-from gristmill.training.moe_config import MoeConfig
-from gristmill.training.output_config import OutputConfig
-from gristmill.training.rope_config import RopeScaling
-
-Mlp = Literal["swiglu", "gelu", "relu2", "none"]
-NormOrder = Literal["pre", "post"]
-OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}  # such a field is no part of what a run is at its default
+from gristmill.training.mixer_registry import BUILT_IN, known_mixer, mixer_class
+from gristmill.training.model_fields import PATTERNS, ModelFields
 
 
-class LayerConfig(Config):
-    """Configuration of one layer. mixer, mlp: none where the layer has only the other. window: number of tokens that
-    each token attends to, itself included; None: all.
-
-    hidden: width of the MLP that all tokens go through; in a mixture, that of its shared experts or of PR-MoE's MLP, 0
-    if it has neither. experts: of a mixture, 0 elsewhere; each token goes to top_k of them, each expert_hidden wide."""
-
-    mixer: str = "attention"
-    mlp: Mlp = "swiglu"
-    hidden: int = 0
-    window: int | None = None
-    experts: int = 0
-    top_k: int = 0
-    expert_hidden: int = 0
-    norm_order: NormOrder = "pre"
-
-
-class ModelConfig(Config):
+class ModelConfig(ModelFields):
     """Architecture of a transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`,
     `gelu`, biases and tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for
     all layers, or a pattern that is repeated over them: window [256, 256, null] has full attention in every third
     layer."""
-
-    layers: int = Field(ge=1, le=MAX_LAYERS)
-    width: int = Field(ge=1, le=MAX_WIDTH)
-    heads: int = Field(ge=1, le=MAX_WIDTH)
-    kv_heads: int = Field(0, ge=0, le=MAX_WIDTH, description="key/value heads; 0 means as many as heads")
-    head_width: int = Field(0, ge=0, le=MAX_WIDTH, description="0 means width / heads")
-    hidden: int = Field(
-        0, ge=0, le=MAX_WIDTH, description="0 means 8/3 x width rounded up to 64 for swiglu, else 4 x width"
-    )
-    sequence_length: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
-    mixer: MixerName | tuple[MixerName, ...] = "attention"
-    mlp: Mlp | tuple[Mlp, ...] = "swiglu"
-    pattern: str | None = Field(
-        None,
-        description="one letter a layer, instead of mixer: * attention, M mamba2, T tcnca, - MLP, E mixture of "
-        "experts, each alone; | between the stages of a pipeline",
-        json_schema_extra=OMIT_DEFAULT,
-    )
-    mixers: Options = Field(
-        default_factory=MixerOptions,
-        description="options by mixer, such as {mamba2: {groups: 8}}",
-        json_schema_extra=OMIT_DEFAULT,
-    )
-    window: int | tuple[int | None, ...] | None = None
-    norm_order: NormOrder | tuple[NormOrder, ...] = "pre"
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_epsilon: float = Field(1e-5, gt=0)
-    attention: Literal["causal", "bidirectional"] = Field(
-        "causal", description="bidirectional: every token attends to all tokens of its document, as in BERT"
-    )
-    positions: Literal["rope", "learned", "alibi", "none"] = "rope"
-    rope_base: float = Field(10000.0, gt=1)
-    rope_scaling: RopeScaling | None = Field(
-        None, description="rotary positions beyond the length of pretraining, as Llama 3.1 has them"
-    )
-    biases: bool | Literal["qkv", "attention"] = Field(
-        False, description="of all linear layers, of query, key and value (Qwen2), or of the whole attention"
-    )
-    tied_embeddings: bool = False
-    segments: int = Field(
-        0, ge=0, le=MAX_WIDTH, description="rows of a table of segment embeddings; BERT has 2, 0: none"
-    )
-    embedding_norm: bool | Literal["sum"] = Field(
-        False,
-        description="a norm right after the embedding, as BLOOM has (arXiv 2211.05100); sum: after positions and "
-        "segments were added, as the original BERT has",
-    )
-    final_norm: bool = Field(True, description="a norm after the last layer; the original BERT has none")
-    gelu: Literal["tanh", "exact"] = Field("tanh", description="the form of gelu: GPT-2's, or BERT's by erf")
-    head_transform: bool = Field(False, description="norm(gelu(x W + b)) before the output table, as BERT has")
-    head_bias: bool = Field(False, description="a bias for each token of the vocabulary, as BERT has")
-    outputs: tuple[OutputConfig, ...] = Field(
-        (), description="linear outputs for the objectives that use them, such as [{name: classes, size: 3}]"
-    )
-    qk_norm: bool | Literal["width"] = Field(
-        False, description="norm of queries and keys: true for each head (Qwen3), width over all heads (OLMoE)"
-    )
-    logit_softcap: float | None = Field(None, gt=0, description="logits become cap x tanh(logits / cap)")
-    dropout: float = Field(0.0, ge=0, lt=1)
-    initialisation: Literal["scaled", "normal", "mup"] = Field(
-        "scaled", description="scaled: output layers by 1 / sqrt(2 layers), as Megatron; mup: arXiv 2203.03466, table 8"
-    )
-    init_std: float = Field(0.02, gt=0)
-    mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
-    moe: MoeConfig | None = Field(None, description="mixture-of-experts layers; null: all layers have a plain MLP")
 
     @field_validator("mixer")
     @classmethod
@@ -116,7 +27,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def patterns_fill_the_layers(self) -> Self:
-        for name in ("mixer", "mlp", "window", "norm_order"):
+        for name in PATTERNS:
             pattern = getattr(self, name)
             if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
                 raise ValueError(
@@ -169,6 +80,34 @@ class ModelConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def rotary_fields_fit(self) -> Self:
+        if self.rope_width > self.head_dim:
+            raise ValueError(f"rope_width={self.rope_width} is more than the head width {self.head_dim}; lower it")
+        for name in ("rope_width", "rope_layers", "window_rope_base"):
+            if getattr(self, name) and self.positions != "rope":
+                raise ValueError(f"{name} needs positions: rope; leave it out")
+        if self.position_offset and self.positions != "learned":
+            raise ValueError("position_offset needs positions: learned; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def residual_fits_the_layers(self) -> Self:
+        orders = {layer.norm_order for layer in self.layer_list}
+        whole = all(layer.mixer != "none" and layer.mlp != "none" for layer in self.layer_list)
+        if self.parallel_residual and (orders != {"pre"} or not whole):
+            raise ValueError(
+                "parallel_residual adds a mixer and an MLP in each layer, behind norms; set norm_order: pre, or leave "
+                "it out"
+            )
+        if self.norm_plus_one and self.norm == "plain_layernorm":
+            raise ValueError("norm_plus_one adds to the weights of norms, and plain_layernorm has none; change one")
+        if self.qkv_clip is not None and self.qk_norm:
+            raise ValueError("qkv_clip and qk_norm are not built together; set one of them")
+        if self.attention_softcap is not None and (self.positions == "alibi" or self.attention == "bidirectional"):
+            raise ValueError("attention_softcap is built for causal attention without alibi; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def output_names_are_unique(self) -> Self:
         names = [output.name for output in self.outputs]
         if len(set(names)) < len(names):
@@ -194,8 +133,8 @@ class ModelConfig(Config):
             problem = self.moe.layer_problem(layer.experts, layer.top_k, layer.expert_hidden) if self.moe else None
             if problem is not None:
                 raise ValueError(f"moe: layer {index}: {problem}")
-            if layer.experts and layer.mlp == "relu2":
-                raise ValueError("experts with mlp relu2 are not built yet; set mlp: swiglu or gelu")
+            if layer.experts and layer.mlp not in ("swiglu", "gelu"):
+                raise ValueError(f"experts with mlp {layer.mlp} are not built yet; set mlp: swiglu or gelu")
         if self.pattern is not None and self.moe is None and "E" in self.pattern:
             raise ValueError("pattern has layers of experts (E); set moe, such as {experts: 8, top_k: 2}")
         if self.moe and not self.has_experts:
@@ -210,6 +149,7 @@ class ModelConfig(Config):
                 mixer=self.mixer_of(index),
                 mlp=self._mlp_of(index),
                 window=_entry(self.window, index),
+                rope=_entry(self.rope_layers, index) is not False,
                 norm_order=_entry(self.norm_order, index),
                 **self._widths(index),
             )
@@ -275,7 +215,7 @@ class ModelConfig(Config):
     @property
     def projection_biases(self) -> bool:
         """Whether query, key and value have biases."""
-        return self.biases is not False
+        return self.biases not in (False, "mlp")
 
     @property
     def output_biases(self) -> bool:
@@ -284,7 +224,12 @@ class ModelConfig(Config):
 
     @property
     def mlp_biases(self) -> bool:
-        return self.biases is True
+        return self.biases in (True, "mlp")
+
+    @property
+    def norm_leaves(self) -> tuple[str, ...]:
+        """The parameters of a norm."""
+        return {"rmsnorm": ("weight",), "layernorm": ("weight", "bias"), "plain_layernorm": ()}[self.norm]
 
     @property
     def num_kv_heads(self) -> int:
@@ -298,7 +243,7 @@ class ModelConfig(Config):
         """Width inside the MLP: the recipe's, or the customary one. width 256, swiglu -> 704."""
         if self.hidden:
             return self.hidden
-        return 4 * self.width if mlp != "swiglu" else -(-8 * self.width // (3 * 64)) * 64
+        return 4 * self.width if mlp not in GATED else -(-8 * self.width // (3 * 64)) * 64
 
 
 def _entry(value: Any, index: int) -> Any:

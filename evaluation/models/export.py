@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file
+from gristmill.evaluation.models.conversion.families import family_for
+from gristmill.evaluation.models.conversion.megatron_bert_345m import WEIGHTS_NAME, megatron_bert_file
 from gristmill.evaluation.models.huggingface import (
+    architecture_of,
     copy_tokenizer,
     is_huggingface,
     read_huggingface,
@@ -18,7 +20,7 @@ from gristmill.evaluation.models.load import check_tokenizer
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.manifest import Manifest
+from gristmill.foundation.manifest import Manifest, read_manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import (
     CheckpointContent,
@@ -37,11 +39,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_checkpoint(
-    checkpoint: Path, output: Path, tokenizer: Path | None = None, precision: str = "fp32", scores: Path | None = None
+    checkpoint: Path,
+    output: Path,
+    tokenizer: Path | None = None,
+    precision: str = "fp32",
+    scores: Path | None = None,
+    architecture: str | None = None,
 ) -> str:
     """Writes a Hugging Face folder with weights, tokenizer and a model card; returns the name of its architecture.
 
-    checkpoint: of any layout, a step's folder or a run. scores: a results folder whose table goes into the card; by
+    checkpoint: of any layout, a step's folder or a run. architecture: by default the one that the checkpoint was
+    imported from, or the first that represents the model. scores: a results folder whose table goes into the card; by
     default that of the run. Raises InputError if transformers has no architecture for the model."""
     if scores is not None and not (scores / "table.md").is_file():
         raise InputError(f"{scores}: has no table.md; name a folder that `gristmill evaluate` wrote")
@@ -50,10 +58,11 @@ def export_checkpoint(
     check_tokenizer(
         folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], "padded_rows" in saved_config
     )
-    model, _ = load_model(checkpoint, dtype=DTYPES[precision])
+    model, config = load_model(checkpoint, dtype=DTYPES[precision])
+    family = family_for(config, architecture, preferred=read_manifest(checkpoint).metadata.get("imported"))
     workdir = Workdir.of_checkpoint(checkpoint)
     labels = class_names(workdir)
-    architecture = write_huggingface(output, model, saved_config["end_of_document"], folder, labels)
+    architecture = write_huggingface(output, model, saved_config["end_of_document"], folder, labels, family)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
     return architecture
@@ -70,7 +79,8 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     saved_config["end_of_document"] = codec.end_of_document
     saved_config["padded_rows"] = saved_config["vocab_size"] - codec.vocab_size
     tensors = saved_tensors(dict(model.named_parameters()), saved_buffers(model))
-    content = CheckpointContent(tensors, saved_config, {"imported": True})
+    source = WEIGHTS_NAME if is_nvidias else architecture_of(folder)
+    content = CheckpointContent(tensors, saved_config, {"imported": source})
     save(output / "checkpoints", 0, content, single_process())
     copy_tokenizer(folder, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.families import family_for, family_named
+from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file, read_megatron_bert
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
@@ -38,13 +39,14 @@ def write_huggingface(
     end_of_document: int,
     tokenizer: Path | None = None,
     labels: Sequence[str] = (),
+    family: Family | None = None,
 ) -> str:
     """Writes config.json, weights and the tokenizer's files; returns the architecture's name. Same model, same bytes.
 
-    labels: names of the classes, of a classification.
+    labels: names of the classes, of a classification. family: None is the first that supports the model.
     Raises InputError if no architecture of transformers represents the model."""
     config = model.config
-    family = family_for(config)
+    family = family or family_for(config)
     tensors = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     _write_weights(folder, family.to_theirs(config, tensors))
     fields = {
@@ -52,6 +54,7 @@ def write_huggingface(
         "model_type": family.model_type,
         "vocab_size": model.vocab_size,
         "bos_token_id": None,
+        "pad_token_id": None,  # some architectures have a default outside of a small vocabulary
         "eos_token_id": end_of_document,
         "dtype": str(model.dtype).removeprefix("torch."),
         **family.write(config),
@@ -84,10 +87,7 @@ def read_huggingface(
 ) -> tuple[Transformer, SavedModelConfig]:
     """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
     fields = _read_config(folder)
-    architectures = fields.get("architectures") or [""]
-    if not isinstance(architectures, list):
-        raise InputError(f"{folder / CONFIG_NAME}: architectures is no list; fetch the file again")
-    family = family_named(fields.get("model_type", ""), architectures[0])
+    family = _family_of(folder, fields)
     try:
         config = ModelConfig(**family.read(fields))
         vocab_size, end_of_document = int(fields["vocab_size"]), _end_of_document(fields)
@@ -115,6 +115,18 @@ def read_huggingface(
     )
     saved_config = SavedModelConfig.of(config, vocab_size, end_of_document)
     return model.eval().requires_grad_(False), saved_config
+
+
+def architecture_of(folder: Path) -> str:
+    """The architecture as which a folder is read. Raises InputError if it is not supported."""
+    return _family_of(folder, _read_config(folder)).architecture
+
+
+def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
+    architectures = fields.get("architectures") or [""]
+    if not isinstance(architectures, list):
+        raise InputError(f"{folder / CONFIG_NAME}: architectures is no list; fetch the file again")
+    return family_named(fields.get("model_type", ""), architectures[0])
 
 
 def read_nvidia_bert(folder: Path) -> tuple[Transformer, SavedModelConfig]:

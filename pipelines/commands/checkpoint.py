@@ -164,6 +164,12 @@ def export(
     tokenizer: TokenizerOption = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     scores: Annotated[Path | None, typer.Option(metavar="DIR", help="Evaluation results for the model card.")] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Such as Phi3ForCausalLM; by default what was imported, or the first that fits."
+        ),
+    ] = None,
 ) -> None:
     """Export a checkpoint to a Hugging Face transformers folder, with a model card that records its provenance."""
     from gristmill.evaluation.models.export import DTYPES, export_checkpoint, require_empty
@@ -171,7 +177,7 @@ def export(
     if precision not in DTYPES:
         raise RecipeError(f"--precision {precision}: choose one of {', '.join(DTYPES)}")
     require_empty(output)
-    print(f"{output}: {export_checkpoint(checkpoint, output, tokenizer, precision, scores)}")
+    print(f"{output}: {export_checkpoint(checkpoint, output, tokenizer, precision, scores, architecture)}")
 
 
 def import_(

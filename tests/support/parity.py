@@ -81,6 +81,31 @@ MODELS: dict[str, dict[str, Any]] = {
         "window": (None, 5),
         "rope_scaling": {"rope_type": "llama3", "factor": 4, "original_max_position_embeddings": 8},
     },
+    # attention and MLP in parallel, behind a norm each or one; a part of each head turns
+    "gpt_neox": GPT2 | {"positions": "rope", "rope_width": 4, "parallel_residual": True, "tied_embeddings": False},
+    "gptj": {
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "biases": "mlp",
+        "rope_width": 4,
+        "parallel_residual": "one_norm",
+        "head_bias": True,
+    },
+    "opt": GPT2 | {"mlp": "relu", "position_offset": 2},
+    # norms without parameters and clipped projections; norms of what attention and MLP return
+    "olmo": {"norm": "plain_layernorm", "qkv_clip": 0.1},
+    "olmo2": {"norm_order": "output", "rope_layers": (True, False)},
+    "gemma2": {
+        "norm_order": "sandwich",
+        "norm_plus_one": True,
+        "mlp": "geglu",
+        "window": (5, None),
+        "window_rope_base": 500.0,
+        "attention_softcap": 0.5,
+        "logit_softcap": 5.0,
+        "tied_embeddings": True,
+        "scales": {"embedding": 5.7, "residual": 0.5, "attention": 0.4, "logit_divisor": 2.0},
+    },
     "deep": {"layers": 8},
     "mamba2": {"mixer": "mamba2", "mlp": "none", "positions": "none", "layers": 4, "mixers": {"mamba2": MAMBA2}},
     "hybrid": {

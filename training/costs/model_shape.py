@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from gristmill.training.layer_config import GATED, Mlp, NormOrder
 from gristmill.training.mixer import Mixer
 from gristmill.training.mixer_registry import BUILT_IN
 from gristmill.training.model_config import ModelConfig
@@ -10,8 +11,10 @@ from gristmill.training.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. mixer: None is attention, or none at all where heads is 0; others have no heads either. has_mlp: false
+    """One layer. mixer: None is attention, or none at all where heads is 0; others have no heads either. mlp: none
     where the layer is a mixer alone. window: positions a query attends to, its own included; None is all.
+
+    parallel: mixer and MLP read the same stream; one_norm: through one norm. softcap, clip: of attention.
 
     hidden: width of the MLP, of all tokens: 0 in a mixture of experts without one beside the experts. experts: 0 where
     the layer is no mixture; each token goes to top_k of them, each expert_hidden wide. coefficient: PR-MoE's mix."""
@@ -21,21 +24,35 @@ class Block:
     kv_heads: int
     head_dim: int
     hidden: int
-    gated: bool
+    mlp: Mlp
     window: int | None
     biases: bool  # of the MLP
     qkv_biases: bool
     output_biases: bool
-    norm_bias: bool
+    norm_leaves: tuple[str, ...]
     qk_norm: bool | str
     rope: bool
-    post_norm: bool
+    norm_order: NormOrder
+    parallel: bool | str = False
+    softcap: bool = False
+    clip: bool = False
     experts: int = 0
     top_k: int = 0
     expert_hidden: int = 0
     coefficient: bool = False
     mixer: Mixer | None = None
-    has_mlp: bool = True
+
+    @property
+    def one_norm(self) -> bool:
+        return self.parallel == "one_norm"
+
+    @property
+    def gated(self) -> bool:
+        return self.mlp in GATED
+
+    @property
+    def has_mlp(self) -> bool:
+        return self.mlp != "none"
 
     @property
     def has_mixer(self) -> bool:
@@ -97,21 +114,23 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             kv_heads=model.num_kv_heads if layer.mixer == "attention" else 0,
             head_dim=model.head_dim,
             hidden=layer.hidden,
-            gated=layer.mlp == "swiglu",
+            mlp=layer.mlp,
             window=layer.window if layer.mixer == "attention" else None,
             biases=model.mlp_biases,
             qkv_biases=model.projection_biases,
             output_biases=model.output_biases,
-            norm_bias=model.norm == "layernorm",
+            norm_leaves=model.norm_leaves,
             qk_norm=model.qk_norm,
-            rope=model.positions == "rope",
-            post_norm=layer.norm_order == "post",
+            rope=model.positions == "rope" and layer.rope,
+            norm_order=layer.norm_order,
+            parallel=model.parallel_residual,
+            softcap=layer.mixer == "attention" and model.attention_softcap is not None,
+            clip=layer.mixer == "attention" and model.qkv_clip is not None,
             experts=layer.experts,
             top_k=layer.top_k,
             expert_hidden=layer.expert_hidden,
             coefficient=bool(layer.experts and model.moe and model.moe.residual),
             mixer=None if layer.mixer in BUILT_IN else model.mixer_named(layer.mixer),
-            has_mlp=layer.mlp != "none",
         )
         for layer in model.layer_list
     )

@@ -52,14 +52,19 @@ def block_weights(block: Block) -> list[Weight]:
     weights = _mixer(block) if block.has_mixer else []
     if not block.has_mlp:
         return weights
-    weights += _norm("mlp_norm", block.width, block.norm_bias)
+    if not block.one_norm:
+        weights += _norm("mlp_norm", block.width, block.norm_leaves)
+    if block.norm_order == "sandwich":
+        weights += _norm("mlp_output_norm", block.width, block.norm_leaves)
     if block.experts:
         return weights + _mixture(block)
     return weights + _mlp("mlp", block)
 
 
 def _mixer(block: Block) -> list[Weight]:
-    weights = _norm("mixer_norm", block.width, block.norm_bias)
+    weights = _norm("mixer_norm", block.width, block.norm_leaves)
+    if block.norm_order == "sandwich":
+        weights += _norm("mixer_output_norm", block.width, block.norm_leaves)
     if block.mixer is not None:
         declared = block.mixer.parameters(block.width)
         return weights + [Weight(f"mixer.{each.name}", each.shape, each.sharding) for each in declared]
@@ -69,8 +74,8 @@ def _mixer(block: Block) -> list[Weight]:
     weights += _linear("mixer.output", block.width, block.query_width, "input", block.output_biases)
     if block.qk_norm:
         over_heads = block.qk_norm == "width"
-        weights += _norm("mixer.query_norm", block.query_width if over_heads else block.head_dim, block.norm_bias)
-        weights += _norm("mixer.key_norm", block.kv_width if over_heads else block.head_dim, block.norm_bias)
+        weights += _norm("mixer.query_norm", block.query_width if over_heads else block.head_dim, block.norm_leaves)
+        weights += _norm("mixer.key_norm", block.kv_width if over_heads else block.head_dim, block.norm_leaves)
     return weights
 
 
@@ -103,26 +108,27 @@ def embedding_weights(shape: ModelShape) -> list[Weight]:
     """The embedding, its norm, and the tables of learned positions and of segments."""
     weights = [Weight("embedding.weight", (shape.vocab, shape.width), "output")]
     if shape.model.positions == "learned":
-        weights.append(Weight("positions.weight", (shape.model.sequence_length, shape.width)))
+        rows = shape.model.sequence_length + shape.model.position_offset
+        weights.append(Weight("positions.weight", (rows, shape.width)))
     if shape.model.segments:
         weights.append(Weight("segments.weight", (shape.model.segments, shape.width)))
     if shape.model.embedding_norm:
-        weights += _norm("embedding_norm", shape.width, shape.model.norm == "layernorm")
+        weights += _norm("embedding_norm", shape.width, shape.model.norm_leaves)
     return weights
 
 
 def head_weights(shape: ModelShape, with_table: bool) -> list[Weight]:
     """The last norm, the output table and what stands around it, and the named outputs; with_table is false where the
     table is the embedding itself (tied, same stage)."""
-    model, width, norm_bias = shape.model, shape.width, shape.model.norm == "layernorm"
-    weights = _norm("final_norm", width, norm_bias) if model.final_norm else []
+    model, width, norm_leaves = shape.model, shape.width, shape.model.norm_leaves
+    weights = _norm("final_norm", width, norm_leaves) if model.final_norm else []
     if with_table:
         weights.append(Weight("head.weight", (shape.vocab, width), "output"))
     if model.head_bias:
         weights.append(Weight("head.bias", (shape.vocab,), "output"))
     if model.head_transform:
         weights += _linear("head.transform", width, width, "replicated", bias=True)
-        weights += _norm("head.transform.norm", width, norm_bias)
+        weights += _norm("head.transform.norm", width, norm_leaves)
     if model.has_pooler:
         weights += _linear("outputs.pooler", width, width, "replicated", bias=True)
     for output in model.outputs:
@@ -219,8 +225,8 @@ def sharded_count(weights: Iterable[Weight], tensor: int, rank: int, kv_heads: i
     return total
 
 
-def _norm(name: str, width: int, bias: bool) -> list[Weight]:
-    return [Weight(f"{name}.{kind}", (width,)) for kind in ("weight", "bias")[: 1 + bias]]
+def _norm(name: str, width: int, leaves: Sequence[str]) -> list[Weight]:
+    return [Weight(f"{name}.{leaf}", (width,)) for leaf in leaves]
 
 
 def _linear(name: str, outputs: int, inputs: int, sharding: Sharding, bias: bool) -> list[Weight]:

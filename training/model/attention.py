@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from gristmill.training.layer_config import LayerConfig
+from gristmill.training.loss import upcast
 from gristmill.training.model.attention_metadata import AttentionMetadata, Mask
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
 from gristmill.training.model.rotary import rotate
-from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
@@ -54,12 +56,13 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the tokens that the metadata lets each token see."""
+    """softmax(q k^T / sqrt(K)) v over the tokens that the metadata lets each token see. clip, softcap: of the model."""
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, tensor: TensorAxis):
         super().__init__()
         self.tensor, self.window, self.head_dim = tensor, layer.window, config.head_dim
-        self.scale = attention_scale(config)
+        self.scale, self.clip, self.softcap = attention_scale(config), config.qkv_clip, config.attention_softcap
+        self.rotates = layer.rope
         query_width = config.heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
         self.query = ColumnParallelLinear(tensor, config.width, query_width, config.projection_biases)
@@ -80,13 +83,17 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, KVCache | None]:
         """The mixed tokens and, if the metadata keeps state, the state grown by these tokens."""
         x_BTD = self.tensor.enter(x_BTD)
-        query_BTHtK = self._heads(self.query(x_BTD), self.query_norm, metadata)
-        key_BTGtK = self._heads(self.key(x_BTD), self.key_norm, metadata)
-        value_BTGtK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
+        query_BTHtK = self._heads(self._clipped(self.query(x_BTD)), self.query_norm, metadata)
+        key_BTGtK = self._heads(self._clipped(self.key(x_BTD)), self.key_norm, metadata)
+        value_BTGtK = self._clipped(self.value(x_BTD)).unflatten(-1, (-1, self.head_dim))
         grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
         mask_BTS = metadata.masks_BTS[self.window]
         query_BHtTK = query_BTHtK.transpose(1, 2)
-        if mask_BTS is None and not metadata.causal:
+        if self.softcap is not None:
+            mixed_BHtTK = attend_softcapped(
+                query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale, self.softcap
+            )
+        elif mask_BTS is None and not metadata.causal:
             mixed_BHtTK = attend_to_all(query_BHtTK, grown.key_BGSK, grown.value_BGSK, self.scale)
         else:
             mixed_BHtTK = attend(query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
@@ -99,7 +106,11 @@ class Attention(nn.Module):
         x_BTHK = flat_BTF.unflatten(-1, (-1, self.head_dim))
         if norm is not None and not self.norms_width:
             x_BTHK = norm(x_BTHK)
-        return x_BTHK if metadata.rotation_BTK is None else rotate(x_BTHK, metadata.rotation_BTK)
+        rotation_BTK = metadata.rotation_of(self.window) if self.rotates else None
+        return x_BTHK if rotation_BTK is None else rotate(x_BTHK, rotation_BTK)
+
+    def _clipped(self, x_BTF: Tensor) -> Tensor:
+        return x_BTF if self.clip is None else x_BTF.clamp(-self.clip, self.clip)
 
 
 def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float) -> Tensor:
@@ -126,6 +137,36 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
     )
 
 
+def attend_softcapped(
+    query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float, cap: float
+) -> Tensor:
+    """softmax(cap x tanh(scores / cap)) v, in flex attention where the metadata has block masks, else as matmuls with
+    scores in float32 or better."""
+    if isinstance(mask_BTS, BlockMask):
+        flex = _compiled_flex() if query_BHTK.device.type == "cuda" else flex_attention
+
+        def softcapped(score: Tensor, *_: Tensor) -> Tensor:
+            return cap * torch.tanh(score / cap)
+
+        return flex(
+            query_BHTK,
+            key_BGSK,
+            value_BGSK,
+            score_mod=softcapped,
+            block_mask=mask_BTS,
+            scale=scale,
+            enable_gqa=True,
+        )
+    groups, tokens, all_tokens = key_BGSK.shape[1], query_BHTK.shape[2], key_BGSK.shape[2]
+    if mask_BTS is None:
+        mask_BTS = torch.ones(1, tokens, all_tokens, dtype=torch.bool, device=query_BHTK.device).tril()
+    query_BGRTK = query_BHTK.unflatten(1, (groups, -1))
+    scores_BGRTS = upcast(query_BGRTK) * scale @ upcast(key_BGSK).unsqueeze(2).mT
+    scores_BGRTS = cap * torch.tanh(scores_BGRTS / cap)
+    weights_BGRTS = scores_BGRTS.masked_fill(~mask_BTS[:, None, None], -torch.inf).softmax(dim=-1)
+    return (weights_BGRTS.to(value_BGSK.dtype) @ value_BGSK.unsqueeze(2)).flatten(1, 2)
+
+
 def attend_to_all(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, scale: float) -> Tensor:
     """Every token sees every token."""
     if query_BHTK.shape[1] != key_BGSK.shape[1]:
@@ -141,7 +182,10 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 
 def attention_scale(config: ModelConfig) -> float:
-    """1 / sqrt(K); under muP 8 / K, equal to it at the usual K = 64 (arXiv 2203.03466, definition 4.1)."""
+    """The model's own, else 1 / sqrt(K); under muP 8 / K, equal to it at the usual K = 64 (arXiv 2203.03466, definition
+    4.1)."""
+    if config.scales.attention is not None:
+        return config.scales.attention
     return 8 / config.head_dim if config.initialisation == "mup" else config.head_dim**-0.5
 
 

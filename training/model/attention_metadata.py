@@ -22,7 +22,8 @@ Mask = Tensor | BlockMask | None  # None: all before a token, or all tokens in a
 class AttentionMetadata:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None needs no mask: plainly causal,
     or everything where causal is false. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK:
-    cosine and sine of the rotary angles, or None. keep_state: mixers return their state. routing: what routers need in
+    cosine and sine of the rotary angles, or None; window_rotation_BTK: those of layers with a window, where they are
+    others. keep_state: mixers return their state. routing: what routers need in
     training; None elsewhere. documents_BT: int64, equal for the tokens of a document, which are neighbours; of these
     tokens only, for mixers that carry a state; None: one document a row."""
 
@@ -34,6 +35,11 @@ class AttentionMetadata:
     routing: RoutingMetadata | None = None
     causal: bool = True
     documents_BT: Tensor | None = None
+    window_rotation_BTK: tuple[Tensor, Tensor] | None = None
+
+    def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
+        """The rotary angles of a layer with this window."""
+        return self.rotation_BTK if window is None or self.window_rotation_BTK is None else self.window_rotation_BTK
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)
@@ -108,12 +114,17 @@ def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
 
 
 def block_masks(
-    windows: Iterable[int | None], tokens: int, documents_BT: Tensor | None, device: torch.device
+    windows: Iterable[int | None],
+    tokens: int,
+    documents_BT: Tensor | None,
+    device: torch.device,
+    plain: bool = True,
 ) -> dict[int | None, Mask]:
-    """The same masks for the flex kernels of GPUs, which skip fully masked blocks; for whole samples only."""
+    """The same masks for the flex kernels of GPUs, which skip fully masked blocks; for whole samples only. plain: no
+    mask for plainly causal attention, which another kernel computes."""
     masks: dict[int | None, Mask] = {}
     for window in set(windows):
-        if documents_BT is None and (window is None or window >= tokens):
+        if plain and documents_BT is None and (window is None or window >= tokens):
             masks[window] = None
             continue
         rows = None if documents_BT is None else len(documents_BT)

@@ -4,8 +4,9 @@ import importlib
 
 from torch import nn
 
+from gristmill.training.layer_config import LayerConfig
 from gristmill.training.model.attention import Attention
-from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import TensorAxis
 
 

@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.training.layer_config import LayerConfig
 from gristmill.training.model.expert_loop import loop_swiglu
 from gristmill.training.model.grouped_linear import Runs, grouped_linear, padded_positions, uses_grouped
 from gristmill.training.model.mlp import gelu_approximation
-from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.expert_parallel import BIAS, INPUT, OUTPUT, OUTPUT_BIAS, ExpertAxis
 
 # N rows sorted by expert, D width, E experts, Et = experts of this rank, Ft = this rank's share of an expert's width

@@ -25,6 +25,7 @@ class Head(nn.Module):
         self.tensor = tensor
         self.weight = tensor.parameter((vocab_size, config.width), Sharding.OUTPUT)
         scale = config.mup_base_width / config.width if config.initialisation == "mup" else 1.0
+        scale /= config.scales.logit_divisor
         self.scoring = Scoring(tensor, vocab_size, scale, config.logit_softcap, z_loss)
         self.transform = HeadTransform(config, tensor) if config.head_transform else None
         self.bias = tensor.parameter((vocab_size,), Sharding.OUTPUT) if config.head_bias else None

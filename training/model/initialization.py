@@ -28,7 +28,7 @@ def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor
     if declared is not None and declared.initial is not None:
         return declared.initial(torch.rand(shape, generator=_generator(name, seed)))
     if role is Role.NORM:
-        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        return torch.zeros(shape) if name.endswith("bias") or config.norm_plus_one else torch.ones(shape)
     if role is Role.BIAS:
         return torch.zeros(shape)
     return torch.randn(shape, generator=_generator(name, seed)) * initial_std(role, config)

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gristmill.training.layer_config import LayerConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.build_mixer import build_mixer
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.mlp import MLPS
 from gristmill.training.model.norm import Norm
-from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.tensor import TensorAxis
 
@@ -18,8 +19,8 @@ from gristmill.training.parallel.tensor import TensorAxis
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)), or one of them alone; with norm_order "post" the norm follows the
-    addition.
+    """x + mixer(norm(x)), then x + mlp(norm(x)), or one of them alone. norm_order "post": norm(x + mixer(x)); "output":
+    x + norm(mixer(x)); "sandwich": x + output_norm(mixer(norm(x))). Parallel: x + mixer(norm(x)) + mlp(norm(x)).
 
     expert_tensor: ranks that share an expert's hidden width, where the MLP is a mixture."""
 
@@ -33,15 +34,22 @@ class Layer(nn.Module):
     ):
         super().__init__()
         layer: LayerConfig = config.layer_list[index]
-        self.index, self.pre, self.checkpointing = index, layer.norm_order == "pre", checkpointing
+        self.index, self.norm_order, self.checkpointing = index, layer.norm_order, checkpointing
+        self.parallel, self.scale = config.parallel_residual, config.scales.residual
         self.mixer_norm = self.mixer = self.mlp_norm = self.mlp = None
+        self.mixer_output_norm = self.mlp_output_norm = None
         if layer.mixer != "none":
             self.mixer_norm = Norm(config, tensor, config.width)
             self.mixer = build_mixer(config, layer, tensor)
+            if layer.norm_order == "sandwich":
+                self.mixer_output_norm = Norm(config, tensor, config.width)
         self.has_experts = layer.experts > 0
         if layer.mlp == "none":
             return
-        self.mlp_norm = Norm(config, tensor, config.width)
+        if config.parallel_residual != "one_norm":
+            self.mlp_norm = Norm(config, tensor, config.width)
+        if layer.norm_order == "sandwich":
+            self.mlp_output_norm = Norm(config, tensor, config.width)
         if self.has_experts:
             self.mlp = MixtureOfExperts(config, index, tensor, expert_tensor)
         else:
@@ -58,20 +66,46 @@ class Layer(nn.Module):
         self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None
     ) -> tuple[Tensor, Any, Tensor | None]:
         """The third value: number of tokens routed to each expert, int64[E]; None without experts."""
+        if self.parallel:
+            return self._compute_in_parallel(x_BTD, metadata, state)
         if self.mixer is not None:
             mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
+            mixed_BTD = self._normed_output(mixed_BTD, self.mixer_norm, self.mixer_output_norm)
             x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
         if self.mlp is None:
             return x_BTD, state, None
-        normed_BTD, counts_E = self.mlp_norm(x_BTD) if self.pre else x_BTD, None
-        if self.has_experts:
-            mlp_BTD, counts_E = self.mlp(normed_BTD, metadata.routing)
-        else:
-            mlp_BTD = self.mlp(normed_BTD)
+        mlp_BTD, counts_E = self._apply_mlp(self._normed_input(x_BTD, self.mlp_norm), metadata)
+        mlp_BTD = self._normed_output(mlp_BTD, self.mlp_norm, self.mlp_output_norm)
         return self._add(x_BTD, metadata.drop(mlp_BTD, self.index, site=1), self.mlp_norm), state, counts_E
 
-    def _mix(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any) -> tuple[Tensor, Any]:
-        return self.mixer(self.mixer_norm(x_BTD) if self.pre else x_BTD, metadata, state)
+    def _compute_in_parallel(
+        self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        if self.mlp_norm is None:  # one norm, computed once
+            normed_BTD = mlp_input_BTD = self.mixer_norm(x_BTD)
+            mixed_BTD, state = self.checkpointing.mixer(self.mixer, normed_BTD, metadata, state)
+        else:
+            mlp_input_BTD = self.mlp_norm(x_BTD)
+            mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
+        mlp_BTD, counts_E = self._apply_mlp(mlp_input_BTD, metadata)
+        change_BTD = metadata.drop(mixed_BTD, self.index, site=0) + metadata.drop(mlp_BTD, self.index, site=1)
+        return self._add(x_BTD, change_BTD, None), state, counts_E
 
-    def _add(self, x_BTD: Tensor, change_BTD: Tensor, norm: Norm) -> Tensor:
-        return x_BTD + change_BTD if self.pre else norm(x_BTD + change_BTD)
+    def _apply_mlp(self, x_BTD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor | None]:
+        return self.mlp(x_BTD, metadata.routing) if self.has_experts else (self.mlp(x_BTD), None)
+
+    def _mix(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any) -> tuple[Tensor, Any]:
+        return self.mixer(self._normed_input(x_BTD, self.mixer_norm), metadata, state)
+
+    def _normed_input(self, x_BTD: Tensor, norm: Norm) -> Tensor:
+        return norm(x_BTD) if self.norm_order in ("pre", "sandwich") else x_BTD
+
+    def _normed_output(self, change_BTD: Tensor, norm: Norm, output_norm: Norm | None) -> Tensor:
+        if output_norm is not None:
+            return output_norm(change_BTD)
+        return norm(change_BTD) if self.norm_order == "output" else change_BTD
+
+    def _add(self, x_BTD: Tensor, change_BTD: Tensor, norm: Norm | None) -> Tensor:
+        if self.scale != 1:
+            change_BTD = change_BTD * self.scale
+        return norm(x_BTD + change_BTD) if self.norm_order == "post" else x_BTD + change_BTD

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.layer_config import LayerConfig
 from gristmill.training.loss import upcast
 from gristmill.training.model.experts import Experts
 from gristmill.training.model.mlp import MLPS
 from gristmill.training.model.router import Router, Routing, TokenPlaces
 from gristmill.training.model.routing_metadata import RoutingMetadata
-from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.collectives import join_rows, share_of_rows, split_rows
 from gristmill.training.parallel.expert_parallel import Exchange, ExpertAxis, inverse
 from gristmill.training.parallel.tensor import Sharding, TensorAxis

@@ -9,8 +9,8 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallel
 # B batch, T tokens, D width, Ft = this tensor rank's share of the hidden width
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x) (arXiv 2002.05202)."""
+class GatedMlp(nn.Module):
+    """down(f(gate x) * up x) for an element-wise function f (arXiv 2002.05202)."""
 
     def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
         super().__init__()
@@ -19,10 +19,31 @@ class SwiGLU(nn.Module):
         self.up = ColumnParallelLinear(tensor, config.width, hidden, config.mlp_biases)
         self.down = RowParallelLinear(tensor, hidden, config.width, config.mlp_biases)
 
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.tensor.enter(x_BTD)
-        hidden_BTFt = F.silu(self.gate(x_BTD)) * self.up(x_BTD)
+        hidden_BTFt = self.activation(self.gate(x_BTD)) * self.up(x_BTD)
         return self.down(hidden_BTFt)
+
+
+class SwiGLU(GatedMlp):
+    """down(silu(gate x) * up x)."""
+
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        return F.silu(hidden_BTFt)
+
+
+class GeGLU(GatedMlp):
+    """down(gelu(gate x) * up x)."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorAxis, hidden: int):
+        super().__init__(config, tensor, hidden)
+        self.approximate = gelu_approximation(config)
+
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        return F.gelu(hidden_BTFt, approximate=self.approximate)
 
 
 class PlainMlp(nn.Module):
@@ -53,6 +74,13 @@ class GELU(PlainMlp):
         return F.gelu(hidden_BTFt, approximate=self.approximate)
 
 
+class ReLU(PlainMlp):
+    """down(relu(up x))."""
+
+    def activation(self, hidden_BTFt: Tensor) -> Tensor:
+        return F.relu(hidden_BTFt)
+
+
 class ReLU2(PlainMlp):
     """down(relu(up x)^2) (Primer, arXiv 2109.08668)."""
 
@@ -65,4 +93,4 @@ def gelu_approximation(config: ModelConfig) -> str:
     return "tanh" if config.gelu == "tanh" else "none"
 
 
-MLPS = {"swiglu": SwiGLU, "gelu": GELU, "relu2": ReLU2}
+MLPS = {"swiglu": SwiGLU, "geglu": GeGLU, "gelu": GELU, "relu": ReLU, "relu2": ReLU2}

@@ -13,21 +13,26 @@ from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 
 class Norm(nn.Module):
-    """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dimension, which is never sharded."""
+    """RMSNorm (arXiv 1910.07467) or LayerNorm over the last dimension, which is never sharded. With norm_plus_one it
+    multiplies by 1 + weight."""
 
     def __init__(self, config: ModelConfig, tensor: TensorAxis, width: int, sharding: Sharding = Sharding.REPLICATED):
         super().__init__()
         self.tensor, self.sharding, self.epsilon = tensor, sharding, config.norm_epsilon
-        self.centred = config.norm == "layernorm"
-        self.weight = tensor.parameter((width,), sharding)
-        self.bias = tensor.parameter((width,), sharding) if self.centred else None
+        self.width, self.centred, self.plus_one = width, config.norm != "rmsnorm", config.norm_plus_one
+        self.weight = tensor.parameter((width,), sharding) if "weight" in config.norm_leaves else None
+        self.bias = tensor.parameter((width,), sharding) if "bias" in config.norm_leaves else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.tensor.local(self.weight, self.sharding, upcast_dtype(x))
+        weight, bias = (self._local(parameter, x) for parameter in (self.weight, self.bias))
+        if weight is not None and self.plus_one:
+            weight = 1 + weight
         if not self.centred:
             return _RMSNorm.apply(x, weight, self.epsilon)
-        bias = self.tensor.local(self.bias, self.sharding, upcast_dtype(x))
-        return F.layer_norm(upcast(x), weight.shape, weight, bias, self.epsilon).to(x.dtype)
+        return F.layer_norm(upcast(x), (self.width,), weight, bias, self.epsilon).to(x.dtype)
+
+    def _local(self, parameter: Tensor | None, x: Tensor) -> Tensor | None:
+        return None if parameter is None else self.tensor.local(parameter, self.sharding, upcast_dtype(x))
 
 
 class _RMSNorm(torch.autograd.Function):

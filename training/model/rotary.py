@@ -28,6 +28,11 @@ def rotary_angles(
 
 
 def rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns the first features of each head, as many as there are angles; the others stay as they are."""
+    turned = rotation_BTK[0].shape[-1]
+    if turned < x_BTHK.shape[-1]:
+        first, rest = x_BTHK.split((turned, x_BTHK.shape[-1] - turned), dim=-1)
+        return torch.cat([rotate(first, rotation_BTK), rest], dim=-1)
     cosine, sine = (part.unsqueeze(2) for part in rotation_BTK)
     first, second = x_BTHK.chunk(2, dim=-1)
     return torch.addcmul(x_BTHK * cosine, torch.cat([-second, first], dim=-1), sine)

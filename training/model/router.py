@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.layer_config import LayerConfig
 from gristmill.training.loss import upcast, upcast_dtype
 from gristmill.training.model.dropout import token_priorities
 from gristmill.training.model.routing_metadata import RoutingMetadata
-from gristmill.training.model_config import LayerConfig, ModelConfig
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.moe_config import MoeConfig
 from gristmill.training.parallel.collectives import all_gather_rows
 from gristmill.training.parallel.tensor import Sharding, TensorAxis

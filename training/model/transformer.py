@@ -79,7 +79,7 @@ class Transformer(nn.Module):
             if config.embedding_norm:
                 self.embedding_norm = Norm(config, self.tensor, config.width)
             if config.positions == "learned":
-                self.positions = TokenTable(self.tensor, config.sequence_length, config.width)
+                self.positions = TokenTable(self.tensor, config.sequence_length + config.position_offset, config.width)
             if config.segments:
                 self.segments = TokenTable(self.tensor, config.segments, config.width)
         indices = range(self.stage.first, self.stage.last)
@@ -166,13 +166,21 @@ class Transformer(nn.Module):
         if not self.causal:
             masks = document_masks(documents)
         elif flex and x.device.type == "cuda" and self.config.positions != "alibi":
-            masks = block_masks(self._windows(), tokens, documents, x.device)
+            masks = block_masks(
+                self._windows(), tokens, documents, x.device, plain=self.config.attention_softcap is None
+            )
         else:
             masks = causal_masks(self._windows(), tokens, documents, x.device)
         if self.config.positions == "alibi":
             masks = alibi_masks(masks, tokens, self.slopes(x.device))
         return AttentionMetadata(
-            positions_BT, masks, self._rotation(positions_BT), dropout, causal=self.causal, documents_BT=documents
+            positions_BT,
+            masks,
+            self._rotation(positions_BT),
+            dropout,
+            causal=self.causal,
+            documents_BT=documents,
+            window_rotation_BTK=self._window_rotation(positions_BT),
         )
 
     def masked_attention_metadata(
@@ -186,8 +194,14 @@ class Transformer(nn.Module):
         slopes_H = self.slopes(positions_BT.device) if self.config.positions == "alibi" else None
         masks = explicit_masks(self._windows(), positions_BT, key_positions_BS, visible_BTS, slopes_H)
         documents_BT = _documents_of(visible_BTS) if self.config.stateful_mixers else None
-        rotation = self._rotation(positions_BT)
-        return AttentionMetadata(positions_BT, masks, rotation, keep_state=keep_state, documents_BT=documents_BT)
+        return AttentionMetadata(
+            positions_BT,
+            masks,
+            self._rotation(positions_BT),
+            keep_state=keep_state,
+            documents_BT=documents_BT,
+            window_rotation_BTK=self._window_rotation(positions_BT),
+        )
 
     @property
     def causal(self) -> bool:
@@ -200,7 +214,15 @@ class Transformer(nn.Module):
         if self.config.positions != "rope" or not self.config.has_attention:
             return None
         config = self.config
-        return rotary_angles(positions_BT, config.head_dim, config.rope_base, self.options.dtype, config.rope_scaling)
+        width = config.rope_width or config.head_dim
+        return rotary_angles(positions_BT, width, config.rope_base, self.options.dtype, config.rope_scaling)
+
+    def _window_rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+        config = self.config
+        if config.window_rope_base is None or self._windows() <= {None}:
+            return None
+        width = config.rope_width or config.head_dim
+        return rotary_angles(positions_BT, width, config.window_rope_base, self.options.dtype)
 
     def slopes(self, device: torch.device) -> Tensor:
         """ALiBi's slopes of this tensor rank's heads."""
@@ -212,10 +234,12 @@ class Transformer(nn.Module):
         if self.embedding is None:
             return x
         x_BTD = self.embedding(x)
+        if self.config.scales.embedding != 1:  # a number of the stream's precision, as Gemma has it
+            x_BTD = x_BTD * torch.tensor(self.config.scales.embedding, dtype=x_BTD.dtype)
         if self.embedding_norm is not None and self.config.embedding_norm != "sum":
             x_BTD = self.embedding_norm(x_BTD)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions(metadata.positions_BT, x_BTD.dtype)
+            x_BTD = x_BTD + self.positions(metadata.positions_BT + self.config.position_offset, x_BTD.dtype)
         if self.segments is not None:
             x_BTD = x_BTD + self.segments(torch.zeros_like(x) if segments_BT is None else segments_BT, x_BTD.dtype)
         if self.config.embedding_norm == "sum":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.mixer import Share
-from gristmill.training.planner.block_time import declared_linears, widths
+from gristmill.training.planner.block_time import Widths, declared_linears, widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 
@@ -120,9 +120,27 @@ def _residual(block: Block, layout: Layout, sequence_length: int) -> float:
 
 def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
     """LayerNorm keeps its input in fp32 and two statistics per token, our RMSNorm its input as it is and one."""
-    if norm == "layernorm":
+    if norm != "rmsnorm":
         return tokens * (width + 2) * sizes.statistics
     return tokens * (width * sizes.compute + sizes.statistics)
+
+
+def _norms(block: Block, w: Widths, sizes: ElementSizes, norm: str) -> float:
+    """The norms around a mixer or an MLP: one, or two in a sandwich."""
+    count = 2 if block.norm_order == "sandwich" else 1
+    return count * _norm(w.residual / block.width, block.width, sizes, norm)
+
+
+def _softcapped_scores(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+    """Scores under a soft cap, as matmuls on the CPU: tanh and softmax in fp32, and in 16 bits the weights as they are
+    multiplied and the factors of the scores in fp32. The flex kernels of GPUs keep none of them."""
+    if not block.softcap or sizes.cuda:
+        return 0.0
+    w = widths(block, layout, sequence_length)
+    pairs = layout.micro_batch * w.heads * sequence_length**2
+    if sizes.compute == sizes.statistics:
+        return pairs * 2 * sizes.statistics
+    return pairs * (2 * sizes.statistics + sizes.compute) + w.tokens * 2 * w.query * sizes.statistics
 
 
 def _declared_mixer(
@@ -140,7 +158,7 @@ def _declared_mixer(
         sizes.statistics,
         layout.sequence_parallel,
     )
-    outside = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    outside = _norms(block, w, sizes, norm) + w.residual * dropout
     return outside + w.tokens * block.width * sizes.compute + block.mixer.activation_bytes(block.width, share)
 
 
@@ -151,8 +169,10 @@ def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSiz
     w = widths(block, layout, sequence_length)
     # The CPU kernel wants as many key/value heads as query heads, and is given copies.
     keys = 2 * (w.key_value if sizes.cuda or w.key_value == w.query else w.query)
-    total = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    total = _norms(block, w, sizes, norm) + w.residual * dropout
     total += w.tokens * (block.width + 2 * w.query + keys) * sizes.compute
+    total += block.clip * w.tokens * (w.query + 2 * w.key_value) * sizes.compute
+    total += _softcapped_scores(block, layout, sequence_length, sizes)
     blocks = _block_weights(block, layout, sequence_length, sizes)
     total += blocks * sizes.compute if blocks else w.tokens * w.heads * sizes.statistics
     # The blocks' output is laid out by heads, so the product after it reads a copy.
@@ -170,12 +190,16 @@ def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes
     if not block.has_mlp:
         return 0.0
     w = widths(block, layout, sequence_length)
-    total = _norm(w.residual / block.width, block.width, sizes, norm) + w.residual * dropout
+    total = w.residual * dropout + (0 if block.one_norm else _norms(block, w, sizes, norm))
+    if block.parallel and (norm == "rmsnorm" or sizes.compute == sizes.statistics):
+        total -= 0 if block.one_norm else w.residual * sizes.compute  # both norms keep the same input
     if block.experts:
         total += _experts(block, layout, sequence_length, sizes)
         if not block.hidden:
             return total
-    return total + w.tokens * (block.width + (4 if block.gated else 2) * w.hidden) * sizes.compute
+    inner = 4 if block.gated else 1 if block.mlp == "relu" else 2
+    shared = block.one_norm and not layout.sequence_parallel  # the input that the mixer keeps already
+    return total + w.tokens * (block.width * (not shared) + inner * w.hidden) * sizes.compute
 
 
 def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
@@ -211,7 +235,7 @@ def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: El
     """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries attends
     to the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
     rows = layout.micro_batch * widths(block, layout, sequence_length).heads
-    if sizes.cuda or not block.heads or block.window is not None or rows * sequence_length**2 > 2**24:
+    if sizes.cuda or not block.heads or block.window is not None or block.softcap or rows * sequence_length**2 > 2**24:
         return 0
     ends = [min(start + 64, sequence_length) for start in range(0, sequence_length, 64)]
     return rows * sum((end - start) * end for start, end in zip(range(0, sequence_length, 64), ends, strict=True))

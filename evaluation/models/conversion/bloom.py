@@ -6,6 +6,8 @@ from typing import Any
 from gristmill.evaluation.models.conversion.family import (
     Family,
     Fields,
+    grouped_heads,
+    other_widths,
     require_value,
     unsupported_fields,
     weight_and_bias,
@@ -64,11 +66,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(config, **CONSTANTS)
-    if config.num_kv_heads != config.heads:
-        found.append(f"kv_heads={config.kv_heads}")
-    if config.head_dim * config.heads != config.width:
-        found.append(f"head_width={config.head_width}")
+    found = unsupported_fields(config, **CONSTANTS) + grouped_heads(config) + other_widths(config)
     if config.hidden_width("gelu") != 4 * config.width:
         found.append(f"hidden={config.hidden}")
     return found

@@ -3,25 +3,42 @@
 from gristmill.evaluation.models.conversion.bert import BERT, MEGATRON_BERT
 from gristmill.evaluation.models.conversion.bert_tasks import BERT_TASKS
 from gristmill.evaluation.models.conversion.bloom import BLOOM
+from gristmill.evaluation.models.conversion.falcon import FALCON
 from gristmill.evaluation.models.conversion.family import Family
+from gristmill.evaluation.models.conversion.gemma import GEMMA, GEMMA_2, GEMMA_3
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
+from gristmill.evaluation.models.conversion.gpt_neox import GPT_NEOX
+from gristmill.evaluation.models.conversion.gptj import GPTJ
+from gristmill.evaluation.models.conversion.granite import GRANITE, SMOLLM3
 from gristmill.evaluation.models.conversion.llama import LLAMA
 from gristmill.evaluation.models.conversion.llama_relatives import MISTRAL, QWEN2, QWEN3, STARCODER2
 from gristmill.evaluation.models.conversion.mamba2 import MAMBA2, NEMOTRON_H
 from gristmill.evaluation.models.conversion.moe import MIXTRAL, OLMOE, QWEN3_MOE
+from gristmill.evaluation.models.conversion.nemotron import NEMOTRON
+from gristmill.evaluation.models.conversion.olmo import OLMO, OLMO_2, OLMO_3
+from gristmill.evaluation.models.conversion.opt import OPT
+from gristmill.evaluation.models.conversion.phi import PHI_1, PHI_3
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.nearest_name import nearest_name
 from gristmill.training.model_config import ModelConfig
 
-DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, GPT2, BLOOM)
+LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI_3, SMOLLM3, GRANITE, OLMO, OLMO_2, OLMO_3, GEMMA, GEMMA_2, GEMMA_3)
+LAYER_NORMS = (STARCODER2, GPT2, BLOOM, GPT_NEOX, GPTJ, PHI_1, OPT, FALCON, NEMOTRON)
 MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE)
 HYBRIDS = (MAMBA2, NEMOTRON_H)
-FAMILIES = (*DENSE, *MIXTURES, *HYBRIDS, MEGATRON_BERT, BERT, *BERT_TASKS)
+FAMILIES = (*LLAMAS, *LAYER_NORMS, *MIXTURES, *HYBRIDS, MEGATRON_BERT, BERT, *BERT_TASKS)
 
 
-def family_for(config: ModelConfig) -> Family:
-    """The family that supports every field of the config. Raises InputError naming the fields that each lacks."""
+def family_for(config: ModelConfig, architecture: str | None = None, preferred: str | None = None) -> Family:
+    """The first family that supports every field of the config, or the one of that architecture. preferred: an
+    architecture that is taken if it supports the config. Raises InputError naming the fields that each lacks."""
     reasons = []
-    for family in FAMILIES:
+    families = [family for family in FAMILIES if architecture in (None, family.architecture)]
+    if not families:
+        known = [family.architecture for family in FAMILIES]
+        hint = nearest_name(architecture or "", known)
+        raise InputError(f"no architecture {architecture!r}; {f'did you mean {hint}?' if hint else ', '.join(known)}")
+    for family in sorted(families, key=lambda family: family.architecture != preferred):
         unmet = family.unsupported(config)
         if not unmet:
             return family

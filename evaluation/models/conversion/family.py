@@ -1,7 +1,7 @@
 """Two-way mapping between the gristmill Transformer and one Hugging Face architecture."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule, TensorConversion
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.scales_config import Scales
 
 Fields = dict[str, Any]
 
@@ -18,7 +19,7 @@ class Family:
     """architecture: the class in transformers; model_type: its name in config.json.
 
     unsupported: fields of a config that the architecture cannot represent, as "name=value". write, read: to the fields
-    of config.json and back."""
+    of config.json and back. aliases: other names that the same tensors have in some folders."""
 
     architecture: str
     model_type: str
@@ -26,6 +27,7 @@ class Family:
     rules: Callable[[ModelConfig], list[Rule]]
     write: Callable[[ModelConfig], Fields]
     read: Callable[[Mapping[str, Any]], Fields]
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def to_theirs(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """gristmill tensors by Hugging Face names."""
@@ -38,7 +40,7 @@ class Family:
         """Hugging Face tensors by gristmill names. Raises InputError if one is absent or unexpected."""
         found: dict[str, Tensor] = {}
         taken = set()
-        tensors = _with_prefix(tensors)
+        tensors = {self.aliases.get(name, name): value for name, value in _with_prefix(tensors).items()}
         for rule in self._all_rules(config):
             for name in rule.names():
                 if name not in tensors:
@@ -67,10 +69,17 @@ def _converted(rule: Rule, tensors: Mapping[str, Tensor], config: ModelConfig) -
         raise InputError(f"the weights of {rule.names()[0]} do not fit the config ({error}); fetch both") from error
 
 
-TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")  # copies of other weights
+TIED = (
+    "lm_head.weight",
+    "embed_out.weight",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.decoder.bias",
+)  # copies of other weights
 NO_WEIGHTS = (
     ".attn.bias",
     ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
     ".rotary_emb.inv_freq",
     ".position_ids",
 )  # buffers that old versions saved
@@ -89,8 +98,17 @@ PLAIN: dict[str, Any] = {
     "mixer": "attention",
     "pattern": None,
     "qk_norm": False,
+    "qkv_clip": None,
+    "attention_softcap": None,
     "logit_softcap": None,
     "rope_scaling": None,
+    "rope_width": 0,
+    "rope_layers": None,
+    "window_rope_base": None,
+    "position_offset": 0,
+    "parallel_residual": False,
+    "norm_plus_one": False,
+    "scales": Scales(),
     "embedding_norm": False,
     "final_norm": True,
     "gelu": "tanh",
@@ -118,6 +136,33 @@ def unsupported_fields(config: ModelConfig, windows: bool = False, **wanted: Any
     return found
 
 
+def without(fields: Fields, *names: str) -> Fields:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def other_widths(config: ModelConfig) -> list[str]:
+    """What an architecture lacks whose heads together are as wide as the model."""
+    return [f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else []
+
+
+def grouped_heads(config: ModelConfig) -> list[str]:
+    """What an architecture lacks that has as many key/value heads as heads."""
+    return [f"kv_heads={config.kv_heads}"] if config.num_kv_heads != config.heads else []
+
+
+def norm_rules(config: ModelConfig, pairs: Mapping[str, str]) -> list[Rule]:
+    """The rules of norms, theirs to ours."""
+    return [
+        Rule(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for theirs, ours in pairs.items() for leaf in config.norm_leaves
+    ]
+
+
+def linear_rules(pairs: Mapping[str, str], biases: bool) -> list[Rule]:
+    """The rules of linear layers, theirs to ours."""
+    leaves = ("weight", "bias") if biases else ("weight",)
+    return [Rule(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for theirs, ours in pairs.items() for leaf in leaves]
+
+
 def weight_and_bias(theirs: str, ours: tuple[str, ...], weight: TensorConversion, bias: TensorConversion) -> list[Rule]:
     """The rules of a weight and a bias."""
     return [
@@ -129,3 +174,18 @@ def weight_and_bias(theirs: str, ours: tuple[str, ...], weight: TensorConversion
 def require_value(fields: Mapping[str, Any], name: str, value: Any) -> None:
     if fields.get(name) != value:
         raise InputError(f"config.json says {name}={fields.get(name)!r}; gristmill imports {name}={value!r} only")
+
+
+GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+def read_gelu(fields: Mapping[str, Any], name: str, default: str) -> str:
+    """Our name of the form of gelu that the field `name` of config.json names."""
+    stated = fields.get(name) or default
+    if stated not in GELUS:
+        raise InputError(f"config.json says {name}={stated!r}; gristmill imports {', '.join(GELUS)} here")
+    return GELUS[stated]
+
+
+def write_gelu(config: ModelConfig) -> str:
+    return "gelu" if config.gelu == "exact" else "gelu_new"

@@ -6,6 +6,8 @@ from typing import Any
 from gristmill.evaluation.models.conversion.family import (
     Family,
     Fields,
+    grouped_heads,
+    other_widths,
     require_value,
     unsupported_fields,
     weight_and_bias,
@@ -75,12 +77,7 @@ CONSTANTS = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "biases
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(config, **CONSTANTS)
-    if config.num_kv_heads != config.heads:
-        found.append(f"kv_heads={config.kv_heads}")
-    if config.head_dim * config.heads != config.width:
-        found.append(f"head_width={config.head_width}")
-    return found
+    return unsupported_fields(config, **CONSTANTS) + grouped_heads(config) + other_widths(config)
 
 
 GPT2 = Family("GPT2LMHeadModel", "gpt2", _unsupported, _rules, _write, _read)

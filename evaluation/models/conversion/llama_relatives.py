@@ -5,50 +5,39 @@ GPT-2's norm and MLP."""
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.evaluation.models.conversion.family import Family, Fields, require_value, unsupported_fields
+from gristmill.evaluation.models.conversion.family import (
+    Family,
+    Fields,
+    other_widths,
+    require_value,
+    unsupported_fields,
+    without,
+)
 from gristmill.evaluation.models.conversion.llama import (
     attention_rules,
     ends_rules,
-    linear_rules,
+    layer_rules,
     mlp_rules,
     read_llama,
     write_llama,
 )
 from gristmill.evaluation.models.conversion.moe import QK_NORM_RULES
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
-from gristmill.foundation.errors import InputError
+from gristmill.evaluation.models.conversion.windows import (
+    one_window,
+    read_one_window,
+    read_windows,
+    several_windows,
+    some_windows,
+    write_windows,
+)
 from gristmill.training.model_config import ModelConfig
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def _lacks(config: ModelConfig, **wanted: Any) -> list[str]:
     plain = {"positions": "rope", "norm": "rmsnorm", "mlp": "swiglu", "biases": False, "qk_norm": False}
     found = unsupported_fields(config, windows=True, rope_scaling=config.rope_scaling, **(plain | wanted))
-    if len(_windows(config)) > 1:
-        found.append(f"windows of several sizes ({config.window})")
-    return found
-
-
-def _windows(config: ModelConfig) -> set[int]:
-    return {layer.window for layer in config.layer_list if layer.window is not None}
-
-
-def _window(config: ModelConfig) -> int | None:
-    """The size that all windows have; None without any."""
-    return next(iter(_windows(config)), None)
-
-
-def _with_one_window(config: ModelConfig, found: list[str]) -> list[str]:
-    """Adds what an architecture lacks whose layers all have the same window."""
-    differ = len({layer.window for layer in config.layer_list}) > 1
-    return [*found, f"windows in some layers only ({config.window})"] if differ else found
-
-
-def _with_whole_heads(config: ModelConfig, found: list[str]) -> list[str]:
-    """Adds what an architecture lacks whose heads together are as wide as the model."""
-    differ = config.head_dim * config.heads != config.width
-    return [*found, f"head_width={config.head_dim}"] if differ else found
+    return found + several_windows(config)
 
 
 def _rules(config: ModelConfig) -> list[Rule]:
@@ -56,71 +45,37 @@ def _rules(config: ModelConfig) -> list[Rule]:
     return [*attention_rules(config), *norms, *mlp_rules(config), *ends_rules(config)]
 
 
-def _without(fields: Fields, *names: str) -> Fields:
-    return {name: value for name, value in fields.items() if name not in names}
-
-
 def _mistral_lacks(config: ModelConfig) -> list[str]:
-    return _with_one_window(config, _lacks(config))
+    return _lacks(config) + some_windows(config)
 
 
 def _write_mistral(config: ModelConfig) -> Fields:
-    fields = _without(write_llama(config), "attention_bias", "mlp_bias")
-    return fields | {"sliding_window": _window(config)}
+    fields = without(write_llama(config), "attention_bias", "mlp_bias")
+    return fields | {"sliding_window": one_window(config)}
 
 
 def _read_mistral(fields: Mapping[str, Any]) -> Fields:
-    return read_llama(fields) | _one_window(fields)
-
-
-def _one_window(fields: Mapping[str, Any]) -> Fields:
-    """A window of all layers; none if it is as long as the longest sample."""
-    window = fields.get("sliding_window")
-    return {"window": window if window is not None and window < fields["max_position_embeddings"] else None}
-
-
-def _write_windows(config: ModelConfig) -> Fields:
-    """As Qwen's configs say it: by layer, and for older versions of transformers the first layer that has a window."""
-    windows = [layer.window for layer in config.layer_list]
-    first = next((index for index, window in enumerate(windows) if window is not None), len(windows))
-    return {
-        "use_sliding_window": first < len(windows),
-        "sliding_window": _window(config),
-        "max_window_layers": first,
-        "layer_types": [FULL if window is None else SLIDING for window in windows],
-    }
-
-
-def _read_windows(fields: Mapping[str, Any]) -> Fields:
-    layers = int(fields["num_hidden_layers"])
-    if not fields.get("use_sliding_window", False):
-        return {"window": None}
-    first = int(fields.get("max_window_layers", layers))
-    kinds = fields.get("layer_types") or [FULL] * first + [SLIDING] * (layers - first)
-    if len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
-        raise InputError(f"config.json has layer_types={kinds}; expected {layers} times {FULL} or {SLIDING}")
-    window = _one_window(fields)["window"]
-    return {"window": tuple(window if kind == SLIDING else None for kind in kinds)}
+    return read_llama(fields) | read_one_window(fields)
 
 
 def _write_qwen2(config: ModelConfig) -> Fields:
-    return _without(write_llama(config), "attention_bias", "mlp_bias", "head_dim") | _write_windows(config)
+    return without(write_llama(config), "attention_bias", "mlp_bias", "head_dim") | write_windows(config)
 
 
 def _read_qwen2(fields: Mapping[str, Any]) -> Fields:
-    return read_llama(fields) | _read_windows(fields) | {"biases": "qkv"}
+    return read_llama(fields) | read_windows(fields) | {"biases": "qkv"}
 
 
 def _qwen2_lacks(config: ModelConfig) -> list[str]:
-    return _with_whole_heads(config, _lacks(config, biases="qkv"))
+    return _lacks(config, biases="qkv") + other_widths(config)
 
 
 def _write_qwen3(config: ModelConfig) -> Fields:
-    return _without(write_llama(config), "mlp_bias") | _write_windows(config)
+    return without(write_llama(config), "mlp_bias") | write_windows(config)
 
 
 def _read_qwen3(fields: Mapping[str, Any]) -> Fields:
-    return read_llama(fields) | _read_windows(fields) | {"qk_norm": True}
+    return read_llama(fields) | read_windows(fields) | {"qk_norm": True}
 
 
 def _qwen3_lacks(config: ModelConfig) -> list[str]:
@@ -129,26 +84,18 @@ def _qwen3_lacks(config: ModelConfig) -> list[str]:
 
 
 def _starcoder2_rules(config: ModelConfig) -> list[Rule]:
-    norms = [
-        Rule(f"{theirs}.bias", (f"{ours}.bias",))
-        for theirs, ours in (
-            ("model.layers.{i}.input_layernorm", "layers.{i}.mixer_norm"),
-            ("model.layers.{i}.post_attention_layernorm", "layers.{i}.mlp_norm"),
-            ("model.norm", "final_norm"),
-        )
-    ]
-    mlp = linear_rules({"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}, config.mlp_biases)
-    return [*attention_rules(config), *mlp, *ends_rules(config), *norms]
+    mlp = layer_rules({"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}, config.mlp_biases)
+    return [*attention_rules(config), *mlp, *ends_rules(config)]
 
 
 def _write_starcoder2(config: ModelConfig) -> Fields:
-    fields = _without(write_llama(config), "attention_bias", "mlp_bias", "rms_norm_eps", "head_dim")
+    fields = without(write_llama(config), "attention_bias", "mlp_bias", "rms_norm_eps", "head_dim")
     return fields | {
         "intermediate_size": config.hidden_width("gelu"),
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": config.norm_epsilon,
         "use_bias": True,
-        "sliding_window": _window(config),
+        "sliding_window": one_window(config),
     }
 
 
@@ -156,12 +103,12 @@ def _read_starcoder2(fields: Mapping[str, Any]) -> Fields:
     require_value(fields, "hidden_act", "gelu_pytorch_tanh")
     require_value({"use_bias": fields.get("use_bias", True)}, "use_bias", True)
     read = read_llama({**fields, "hidden_act": "silu", "rms_norm_eps": fields["norm_epsilon"]})
-    return {**read, **_one_window(fields), "biases": True, "mlp": "gelu", "norm": "layernorm"}
+    return {**read, **read_one_window(fields), "biases": True, "mlp": "gelu", "norm": "layernorm"}
 
 
 def _starcoder2_lacks(config: ModelConfig) -> list[str]:
-    found = _with_one_window(config, _lacks(config, biases=True, norm="layernorm", mlp="gelu"))
-    return _with_whole_heads(config, found)
+    found = _lacks(config, biases=True, norm="layernorm", mlp="gelu")
+    return found + some_windows(config) + other_widths(config)
 
 
 MISTRAL = Family("MistralForCausalLM", "mistral", _mistral_lacks, _rules, _write_mistral, _read_mistral)

@@ -14,6 +14,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, write_manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import load_model
+from tests.support.huggingface_shapes import LLAMA_SHAPE
 
 transformers = pytest.importorskip("transformers")
 
@@ -87,3 +88,19 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
 def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
     with pytest.raises(InputError, match="has 201 tokens, the model takes 127; shorten it"):
         generate_text(CheckpointPaths(random_checkpoint()), ["y" * 200], GenerationSettings(4))
+
+
+def test_an_imported_model_leaves_as_what_it_was(tmp_path, tokenizer_folder):
+    """Phi-3 is a Llama in other tensors."""
+    config = transformers.Phi3Config(**LLAMA_SHAPE | {"vocab_size": 257, "eos_token_id": 256})
+    transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path / "theirs")
+    copy_tokenizer(tokenizer_folder, tmp_path / "theirs")
+    imported = import_checkpoint(tmp_path / "theirs", tmp_path / "in")
+    assert export_checkpoint(imported, tmp_path / "back") == "Phi3ForCausalLM"
+    weights = (tmp_path / "theirs" / "model.safetensors").read_bytes()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == weights
+    assert export_checkpoint(imported, tmp_path / "llama", architecture="LlamaForCausalLM") == "LlamaForCausalLM"
+    with pytest.raises(InputError, match="GPT2LMHeadModel has no positions='rope'"):
+        export_checkpoint(imported, tmp_path / "gpt2", architecture="GPT2LMHeadModel")
+    with pytest.raises(InputError, match="no architecture 'Phi3'; did you mean Phi3ForCausalLM"):
+        export_checkpoint(imported, tmp_path / "wrong", architecture="Phi3")

@@ -61,6 +61,8 @@ def test_the_exact_count_of_a_gpt_is_the_papers(size):
         ModelConfig(layers=4, width=128, heads=8, kv_heads=2, sequence_length=64),
         ModelConfig(layers=6, width=128, heads=8, sequence_length=64, window=(16, None), mlp="gelu"),
         ModelConfig(layers=2, width=128, heads=4, head_width=64, hidden=300, sequence_length=64),
+        ModelConfig(layers=2, width=128, heads=4, sequence_length=64, mlp="geglu", norm_order="sandwich"),
+        ModelConfig(layers=2, width=128, heads=4, sequence_length=64, mlp="relu", parallel_residual="one_norm"),
     ],
 )
 def test_matmul_flops_are_those_of_the_real_models_matrices(model):

@@ -89,6 +89,16 @@ GRID = [
     Case({"tensor": 2, "sequence_parallel": False}, "qwen2"),
     Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "qwen2"),
     Case(CUBE, "qwen2"),
+    # layers of other families
+    Case({"tensor": 2}, "gpt_neox"),
+    Case(CUBE | {"recompute": "attention"}, "gpt_neox"),
+    Case({"tensor": 2, "sequence_parallel": False}, "gptj"),
+    Case(CUBE | {"recompute": "attention"}, "gptj"),
+    Case({"tensor": 2} | PP2, "opt"),
+    Case({"data": 2, "tensor": 2}, "olmo"),
+    Case(CUBE, "olmo2"),
+    Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "gemma2"),
+    Case(CUBE, "gemma2", documents=True),
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
     Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),

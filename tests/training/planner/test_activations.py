@@ -35,6 +35,15 @@ MODELS = {
     "gpt2_dropout": ModelConfig(**SIZE, **GPT2, dropout=0.1),
     "banded": ModelConfig(**SIZE, **GPT2, window=(None, 16)),
     "qk_norm": ModelConfig(**SIZE, kv_heads=4, qk_norm=True),
+    "gpt_neox": ModelConfig(**SIZE, **(GPT2 | {"positions": "rope"}), parallel_residual=True),
+    "gptj": ModelConfig(**SIZE, **(GPT2 | {"positions": "rope", "biases": "mlp"}), parallel_residual="one_norm"),
+    "parallel_llama": ModelConfig(**SIZE, parallel_residual=True, rope_width=8),
+    "opt": ModelConfig(**SIZE, **(GPT2 | {"mlp": "relu", "position_offset": 2})),
+    "olmo": ModelConfig(**SIZE, norm="plain_layernorm", qkv_clip=1.0),
+    "olmo2": ModelConfig(**SIZE, kv_heads=2, norm_order="output"),
+    "gemma2": ModelConfig(
+        **SIZE, kv_heads=2, mlp="geglu", norm_order="sandwich", norm_plus_one=True, attention_softcap=5.0
+    ),
     "mamba2": ModelConfig(**SIZE, mixer="mamba2", mixers={"mamba2": MAMBA2}),
     "hybrid": ModelConfig(**SIZE, mlp="relu2", positions="none", pattern="M-*M", mixers={"mamba2": MAMBA2}),
     "tcnca": ModelConfig(**SIZE, mixer="tcnca", mixers={"tcnca": TCNCA}),

@@ -1,0 +1,117 @@
+"""Rotary positions in config.json: scaled, of a part of each head, and of two bases."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.evaluation.models.conversion.family import Fields
+from gristmill.foundation.errors import InputError
+from gristmill.training.model_config import ModelConfig
+
+SCALING_FIELDS: dict[str, tuple[str, ...]] = {  # of each rope_type, beside its factor
+    "linear": (),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def write_rope(config: ModelConfig) -> Fields:
+    """As transformers 4 and as transformers 5 read it."""
+    scaling = config.rope_scaling
+    if scaling is None:
+        default = {"rope_type": "default", "rope_theta": config.rope_base}
+        return {"rope_theta": config.rope_base, "rope_parameters": default}
+    names = ("rope_type", "factor", *SCALING_FIELDS[scaling.rope_type])
+    stated = {name: getattr(scaling, name) for name in names}
+    stated = {name: value for name, value in stated.items() if value is not None}
+    parameters = stated | {"rope_theta": config.rope_base}
+    return {"rope_theta": config.rope_base, "rope_scaling": stated, "rope_parameters": parameters}
+
+
+def read_rope(fields: Mapping[str, Any], partial: bool = False) -> Fields:
+    """rope_base and rope_scaling. partial: the caller reads partial_rotary_factor. Raises InputError for a kind of
+    scaling that is not supported."""
+    both = [found for name in ("rope_scaling", "rope_parameters") if (found := fields.get(name))] or [{}]
+    kinds = [found.get("rope_type", found.get("type", "default")) for found in both]
+    if len(set(kinds)) > 1:
+        raise InputError(f"config.json says rope_type={kinds[0]!r} and rope_type={kinds[1]!r}; remove the wrong one")
+    stated, kind = both[-1], kinds[0]
+    if any(isinstance(value, dict) for value in stated.values()):
+        raise InputError("config.json has other rotary positions in some layers; gristmill imports one kind for all")
+    base = stated.get("rope_theta", fields.get("rope_theta", 10000.0))
+    if not partial and rotary_share(fields) != 1:
+        raise InputError("config.json has partial_rotary_factor, which turns a part of each head; gristmill turns all")
+    if kind == "default":
+        return {"rope_base": base}
+    if kind not in SCALING_FIELDS:
+        raise InputError(f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(SCALING_FIELDS)}")
+    if kind == "yarn" and (stated.get("mscale") or stated.get("truncate") is False):
+        raise InputError("config.json has yarn with mscale or without truncate; gristmill imports the paper's form")
+    scaling = {"rope_type": kind, "factor": stated["factor"]}
+    for name in SCALING_FIELDS[kind]:
+        if stated.get(name) is not None:
+            scaling[name] = stated[name]
+    if kind != "linear":  # as transformers fills it in
+        scaling.setdefault("original_max_position_embeddings", fields["max_position_embeddings"])
+        if fields.get("original_max_position_embeddings"):
+            scaling["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+    return {"rope_base": base, "rope_scaling": scaling}
+
+
+def rotary_share(fields: Mapping[str, Any], default: float = 1.0) -> float:
+    """Share of a head's features that turn."""
+    stated = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    share = stated.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    return default if share is None else float(share)
+
+
+def read_partial_rope(fields: Mapping[str, Any], head_dim: int, default: float = 1.0) -> Fields:
+    """rope_base, rope_scaling and rope_width. default: the share of an architecture whose config does not say it."""
+    width = int(head_dim * rotary_share(fields, default))
+    if width % 2 or width < 2:
+        raise InputError(f"config.json turns {width} features of each head; gristmill turns an even number, at least 2")
+    return {**read_rope(fields, partial=True), "rope_width": 0 if width == head_dim else width}
+
+
+def write_share(config: ModelConfig) -> float:
+    """The share of a head that turns, such that transformers' int(head_dim * share) is its width."""
+    width = config.rope_width or config.head_dim
+    share = width / config.head_dim
+    return share if int(config.head_dim * share) == width else math.nextafter(share, 2)
+
+
+def write_partial_rope(config: ModelConfig) -> Fields:
+    share, fields = write_share(config), write_rope(config)
+    return {
+        **fields,
+        "partial_rotary_factor": share,
+        "rope_parameters": fields["rope_parameters"] | {"partial_rotary_factor": share},
+    }
+
+
+def read_rope_by_window(fields: Mapping[str, Any], base: float, window_base: float | None) -> Fields:
+    """Rotary positions of layers with and without a window. base, window_base: what the architecture takes where
+    config.json says nothing; None: the same as without a window."""
+    stated = fields.get("rope_parameters") or {}
+    plain = {name: value for name, value in fields.items() if name not in ("rope_parameters", "rope_scaling")}
+    full = stated.get(FULL) or {**(fields.get("rope_scaling") or {})}
+    full = {"rope_theta": fields.get("rope_theta", base), **full}
+    sliding = stated.get(SLIDING) or {}
+    default = full["rope_theta"] if window_base is None else fields.get("rope_local_base_freq", window_base)
+    sliding = {"rope_theta": default, **sliding}
+    found = read_rope({**plain, "rope_parameters": full})
+    in_windows = read_rope({**plain, "rope_parameters": sliding})
+    if in_windows == found:
+        return found
+    if "rope_scaling" in in_windows:
+        raise InputError("config.json scales the rotary positions of layers with a window; gristmill scales the others")
+    return {**found, "window_rope_base": in_windows["rope_base"]}
+
+
+def write_rope_by_window(config: ModelConfig) -> Fields:
+    full = write_rope(config)["rope_parameters"]
+    sliding = full
+    if config.window_rope_base is not None:
+        sliding = {"rope_type": "default", "rope_theta": config.window_rope_base}
+    return {"rope_parameters": {FULL: full, SLIDING: sliding}}
