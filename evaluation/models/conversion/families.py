@@ -36,7 +36,7 @@ def family_for(config: ModelConfig, architecture: str | None = None, preferred: 
     families = [family for family in FAMILIES if architecture in (None, family.architecture)]
     if not families:
         known = [family.architecture for family in FAMILIES]
-        hint = nearest_name(architecture or "", known)
+        hint = nearest_name(architecture or "", known, cutoff=0.4)
         raise InputError(f"no architecture {architecture!r}; {f'did you mean {hint}?' if hint else ', '.join(known)}")
     for family in sorted(families, key=lambda family: family.architecture != preferred):
         unmet = family.unsupported(config)
