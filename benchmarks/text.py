@@ -1,24 +1,29 @@
 """Text for benchmarks: a given folder, the shared corpora, or seeded synthetic text."""
 
+import ast
 import io
 import itertools
 import json
 import os
 import random
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import zstandard
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+CORPORA = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data") / "corpora"
 
 
 def documents(folder: Path | None, num_bytes: int) -> list[str]:
     """Documents of about num_bytes of UTF-8 in all, shuffled with a fixed seed; synthetic ones if there are none.
 
     A folder holds .txt, .md or .jsonl(.zst) files with a field `text`."""
-    shared = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data") / "corpora"
-    found = list(_read(folder or shared)) if (folder or shared).is_dir() else []
+    chosen = folder or CORPORA
+    found = list(_read(chosen)) if chosen.is_dir() else []
     found = found or list(made(num_bytes))
     random.Random(0).shuffle(found)
     taken, held = [], 0
@@ -36,14 +41,25 @@ def made(num_bytes: int) -> Iterator[str]:
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(rng.choices(letters, range(26, 0, -1), k=rng.randint(1, 9))) for _ in range(30_000)]
     weights = list(itertools.accumulate(1 / rank for rank in range(1, len(words) + 1)))
+
+    def sentence() -> str:
+        return f"{' '.join(rng.choices(words, cum_weights=weights, k=rng.randint(4, 20))).capitalize()}."
+
     written = 0
     while written < num_bytes:
-        sentences = (
-            " ".join(rng.choices(words, cum_weights=weights, k=rng.randint(4, 20))).capitalize() for _ in range(60)
-        )
-        text = ".\n".join(sentences) + "."
+        text = "\n\n".join("\n".join(sentence() for _ in range(5)) for _ in range(12))
         written += len(text)
         yield text
+
+
+def docstrings() -> Iterator[str]:
+    """The docstrings of each module of the standard library: a few MB of English on every machine."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for path in (library / f"{name}.py" for name in sorted(sys.stdlib_module_names)):
+        if path.is_file():
+            nodes = ast.walk(ast.parse(path.read_bytes()))
+            found = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTED))
+            yield "\n\n".join(text for text in found if text)
 
 
 def _read(folder: Path) -> Iterator[str]:

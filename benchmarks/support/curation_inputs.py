@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import zstandard
 from support.decision_differences import records
 from support.warc_file import page_record
-from text import documents
+from text import CORPORA, docstrings, documents
 
 NUM_FILES = 2
 COPIES, EDITED_COPIES = (
@@ -31,8 +31,8 @@ MIN_LETTERS = 0.75  # of the characters; code and tables have fewer
 
 
 def paragraphs(folder: Path | None) -> list[str]:
-    """English prose of the shared corpora (or of --data), paragraph by paragraph, sorted."""
-    texts = documents(folder, 40_000_000)
+    """English prose of --data, else of the shared corpora, else of docstrings, paragraph by paragraph, sorted."""
+    texts = documents(folder, 40_000_000) if folder or CORPORA.is_dir() else docstrings()
     return sorted({part for text in texts for part in map(str.strip, text.split("\n\n")) if _is_prose(part)})
 
 
