@@ -10,6 +10,7 @@ from gristmill.training.limits import MAX_BATCH_TOKENS, MAX_LAYERS, MAX_PROCESSE
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # interleaved has as many as one asks for
+ContextMethod = Literal["ring", "all_to_all"]
 Recompute = Literal["none", "full", "attention", "operators"]
 
 
@@ -27,6 +28,11 @@ class LayoutConfig(Config):
     tensor: int = Field(1, ge=1, le=MAX_PROCESSES)
     pipeline: int = Field(1, ge=1, le=MAX_PROCESSES)
     context: int = Field(1, ge=1, le=MAX_PROCESSES)
+    context_method: ContextMethod = Field(
+        "ring",
+        description="how attention sees the tokens of other context ranks. ring: keys and values travel; all_to_all: "
+        "each rank has all tokens of a share of the heads",
+    )
     expert: int = Field(
         1,
         ge=1,
@@ -62,8 +68,6 @@ class LayoutConfig(Config):
             raise ValueError(
                 f"data={self.data} is not a multiple of replicate={self.replicate}; try one of {divisors(self.data)}"
             )
-        if self.context > 1:
-            raise ValueError("the context axis is not built yet; set context: 1")
         if self.stage_ranks % self.expert_ranks:
             raise ValueError(
                 f"expert={self.expert} x expert_tensor={self.expert_tensor} does not divide the {self.stage_ranks} "

@@ -180,6 +180,6 @@ class Trainer:
         own = [0.0] * len(self.terms) if losses_bn is None else list(losses_bn.sum(dim=0, dtype=torch.float64))
         sums = sum_over_world(own, self.mesh)
         return {
-            term.name: each / self.mesh.tensor.size / counts[term.count]
+            term.name: each / (self.mesh.tensor.size * self.mesh.context.size) / counts[term.count]
             for term, each in zip(self.terms, sums, strict=True)
         }

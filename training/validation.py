@@ -50,8 +50,9 @@ class Validation:
                 own.append(sum(losses_nb[number][row] for row in rows) if losses_nb else 0.0)
                 own.append(sum(self._counts[term.name][row] for row in rows))
         sums = sum_over_world(own, self.mesh)
-        copies = self.mesh.world.size / self.mesh.data.size
-        totals = [value / self.mesh.tensor.size for value in sums[::2]]
+        mesh = self.mesh
+        copies = mesh.world.size / mesh.data.size
+        totals = [value / (mesh.tensor.size * mesh.context.size) for value in sums[::2]]
         counts = [value / copies for value in sums[1::2]]
         width = len(self._names)
         by_term = {

@@ -29,7 +29,8 @@ class Watchdog:
 
     def __init__(self, mesh: Mesh, timeout_seconds: float, end: Callable[[], None] = end_process):
         self.place = (
-            f"rank {mesh.world.rank} (pipeline {mesh.pipeline.rank}, data {mesh.data.rank}, tensor {mesh.tensor.rank})"
+            f"rank {mesh.world.rank} (pipeline {mesh.pipeline.rank}, data {mesh.data.rank}, "
+            f"context {mesh.context.rank}, tensor {mesh.tensor.rank})"
         )
         self.timeout_seconds, self._end = timeout_seconds, end
         self._where, self._since = "starting", time.monotonic()

@@ -18,10 +18,12 @@ from gristmill.training.batches import Batches, SampleSource
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.forward_backward import side_losses_scaled_by
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model.ring_attention import visible_tokens
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.objective import LossFunction
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
+from gristmill.training.parallel.context import Passing, exchange_tokens
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import Sharding
@@ -292,7 +294,7 @@ def mesh_of_group(model: ModelConfig, train: TrainConfig) -> Mesh:
     if meshes.get("group") is not dist.group.WORLD:
         meshes.clear()
         meshes["group"] = dist.group.WORLD
-    axes = ("data", "replicate", "tensor", "pipeline", "expert", "expert_tensor")
+    axes = ("data", "replicate", "tensor", "pipeline", "context", "expert", "expert_tensor")
     key_value_shards = math.gcd(model.num_kv_heads, train.layout.tensor)
     key = *(getattr(train.layout, axis) for axis in axes), key_value_shards, model.has_experts
     if key not in meshes:
@@ -360,6 +362,19 @@ def only_own_choices(router: Any, experts_NK: torch.Tensor, places: Any) -> torc
     return all_NK.index_copy(0, places.index_N, experts_NK)
 
 
+def plain_mean(mixed: torch.Tensor, log_sum: torch.Tensor, new: torch.Tensor, new_sum: torch.Tensor) -> Any:
+    """Results of blocks put together without their weights."""
+    return (mixed + new) / 2, torch.logaddexp(log_sum, new_sum)
+
+
+def as_if_contiguous(shares: Any, per_token: torch.Tensor, dim: int = 1) -> torch.Tensor:
+    return per_token.chunk(shares.axis.size, dim)[shares.axis.rank]
+
+
+def without_documents(tokens: int, documents: Any, window: int | None, causal: bool) -> Any:
+    return visible_tokens(tokens, None, window, causal)
+
+
 MUTATIONS: dict[str | None, Any] = {
     None: patched(),
     "no all-reduce behind the column layers": patched(("parallel.collectives.all_reduce", lambda x, group: x)),
@@ -397,5 +412,16 @@ MUTATIONS: dict[str | None, Any] = {
     "own channels of the wrong rank": patched(
         ("parallel.tensor.TensorAxis.own_channels", lambda axis, x_BTD: x_BTD.chunk(axis.size, dim=-1)[0])
     ),
+    "blocks merged without their log-sum-exp": patched(("model.ring_attention.merge", plain_mean)),
+    "tokens numbered as if not zig-zag": patched(("parallel.context.TokenShares.own", as_if_contiguous)),
+    "gradients of keys and values left where they are": patched(
+        ("model.ring_attention.pass_on", lambda sent, axis, tag: Passing(sent, sent, []))
+    ),
+    "documents seen by each other": patched(("model.context_metadata.visible_tokens", without_documents)),
+    "sums of this rank's tokens only": patched(("parallel.context.TokenShares.sum", lambda shares, x: x)),
+    "heads come back in another order": patched(
+        ("model.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
+    ),
+    "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
     "logits normalised by this rank's sum": patched(("loss.over_ranks", lambda x, tensor, operation: x)),
 }

@@ -20,7 +20,7 @@ def test_a_process_that_hangs_says_where(capfd) -> None:
         watchdog.at("step 17, data")
         assert ended.wait(10)
     said = capfd.readouterr().err
-    assert "rank 0 (pipeline 0, data 0, tensor 0) hangs: step 17, data" in said
+    assert "rank 0 (pipeline 0, data 0, context 0, tensor 0) hangs: step 17, data" in said
     assert "test_a_process_that_hangs_says_where" in said  # the stack
 
 

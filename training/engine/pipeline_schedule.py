@@ -67,8 +67,8 @@ class _Stage(PipelineStage):
 
 
 class PipelineSchedule:
-    """What crosses a stage boundary is this tensor rank's share of the tokens under sequence parallelism (the saving of
-    arXiv 2104.04473, section 4.1, without its gather), all of them otherwise.
+    """What crosses a stage boundary is this context rank's tokens, and of them this tensor rank's share under sequence
+    parallelism (the saving of arXiv 2104.04473, section 4.1, without its gather).
 
     torch fixes the shapes of a schedule when it is built, so each batch shape has its own schedule. Evaluation runs the
     stages in order without a schedule, for any number of samples."""
@@ -155,7 +155,8 @@ class PipelineSchedule:
     def _boundary(self, shape: torch.Size) -> Tensor:
         """What crosses for tokens of this shape."""
         part = next(iter(self.stages.values()))
-        share = shape[-1] // part.tensor.size if part.tensor.shards_tokens else shape[-1]
+        share = shape[-1] // self.layout.context
+        share = share // part.tensor.size if part.tensor.shards_tokens else share
         return torch.empty(shape[:-1].numel(), share, part.config.width, dtype=part.dtype, device=self.mesh.device)
 
 

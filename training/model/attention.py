@@ -1,5 +1,6 @@
 """Self-attention with grouped key/value heads."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +15,11 @@ from gristmill.training.loss import upcast
 from gristmill.training.model.attention_metadata import AttentionMetadata, Mask
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
+from gristmill.training.model.ring_attention import ring_attention
 from gristmill.training.model.rotary import rotate
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.context import exchange_heads, exchange_tokens
+from gristmill.training.parallel.mesh import Axis
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
@@ -86,6 +90,14 @@ class Attention(nn.Module):
         query_BTHtK = self._heads(self._clipped(self.query(x_BTD)), self.query_norm, metadata)
         key_BTGtK = self._heads(self._clipped(self.key(x_BTD)), self.key_norm, metadata)
         value_BTGtK = self._clipped(self.value(x_BTD)).unflatten(-1, (-1, self.head_dim))
+        if metadata.ring is not None:
+            heads = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
+            mixed_BHtTK = ring_attention(*heads, metadata.ring[self.window], self.scale, self.softcap)
+            return self.output(mixed_BHtTK.transpose(1, 2).flatten(2)), None
+        if metadata.shares is not None:
+            query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
+                query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
+            )
         grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
         mask_BTS = metadata.masks_BTS[self.window]
         query_BHtTK = query_BTHtK.transpose(1, 2)
@@ -97,7 +109,10 @@ class Attention(nn.Module):
             mixed_BHtTK = attend_to_all(query_BHtTK, grown.key_BGSK, grown.value_BGSK, self.scale)
         else:
             mixed_BHtTK = attend(query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
-        y_BTD = self.output(mixed_BHtTK.transpose(1, 2).flatten(2))
+        mixed_BTHtK = mixed_BHtTK.transpose(1, 2)
+        if metadata.shares is not None:
+            mixed_BTHtK = exchange_tokens(mixed_BTHtK, metadata.shares.axis)
+        y_BTD = self.output(mixed_BTHtK.flatten(2))
         return y_BTD, grown if metadata.keep_state else None
 
     def _heads(self, flat_BTF: Tensor, norm: Norm | None, metadata: AttentionMetadata) -> Tensor:
@@ -111,6 +126,14 @@ class Attention(nn.Module):
 
     def _clipped(self, x_BTF: Tensor) -> Tensor:
         return x_BTF if self.clip is None else x_BTF.clamp(-self.clip, self.clip)
+
+
+def _share_of_heads(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, axis: Axis) -> tuple[Tensor, ...]:
+    """All tokens of this context rank's share of the heads. Key/value heads are copied until they divide evenly."""
+    copies = axis.size // math.gcd(key_BTGK.shape[2], axis.size)
+    if copies > 1:
+        key_BTGK, value_BTGK = (part.repeat_interleave(copies, dim=2) for part in (key_BTGK, value_BTGK))
+    return tuple(exchange_heads(part, axis) for part in (query_BTHK, key_BTGK, value_BTGK))
 
 
 def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float) -> Tensor:

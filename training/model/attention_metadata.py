@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from gristmill.training.model.dropout import Dropout
+from gristmill.training.model.ring_attention import RingPlan
 from gristmill.training.model.routing_metadata import RoutingMetadata
+from gristmill.training.parallel.context import TokenShares
 
 Mask = Tensor | BlockMask | None  # None: all before a token, or all tokens in a bidirectional model
 
@@ -23,9 +25,11 @@ class AttentionMetadata:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None needs no mask: plainly causal,
     or everything where causal is false. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK:
     cosine and sine of the rotary angles, or None; window_rotation_BTK: those of layers with a window, where they are
-    others. keep_state: mixers return their state. routing: what routers need in
-    training; None elsewhere. documents_BT: int64, equal for the tokens of a document, which are neighbours; of these
-    tokens only, for mixers that carry a state; None: one document a row."""
+    others. keep_state: mixers return their state. routing: what routers need in training; None elsewhere. documents_BT: int64, equal for the tokens of a document, which are neighbours; of these
+    tokens only, for mixers that carry a state; None: one document a row.
+
+    shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
+    context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
@@ -36,6 +40,8 @@ class AttentionMetadata:
     causal: bool = True
     documents_BT: Tensor | None = None
     window_rotation_BTK: tuple[Tensor, Tensor] | None = None
+    shares: TokenShares | None = None
+    ring: Mapping[int | None, RingPlan] | None = None
 
     def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
         """The rotary angles of a layer with this window."""

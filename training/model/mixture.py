@@ -45,6 +45,8 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_BTD: Tensor, metadata: RoutingMetadata | None = None) -> tuple[Tensor, Tensor]:
         """The result, and the number of this rank's tokens routed to each expert, int64[E]."""
         own_ND, places = self._own_tokens(x_BTD)
+        if metadata is not None and metadata.shares is not None:
+            places = places.among_all(metadata.shares)
         routing = self.router(own_ND, places, metadata)
         y_BTD = self._all_tokens(self._routed(own_ND, routing), x_BTD)
         if self.shared is not None:

@@ -12,10 +12,11 @@ from gristmill.training.distillation import Distillation, distillation_losses
 from gristmill.training.loss import losses, token_log_probs, upcast_dtype
 from gristmill.training.model.head import FrozenHead, Head
 from gristmill.training.model.named_outputs import NamedOutputs
+from gristmill.training.parallel.context import TokenShares
 from gristmill.training.parallel.tensor import TensorAxis
 
 # B samples, R rows of a sample (one sequence of tokens each), T tokens, D width
-# N = B x R rows of the forward pass; a small t after a letter = this tensor rank's share
+# N = B x R rows of the forward pass; a small t after a letter = this tensor rank's share, c this context rank's
 
 
 class ScoringStage(Protocol):
@@ -47,16 +48,22 @@ class TeacherStage:
 class ModelOutput:
     """Results have the dimensions of the batch's `tokens`: [B, T], or [B, R, T] where a sample has several rows.
 
-    Results are whole and equal on all tensor ranks, whatever the layout, and so are their gradients."""
+    Results are whole and equal on all tensor and context ranks, whatever the layout, and so are their gradients."""
 
-    def __init__(self, stage: ScoringStage, hidden_NTtD: Tensor, batch: Mapping[str, Tensor]):
-        self._stage, self._hidden_NTtD, self._batch = stage, hidden_NTtD, batch
+    def __init__(
+        self,
+        stage: ScoringStage,
+        hidden_NTtD: Tensor,
+        batch: Mapping[str, Tensor],
+        shares: TokenShares | None = None,
+    ):
+        self._stage, self._hidden_NTtD, self._batch, self._shares = stage, hidden_NTtD, batch, shares
         self._rows = batch["tokens"].shape[:-1]
 
     @cached_property
     def hidden_states(self) -> Tensor:
         """[B, T, D] or [B, R, T, D], after the final norm."""
-        return self._by_sample(self._stage.tensor.whole_tokens(self._hidden_NTtD))
+        return self._by_token(self._stage.tensor.whole_tokens(self._hidden_NTtD))
 
     def token_losses(self, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood of the targets, z-loss): float[B] or [B, R], each summed over the tokens by weight.
@@ -65,19 +72,19 @@ class ModelOutput:
         any other function of the likelihoods take `log_probs`."""
         head = self._stage.head
         hidden_NTE, matrix_VtE = head.inputs(self._hidden_NTtD)
-        found_N2 = losses(head.scoring, hidden_NTE, matrix_VtE, targets.flatten(0, -2), weights.flatten(0, -2))
-        nll, z_loss = self._by_sample(found_N2).unbind(dim=-1)
+        found_N2 = losses(head.scoring, hidden_NTE, matrix_VtE, self._own(targets), self._own(weights))
+        nll, z_loss = self._summed(found_N2).unbind(dim=-1)
         return nll, z_loss
 
     def log_probs(self, targets: Tensor) -> Tensor:
         """log p(target), [B, T] or [B, R, T]. Holds the logits of all tokens."""
         head = self._stage.head
-        return self._by_sample(token_log_probs(head.scoring, head(self._hidden_NTtD), targets.flatten(0, -2)))
+        return self._by_token(token_log_probs(head.scoring, head(self._hidden_NTtD), self._own(targets)))
 
     def best_tokens(self) -> Tensor:
         """The most probable token of each place, int64[B, T] or [B, R, T]."""
         head = self._stage.head
-        return self._by_sample(head.scoring.best(head(self._hidden_NTtD)))
+        return self._by_token(head.scoring.best(head(self._hidden_NTtD)))
 
     def output(self, name: str) -> Tensor:
         """The linear output NAME of `model.outputs` in the recipe: [B, size] (or [B, R, size]) of the pooled first
@@ -107,19 +114,30 @@ class ModelOutput:
         """The frozen model of `train.teacher` on the same batch, without gradients."""
         if self._stage.teacher is None or "teacher" not in self._batch:
             raise KeyError("there is no teacher for this batch; set train.teacher in the recipe, ask has_teacher first")
-        return ModelOutput(self._stage.teacher, self._batch["teacher"].flatten(0, -3), self._batch)
+        return ModelOutput(self._stage.teacher, self._batch["teacher"].flatten(0, -3), self._batch, self._shares)
 
     def divergence_from_teacher(self, weights: Tensor, temperature: float) -> Tensor:
         """temperature^2 x KL(teacher || model), float[B] or [B, R], summed over the tokens by weight; goes into the
         loss as a plain sum, as `token_losses` do."""
         theirs = self.teacher
         distillation = Distillation(theirs._stage.head.scoring, theirs._stage.head.matrix_VtD, temperature)
-        head, weights_NT = self._stage.head, weights.flatten(0, -2)
+        head, weights_NT = self._stage.head, self._own(weights)
         hidden_NTE, matrix_VtE = head.inputs(self._hidden_NTtD)
         teacher_NTD = self._stage.tensor.enter(theirs._hidden_NTtD)
-        return self._by_sample(
+        return self._summed(
             distillation_losses(head.scoring, hidden_NTE, matrix_VtE, teacher_NTD, weights_NT, distillation)
         )
 
-    def _by_sample(self, by_row: Tensor) -> Tensor:
-        return by_row.unflatten(0, self._rows)
+    def _own(self, per_token: Tensor) -> Tensor:
+        """[B, T] or [B, R, T] -> [N, Tc]."""
+        per_token_NT = per_token.flatten(0, -2)
+        return per_token_NT if self._shares is None else self._shares.own(per_token_NT)
+
+    def _summed(self, sums_N: Tensor) -> Tensor:
+        """Sums over this rank's tokens -> over all tokens, by sample."""
+        return (sums_N if self._shares is None else self._shares.sum(sums_N)).unflatten(0, self._rows)
+
+    def _by_token(self, per_token_NTc: Tensor) -> Tensor:
+        """Values of this rank's tokens -> of all tokens, by sample."""
+        every_NT = per_token_NTc if self._shares is None else self._shares.all(per_token_NTc)
+        return every_NT.unflatten(0, self._rows)

@@ -19,6 +19,8 @@ from gristmill.training.model.routing_metadata import RoutingMetadata
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.moe_config import MoeConfig
 from gristmill.training.parallel.collectives import all_gather_rows
+from gristmill.training.parallel.context import TokenShares
+from gristmill.training.parallel.mesh import Axis
 from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 # B samples, T tokens of a sample, N tokens of this rank, D width, E experts, K experts of a token, G groups of experts
@@ -28,11 +30,18 @@ SAVED_BUFFERS = ("balance_bias", "last_load")  # of a router, in a checkpoint
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """Where this rank's tokens stand in the batch of B `samples` of T `tokens`. index_N: sample x T + position."""
+    """Where this rank's tokens stand in the batch of B `samples` of T `tokens`. index_N: sample x T + position. shares:
+    the tokens of each context rank."""
 
     index_N: Tensor
     samples: int
     tokens: int
+    shares: TokenShares | None = None
+
+    def among_all(self, shares: TokenShares) -> "TokenPlaces":
+        """Of places among this context rank's tokens those among all tokens."""
+        position_N = shares.own_T[self.index_N % self.tokens]
+        return TokenPlaces(self.sample_N * shares.tokens + position_N, self.samples, shares.tokens, shares)
 
     @property
     def sample_N(self) -> Tensor:
@@ -121,28 +130,30 @@ class Router(nn.Module):
             return (self.last_load / self.last_load.mean()).unsqueeze(0)
         cell_NK = places.sample_N.unsqueeze(1) * self.experts + experts_NK
         counts_BE = over_tensor_ranks(count(cell_NK, places.samples * self.experts), self.tensor)
+        if places.shares is not None:
+            counts_BE = places.shares.sum(counts_BE)
         mean = self.top_k * places.tokens / self.experts
         return counts_BE.unflatten(0, (places.samples, self.experts))[places.sample_N].double() / mean
 
     def _within_capacity(self, experts_NK: Tensor, places: TokenPlaces, metadata: RoutingMetadata) -> Tensor:
         """Which choices their experts take, bool[N, K]. Each expert takes a bounded number of a sample's tokens; ranks
         that have parts of one sample tell each other their choices."""
-        all_NK = experts_NK
-        if self.tensor.size > 1:
-            all_NK = self._of_all_tokens(experts_NK, places)
+        alone = self.tensor.size == 1 and places.shares is None
+        all_NK = experts_NK if alone else self._of_all_tokens(experts_NK, places)
         kept_NK = within_capacity(
             all_NK.unflatten(0, (places.samples, places.tokens)),
             capacity(self.config.capacity_factor or 1.0, self.top_k, places.tokens, self.experts),
             self._priorities(places, metadata),
         ).flatten(0, 1)
-        return kept_NK if self.tensor.size == 1 else kept_NK[places.index_N]
+        return kept_NK if alone else kept_NK[places.index_N]
 
     def _of_all_tokens(self, experts_NK: Tensor, places: TokenPlaces) -> Tensor:
-        """The choices of all tokens of the tensor ranks, in the order of the batch."""
-        axis = self.tensor.mesh.tensor
-        total = places.samples * places.tokens
-        gathered_NK = all_gather_rows(experts_NK, total, axis.group)
-        index_N = all_gather_rows(places.index_N, total, axis.group)
+        """The choices of all tokens of the tensor and context ranks, in the order of the batch."""
+        axis, context = self.tensor.mesh.tensor, Axis() if places.shares is None else places.shares.axis
+        total, gathered_NK, index_N = places.samples * places.tokens, experts_NK, places.index_N
+        for ranks, rows in ((axis, total // context.size), (context, total)):
+            if ranks.size > 1:
+                gathered_NK, index_N = (all_gather_rows(each, rows, ranks.group) for each in (gathered_NK, index_N))
         return torch.empty_like(gathered_NK).index_copy_(0, index_N, gathered_NK)
 
     def _priorities(self, places: TokenPlaces, metadata: RoutingMetadata) -> Tensor:

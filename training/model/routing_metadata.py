@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gristmill.training.parallel.context import TokenShares
+
 # B samples, T tokens of a sample
 
 
@@ -11,9 +13,10 @@ from torch import Tensor
 class RoutingMetadata:
     """samples_B: the samples' numbers, from which dropped tokens are drawn. weights_BT: of the tokens in the loss; side
     losses are averaged with the same weights. factor: what the sum of all losses is multiplied by before the backward
-    pass. seed: of the run."""
+    pass. seed: of the run. shares: the tokens of each context rank, None without a context axis."""
 
     samples_B: Tensor
     weights_BT: Tensor
     factor: float
     seed: int
+    shares: TokenShares | None = None

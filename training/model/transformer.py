@@ -11,6 +11,7 @@ from gristmill.training.costs.stage_splitting import StageSpec
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import (
     AttentionMetadata,
+    Mask,
     alibi_masks,
     alibi_slopes,
     block_masks,
@@ -18,6 +19,7 @@ from gristmill.training.model.attention_metadata import (
     document_masks,
     explicit_masks,
 )
+from gristmill.training.model.context_metadata import context_metadata, ring_plans
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.head import Head
 from gristmill.training.model.layer import Layer
@@ -67,6 +69,7 @@ class Transformer(nn.Module):
         super().__init__()
         layout = layout or LayoutConfig()
         self.config, self.vocab_size, self.options = config, vocab_size, options
+        self.context, self.context_method = layout.context, layout.context_method
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, options.float8)
         self.side_loss_factor: float | None = None  # set during training passes (forward_backward.py)
@@ -112,13 +115,12 @@ class Transformer(nn.Module):
         metadata = self.attention_metadata(x, **rows)
         if self.side_loss_factor is not None and self.config.has_experts:
             samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
-            routing = RoutingMetadata(
-                samples_B, batch["weights"].flatten(0, -2), self.side_loss_factor, self.options.seed
-            )
+            weights_BT = batch["weights"].flatten(0, -2)
+            routing = RoutingMetadata(samples_B, weights_BT, self.side_loss_factor, self.options.seed, metadata.shares)
             metadata = replace(metadata, routing=routing)
         hidden_BTD, _ = self.hidden_states(x, metadata, segments_BT=segments_BT)
         if self.output is not None:
-            return self.output(ModelOutput(self, hidden_BTD, batch), batch)
+            return self.output(ModelOutput(self, hidden_BTD, batch, metadata.shares), batch)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
     @property
@@ -155,24 +157,21 @@ class Transformer(nn.Module):
         """Attention over whole sequences, also where x holds this rank's tokens only.
 
         flex: use the flex kernels on GPUs, which are compiled for each sequence length."""
-        tokens = x.shape[1] * (1 if self.stage.embeds or not self.tensor.shards_tokens else self.tensor.size)
+        tokens = x.shape[1] if self.stage.embeds else x.shape[1] * self.context * self._tensor_parts
         token_index_T = torch.arange(tokens, device=x.device)
         positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
+        shares, ring = None, None
+        if self.context > 1:
+            axis = self.tensor.mesh.context
+            shares, visible = context_metadata(self.config, axis, self.context_method, documents, x, tokens)
+            ring = ring_plans(visible, shares, self.slopes(x.device) if self.config.positions == "alibi" else None)
+            token_index_T, positions_BT = shares.own_T, shares.own(positions_BT)
+        masks = {} if ring is not None else self._masks(tokens, documents, x.device, flex)
         dropout = None
         if samples is not None and self.config.dropout:
             own_T = self.tensor.local_tokens(token_index_T, dim=0)
             features_D = torch.arange(self.config.width, device=x.device)
             dropout = Dropout(self.config.dropout, self.options.seed, samples, own_T, features_D)
-        if not self.causal:
-            masks = document_masks(documents)
-        elif flex and x.device.type == "cuda" and self.config.positions != "alibi":
-            masks = block_masks(
-                self._windows(), tokens, documents, x.device, plain=self.config.attention_softcap is None
-            )
-        else:
-            masks = causal_masks(self._windows(), tokens, documents, x.device)
-        if self.config.positions == "alibi":
-            masks = alibi_masks(masks, tokens, self.slopes(x.device))
         return AttentionMetadata(
             positions_BT,
             masks,
@@ -181,7 +180,23 @@ class Transformer(nn.Module):
             causal=self.causal,
             documents_BT=documents,
             window_rotation_BTK=self._window_rotation(positions_BT),
+            shares=shares,
+            ring=ring,
         )
+
+    @property
+    def _tensor_parts(self) -> int:
+        return self.tensor.size if self.tensor.shards_tokens else 1
+
+    def _masks(self, tokens: int, documents: Tensor | None, device: torch.device, flex: bool) -> dict[int | None, Mask]:
+        """The masks of whole sequences by window."""
+        if not self.causal:
+            return document_masks(documents)
+        if flex and device.type == "cuda" and self.config.positions != "alibi":
+            plain = self.config.attention_softcap is None
+            return block_masks(self._windows(), tokens, documents, device, plain=plain)
+        masks = causal_masks(self._windows(), tokens, documents, device)
+        return alibi_masks(masks, tokens, self.slopes(device)) if self.config.positions == "alibi" else masks
 
     def masked_attention_metadata(
         self, positions_BT: Tensor, key_positions_BS: Tensor, visible_BTS: Tensor, keep_state: bool = False
@@ -225,14 +240,18 @@ class Transformer(nn.Module):
         return rotary_angles(positions_BT, width, config.window_rope_base, self.options.dtype)
 
     def slopes(self, device: torch.device) -> Tensor:
-        """ALiBi's slopes of this tensor rank's heads."""
-        own = self.config.heads // self.tensor.size
-        every_H = alibi_slopes(self.config.heads, self.options.dtype, device)
-        return every_H[self.tensor.rank * own : (self.tensor.rank + 1) * own]
+        """ALiBi's slopes of the heads whose attention this rank computes."""
+        own_H = alibi_slopes(self.config.heads, self.options.dtype, device).chunk(self.tensor.size)[self.tensor.rank]
+        if self.context > 1 and self.context_method == "all_to_all":
+            return own_H.chunk(self.context)[self.tensor.mesh.context.rank]
+        return own_H
 
     def _embed(self, x: Tensor, metadata: AttentionMetadata, segments_BT: Tensor | None) -> Tensor:
         if self.embedding is None:
             return x
+        if metadata.shares is not None:
+            x = metadata.shares.own(x)
+            segments_BT = None if segments_BT is None else metadata.shares.own(segments_BT)
         x_BTD = self.embedding(x)
         if self.config.scales.embedding != 1:  # a number of the stream's precision, as Gemma has it
             x_BTD = x_BTD * torch.tensor(self.config.scales.embedding, dtype=x_BTD.dtype)

@@ -23,6 +23,7 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     layout = train.layout
     yield from _world(layout, world_size)
     yield from _tensor(model, layout, vocab_size)
+    yield from _context(model, train)
     yield from _pipeline(model, layout)
     yield from _experts(model, train)
     yield from _mixers(model, train)
@@ -32,8 +33,8 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
-    """The layout's micro-batch, or the engine's choice: the most samples up to 8192 tokens that divide every batch
-    evenly and leave a pipeline its micro-batches."""
+    """The layout's micro-batch, or the engine's choice: the most samples up to 8192 tokens on a rank that divide every
+    batch evenly and leave a pipeline its micro-batches."""
     layout = train.layout
     if layout.micro_batch:
         return layout.micro_batch
@@ -41,7 +42,7 @@ def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
     fitting = [
         size
         for size in divisors(math.gcd(*shares) or 1)
-        if size * model.sequence_length <= 8192 and min(shares) // size >= min_micro_batches(layout)
+        if size * model.sequence_length <= 8192 * layout.context and min(shares) // size >= min_micro_batches(layout)
     ]
     return max(fitting, default=1)
 
@@ -98,8 +99,46 @@ def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig
             yield f"the hidden width {hidden} does not split evenly"
     if (size - 1) * math.ceil(vocab_size / size) >= vocab_size:
         yield f"a vocabulary of {vocab_size} leaves the last rank without a row"
-    if layout.sequence_parallel and model.sequence_length % size:
-        yield f"sequence_length {model.sequence_length} does not split evenly; set sequence_parallel: false"
+    tokens = model.sequence_length // layout.context
+    if layout.sequence_parallel and tokens % size:
+        name = "sequence_length" if layout.context == 1 else "a context rank's share of the sequence,"
+        yield f"{name} {tokens} does not split evenly; set sequence_parallel: false"
+
+
+def _context(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    layout = train.layout
+    size = layout.context
+    if size == 1:
+        return
+    for name in model.stateful_mixers:
+        yield f"context {size} is not built for the mixer {name} yet; set context: 1"
+    if train.compile:
+        yield f"compile is not built for context {size} yet; set compile: false"
+    if model.sequence_length % (unit := context_unit(layout)):
+        nearest = max(1, round(model.sequence_length / unit)) * unit
+        legal = [number for number in divisors(model.sequence_length) if context_splits(model, layout, number)]
+        parts = "2 blocks for each rank of the ring" if layout.context_method == "ring" else "a share for each rank"
+        yield (
+            f"context {size}: sequence_length {model.sequence_length} does not split into {parts}; set "
+            f"sequence_length: {nearest}, or context to one of {legal}"
+        )
+    heads = model.heads // layout.tensor
+    if layout.context_method == "all_to_all" and heads % size:
+        legal = [number for number in divisors(heads) if context_splits(model, layout, number)]
+        yield (
+            f"context {size} with context_method all_to_all: {heads} heads of a tensor rank do not split evenly; set "
+            f"context to one of {legal}, or context_method: ring"
+        )
+
+
+def context_unit(layout: LayoutConfig) -> int:
+    """Samples split into so many equal parts: the ring hands out two blocks to each rank."""
+    return layout.context * (2 if layout.context_method == "ring" else 1)
+
+
+def context_splits(model: ModelConfig, layout: LayoutConfig, context: int) -> bool:
+    """Whether the sample splits over so many context ranks."""
+    return context == 1 or model.sequence_length % context_unit(layout.model_copy(update={"context": context})) == 0
 
 
 def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
@@ -188,7 +227,9 @@ def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         "width": model.width,
         "heads x head width on a tensor rank": model.heads * model.head_dim // tensor,
         "key/value heads x head width on a tensor rank": max(1, model.num_kv_heads // tensor) * model.head_dim,
-        "tokens of a micro-batch": micro_batch_size(model, train) * model.sequence_length,
+        "tokens of a micro-batch on a rank": micro_batch_size(model, train)
+        * model.sequence_length
+        // train.layout.context,
     }
     for layer in model.layer_list:
         sizes["hidden width on a tensor rank"] = layer.hidden // tensor

@@ -27,17 +27,19 @@ ALONE = Axis()
 
 @dataclass(frozen=True)
 class Mesh:
-    """data is replicate x shard (the axis over which batches differ and losses are summed).
+    """data is replicate x shard (the axis over which batches differ). context ranks have the same samples and other
+    tokens of them.
 
     tensor_grid, key_value_grid and data_grid are the meshes of stored parameters: sharded over the tensor ranks; over
-    as many of them as there are key/value heads, replicated over the rest; and sharded over the data ranks. All three
-    are None in a single process without a process group, where parameters are plain tensors. ranks: int64[pipeline,
-    the rest]."""
+    as many of them as there are key/value heads, replicated over the rest; and sharded over the data and context ranks,
+    over which gradients are summed. All three are None in a single process without a process group, where parameters
+    are plain tensors. ranks: int64[pipeline, the rest]."""
 
     device: torch.device
     pipeline: Axis = ALONE
     data: Axis = ALONE
     tensor: Axis = ALONE
+    context: Axis = ALONE
     world: Axis = ALONE
     tensor_grid: DeviceMesh | None = None
     key_value_grid: DeviceMesh | None = None
@@ -75,12 +77,13 @@ def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device, ex
     grid = DeviceMesh(device.type, ranks, mesh_dim_names=names)
     tensor_grid = grid["kv_shard", "kv_copy"]._flatten("tensor")
     sharded = grid["shard", "context"]._flatten("fsdp")
-    summed = grid["replicate", "shard", "context"]._flatten("data")
+    batches = grid["replicate", "shard"]._flatten("data")
     return Mesh(
         device=device,
         pipeline=_axis(grid["pipeline"]),
-        data=_axis(summed),
+        data=_axis(batches),
         tensor=_axis(tensor_grid),
+        context=_axis(grid["context"]),
         world=Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD),
         tensor_grid=tensor_grid,
         key_value_grid=grid["kv_shard", "kv_copy"],

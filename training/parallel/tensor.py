@@ -17,6 +17,7 @@ from gristmill.training.parallel.collectives import (
     scatter_tokens,
     sum_over_ranks,
 )
+from gristmill.training.parallel.context import count_once
 from gristmill.training.parallel.float8 import float8_linear
 from gristmill.training.parallel.mesh import Mesh
 
@@ -123,6 +124,8 @@ class TensorAxis:
             ):
                 placements = [Partial()]
             parameter = parameter.to_local(grad_placements=placements)
+        if sharding is Sharding.WHOLE and self.mesh.context.size > 1:
+            parameter = count_once(parameter, self.mesh.context.size)
         return parameter.to(dtype)
 
 

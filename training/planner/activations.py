@@ -133,14 +133,18 @@ def _norms(block: Block, w: Widths, sizes: ElementSizes, norm: str) -> float:
 
 def _softcapped_scores(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Scores under a soft cap, as matmuls on the CPU: tanh and softmax in fp32, and in 16 bits the weights as they are
-    multiplied and the factors of the scores in fp32. The flex kernels of GPUs keep none of them."""
-    if not block.softcap or sizes.cuda:
+    multiplied and the factors of the scores in fp32. The flex kernels of GPUs and the ring keep none of them."""
+    if not block.softcap or sizes.cuda or _is_ring(layout):
         return 0.0
     w = widths(block, layout, sequence_length)
-    pairs = layout.micro_batch * w.heads * sequence_length**2
+    pairs = layout.micro_batch * w.heads // layout.context * sequence_length**2
     if sizes.compute == sizes.statistics:
         return pairs * 2 * sizes.statistics
     return pairs * (2 * sizes.statistics + sizes.compute) + w.tokens * 2 * w.query * sizes.statistics
+
+
+def _is_ring(layout: Layout) -> bool:
+    return layout.context > 1 and layout.context_method == "ring"
 
 
 def _declared_mixer(
@@ -167,8 +171,9 @@ def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSiz
     if not block.heads:
         return _declared_mixer(block, layout, sequence_length, sizes, dropout, norm)
     w = widths(block, layout, sequence_length)
-    # The CPU kernel wants as many key/value heads as query heads, and is given copies.
-    keys = 2 * (w.key_value if sizes.cuda or w.key_value == w.query else w.query)
+    # The CPU kernel wants as many key/value heads as query heads, and is given copies; the ring does not.
+    ring = _is_ring(layout)
+    keys = 2 * (w.key_value if sizes.cuda or ring or w.key_value == w.query else w.query)
     total = _norms(block, w, sizes, norm) + w.residual * dropout
     total += w.tokens * (block.width + 2 * w.query + keys) * sizes.compute
     total += block.clip * w.tokens * (w.query + 2 * w.key_value) * sizes.compute
@@ -177,7 +182,7 @@ def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSiz
     total += blocks * sizes.compute if blocks else w.tokens * w.heads * sizes.statistics
     # The blocks' output is laid out by heads, so the product after it reads a copy.
     total += w.tokens * w.query * sizes.compute if blocks else 0
-    if block.window is not None and block.window < sequence_length and not sizes.cuda:
+    if block.window is not None and block.window < sequence_length and not sizes.cuda and not ring:
         total += sequence_length**2 * sizes.compute  # the mask of the window, which torch turns into numbers
     if block.qk_norm:
         heads = w.tokens * (w.query + w.key_value) / block.head_dim
@@ -233,8 +238,11 @@ def _products(block: Block, layout: Layout, sequence_length: int, sizes: Element
 
 def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> int:
     """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries attends
-    to the keys up to its end. 0 where a fused kernel runs: on GPUs, with windows, and for scores above 2**24."""
-    rows = layout.micro_batch * widths(block, layout, sequence_length).heads
+    to the keys up to its end. 0 where a fused kernel or the ring runs: on GPUs, with windows, and for scores above
+    2**24."""
+    if _is_ring(layout):
+        return 0
+    rows = layout.micro_batch * widths(block, layout, sequence_length).heads // layout.context
     if sizes.cuda or not block.heads or block.window is not None or block.softcap or rows * sequence_length**2 > 2**24:
         return 0
     ends = [min(start + 64, sequence_length) for start in range(0, sequence_length, 64)]

@@ -5,7 +5,7 @@ under sequence parallelism; f, q, kv = this rank's share of the mlp, query and k
 element-wise work are counted pass by pass over 16-bit numbers: read 2, write 2, a mask 1.
 """
 
-from math import gcd
+from math import gcd, log2
 from typing import NamedTuple
 
 from gristmill.training.costs.flops import attention_flops
@@ -15,6 +15,7 @@ from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import AxisLinks, GroupLink, all_reduce_seconds, gather_seconds
 from gristmill.training.planner.rates import Rates
+from gristmill.training.planner.volumes import context_numbers
 
 
 class TimeParts(NamedTuple):
@@ -88,19 +89,20 @@ def block_times(
     core_forward, core_backward = _attention(block, layout, w, sequence_length, framework, rates)
     light, heavy = _elementwise(block, w, framework)
     comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, links.tensor, linear_forward)
-    ring = _context_comm(w, layout, links.context)
-    forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, ring, hidden)
-    backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, 2 * ring, hidden)
+    context, context_back = _context_comm(block, w, layout, links.context, (core_forward, core_backward))
+    forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, context, hidden)
+    backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, context_back, hidden)
     if block.experts:
         experts_forward, experts_backward = _experts(block, layout, w, rates, links.expert)
         forward, backward = forward.plus(experts_forward), backward.plus(experts_backward)
     if framework.selective == "core":
-        return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=ring))
+        return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=context))
     # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
     sharded = layout.sequence_parallel
     full = forward._replace(tensor=comm_forward * (0.75 if sharded else 0.5))
     mixer = _mixer_linears(block, layout, w, rates)
-    selective = TimeParts(mixer, core_forward, rates.memory(light / 2), comm_forward * (0.25 if sharded else 0.0), ring)
+    gathered = comm_forward * (0.25 if sharded else 0.0)
+    selective = TimeParts(mixer, core_forward, rates.memory(light / 2), gathered, context)
     return BlockTimes(forward, backward, full, selective)
 
 
@@ -288,6 +290,17 @@ def _tensor_layers(block: Block, layout: Layout) -> float:
     return float(block.has_mixer) + bool(block.hidden) + (0.0 if layout.sequence_parallel else 0.5)
 
 
-def _context_comm(w: Widths, layout: Layout, link: GroupLink) -> float:
-    """All-gather of keys and values over the context ranks. Backward: the gather again and a reduce-scatter."""
-    return gather_seconds(2 * 2 * w.tokens * layout.context * w.key_value, layout.context, link)
+def _context_comm(
+    block: Block, w: Widths, layout: Layout, link: GroupLink, core: tuple[float, float]
+) -> tuple[float, float]:
+    """Exposed (forward, backward). Keys and values go around the ring while attention computes the block before, which
+    takes `core` over all blocks; the exchanges of heads wait for the projections and attention for them."""
+    if layout.context == 1 or not block.heads:
+        return 0.0, 0.0
+    forward, backward = context_numbers(block, layout, w.tokens)
+    sent = (2 * forward.compute, 2 * backward.compute + 4 * backward.statistics)
+    if layout.context_method == "all_to_all":
+        exchanged = [each / link.bandwidth + 4 * link.latency * log2(layout.context) for each in sent]
+        return exchanged[0], exchanged[1]
+    hops = [each / link.bandwidth + layout.context * link.latency for each in sent]
+    return max(0.0, hops[0] - core[0]), max(0.0, hops[1] - core[1])

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import gcd
+from typing import get_args
 
 from gristmill.training.divisors import divisors
-from gristmill.training.layout_config import STAGES_PER_RANK, Schedule
+from gristmill.training.layout_config import STAGES_PER_RANK, ContextMethod, Schedule
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import context_skip_reason, tensor_illegal_reason
+from gristmill.training.planner.legality import context_illegal_reason, tensor_illegal_reason
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MAX_STAGES_PER_RANK = 8
-CONTEXT_SIZES = (1, 2, 4, 8, 16)
+MAX_CONTEXT = 64
+MIN_CONTEXT_TOKENS = 4096  # of a rank: with fewer a search does not divide a sample further, unless the axis is fixed
 
 
 def open_layouts(request: PlanRequest, fail: Callable[[str, str], None]) -> Iterator[Layout]:
@@ -25,25 +27,34 @@ def open_layouts(request: PlanRequest, fail: Callable[[str, str], None]) -> Iter
         if reason is not None:
             fail(reason, f"tensor {tensor}")
             continue
-        for context in _contexts(request, tensor, fail):
-            yield from _pipeline_and_data(
-                request, Layout(tensor=tensor, context=context, sequence_parallel=sequence_parallel), fail
-            )
+        for base in _contexts(request, Layout(tensor=tensor, sequence_parallel=sequence_parallel), fail):
+            yield from _pipeline_and_data(request, base, fail)
 
 
-def _contexts(request: PlanRequest, tensor: int, fail: Callable[[str, str], None]) -> Iterator[int]:
-    """Sizes of the context axis that divide the GPUs and that the engine runs, or the fixed one."""
-    for context in _choices(request.fixed.context, CONTEXT_SIZES):
-        if request.gpus % (tensor * context):
+def _contexts(request: PlanRequest, base: Layout, fail: Callable[[str, str], None]) -> Iterator[Layout]:
+    """The layout with each legal context axis that divides the GPUs, or with the fixed one, by each method."""
+    for context in _choices(request.fixed.context, _context_sizes(request)):
+        if request.gpus % (base.tensor * context):
             if context == 1 or request.fixed.context:
-                example = f"tensor {tensor} x context {context}"
+                example = f"tensor {base.tensor} x context {context}"
                 fail(f"tensor x context does not divide {request.gpus} GPUs", example)
             continue
-        reason = None if request.fixed.context else context_skip_reason(request.shape, context)
-        if reason is None:
-            yield context
-        else:
-            fail(reason, f"tensor {tensor} x context {context}")
+        for method in get_args(ContextMethod) if context > 1 else ("ring",):
+            layout = replace(base, context=context, context_method=method)
+            reason = context_illegal_reason(request.shape, layout)
+            if reason is None:
+                yield layout
+            else:
+                fail(reason, layout.name())
+
+
+def _context_sizes(request: PlanRequest) -> list[int]:
+    """Powers of two that leave a rank MIN_CONTEXT_TOKENS; our engine's layouts only."""
+    if request.framework.data_parallel != "fsdp":
+        return [1]
+    length = request.shape.sequence_length
+    sizes = [2**power for power in range(MAX_CONTEXT.bit_length())]
+    return [size for size in sizes if size == 1 or length // size >= MIN_CONTEXT_TOKENS]
 
 
 def _pipeline_and_data(request: PlanRequest, base: Layout, fail: Callable[[str, str], None]) -> Iterator[Layout]:
@@ -73,6 +84,7 @@ def _pipeline_and_data(request: PlanRequest, base: Layout, fail: Callable[[str, 
                                 replicate=data // shard,
                                 shard=shard,
                                 context=base.context,
+                                context_method=base.context_method,
                                 virtual=virtual,
                                 micro_batch=micro_batch,
                                 schedule=schedule,

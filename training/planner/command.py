@@ -16,7 +16,7 @@ from gristmill.training.planner.explain import compare
 from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import context_skip_reason, illegal_reason
+from gristmill.training.planner.legality import illegal_reason
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
 from gristmill.training.planner.plot import default_gpu_counts, plot_throughput, throughput_by_gpus
 from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search
@@ -137,9 +137,6 @@ def write_plot(request: PlanRequest, path: Path, counts: Sequence[int] = ()) -> 
 def recipe_text(plan: SearchResult) -> str:
     """The best layout as recipe lines, or why the engine cannot run it."""
     best = plan.best
-    reason = context_skip_reason(plan.request.shape, best.layout.context)
-    if reason is not None:
-        return f"forecast only: {reason}"
     if plan.request.offload:
         return "forecast only: the engine does not keep the optimizer's state on the host"
     layout = best.layout.config(best.split_points, best.placement.rank_order)

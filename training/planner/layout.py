@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gristmill.training.costs.parameters import ExpertSharding
-from gristmill.training.layout_config import STAGES_PER_RANK, LayoutConfig, Recompute, Schedule
+from gristmill.training.layout_config import STAGES_PER_RANK, ContextMethod, LayoutConfig, Recompute, Schedule
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Layout:
     reshard: bool = False
     expert: int = 1
     expert_tensor: int = 1
+    context_method: ContextMethod = "ring"
 
     @property
     def expert_ranks(self) -> int:
@@ -61,8 +62,7 @@ class Layout:
     def config(
         self, split_points: tuple[int, ...] | None = None, rank_order: tuple[int, ...] | None = None
     ) -> LayoutConfig:
-        """The recipe's `train.layout`; choices without effect keep their defaults. Raises pydantic's ValidationError
-        where the engine cannot run it yet."""
+        """The recipe's `train.layout`; choices without effect keep their defaults."""
         default = STAGES_PER_RANK.get(self.schedule)
         return LayoutConfig(
             data=self.data,
@@ -70,6 +70,7 @@ class Layout:
             tensor=self.tensor,
             pipeline=self.pipeline,
             context=self.context,
+            context_method=self.context_method,
             expert=self.expert,
             expert_tensor=self.expert_tensor,
             sequence_parallel=self.sequence_parallel or self.tensor == 1,
@@ -84,7 +85,9 @@ class Layout:
 
     def name(self) -> str:
         """tensor 8 x pipeline 8 (2 stages each, interleaved) x data 24, micro-batch 2, full recomputation."""
-        axes = [f"{axis} {size}" for axis, size in (("tensor", self.tensor), ("context", self.context)) if size > 1]
+        axes = [f"tensor {self.tensor}"] if self.tensor > 1 else []
+        if self.context > 1:
+            axes.append(f"context {self.context} ({self.context_method})")
         if self.pipeline > 1:
             stages = f"{self.virtual} stages each, " if self.virtual > 1 else ""
             axes.append(f"pipeline {self.pipeline} ({stages}{self.schedule})")
@@ -112,6 +115,7 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         replicate=config.replicate,
         shard=config.shard,
         context=config.context,
+        context_method=config.context_method if config.context > 1 else "ring",
         virtual=config.stages_per_rank,
         micro_batch=config.micro_batch or micro_batch,
         schedule=config.schedule,

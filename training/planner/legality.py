@@ -2,27 +2,29 @@
 
 from math import ceil
 
-from pydantic import ValidationError
-
 from gristmill.training.costs.model_shape import ModelShape
-from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.schedule import microbatches_fit, min_microbatches
 
-NOT_BUILT = "the engine does not run the context axis yet"
 # Schedules that split the backward pass, which torch's selective checkpointing by operator does not support.
 SPLIT_BACKWARD = ("zbv", "dualpipev")
 
 
-def context_skip_reason(shape: ModelShape, context: int) -> str | None:
-    """Why a search skips a context axis of this size unless it is fixed; None if it does not."""
-    if shape.sequence_length % context:
-        return f"context {context} does not divide {shape.sequence_length} tokens"
-    try:
-        LayoutConfig(context=context)
-    except ValidationError:
-        return f"{NOT_BUILT}; --context-axis N forecasts it anyway"
+def context_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
+    """Why a sample's tokens cannot be divided over the layout's context ranks; None if they can."""
+    context, method = layout.context, layout.context_method
+    if context == 1:
+        return None
+    if any(block.mixer is not None for block in shape.distinct):
+        return f"context {context} is not built for mixers other than attention"
+    if shape.sequence_length % (context * (2 if method == "ring" else 1)):
+        return f"context {context} ({method}) does not split {shape.sequence_length} tokens"
+    if layout.sequence_parallel and shape.sequence_length // context % layout.tensor:
+        return f"context {context}: its share of {shape.sequence_length} tokens does not split over the tensor ranks"
+    heads = shape.model.heads // layout.tensor
+    if method == "all_to_all" and heads % context:
+        return f"context {context} (all_to_all): {heads} heads of a tensor rank do not split evenly"
     return None
 
 
@@ -80,8 +82,9 @@ def illegal_reason(layout: Layout, shape: ModelShape, samples: int) -> str | Non
         return "experts that FSDP shards cannot recompute by operator"
     if layout.pipeline > 1 and layout.stages > len(shape.blocks):
         return f"more pipeline stages than the {len(shape.blocks)} layers"
-    if shape.sequence_length % layout.context:
-        return f"context {layout.context} does not divide {shape.sequence_length} tokens"
+    context = context_illegal_reason(shape, layout)
+    if context is not None:
+        return context
     if samples % layout.data:
         return f"{samples} samples do not split over the data ranks"
     if samples // layout.data % layout.micro_batch:

@@ -199,6 +199,7 @@ class MemoryModel:
         key = (
             layout.tensor,
             layout.context,
+            layout.context_method,
             layout.micro_batch,
             layout.sequence_parallel,
             layout.recompute,

@@ -16,9 +16,7 @@ from gristmill.training.planner.rates import FITTED, Sustained
 
 @dataclass(frozen=True)
 class FixedChoices:
-    """Choices that the user fixes; None leaves one to the search. wide: also try settings that are seldom the fastest.
-
-    context: while the engine has no context axis, sizes above 1 are forecast only where they are fixed here."""
+    """Choices that the user fixes; None leaves one to the search. wide: also try settings that are seldom fastest."""
 
     tensor: int | None = None
     pipeline: int | None = None

@@ -13,7 +13,7 @@ from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.candidates import open_layouts
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import NOT_BUILT, SPLIT_BACKWARD, illegal_reason
+from gristmill.training.planner.legality import SPLIT_BACKWARD, illegal_reason
 from gristmill.training.planner.memory import Memory, MemoryModel
 from gristmill.training.planner.placement import Placement, naive_links, place
 from gristmill.training.planner.plan_request import PlanRequest, check
@@ -227,8 +227,7 @@ def nothing_fits(plan: SearchResult) -> str:
     machine = f"{request.gpus} x {request.hardware.name}"
     min_memory = _min_memory_layout(request)
     if min_memory is None:
-        known = [f for f in plan.failures if NOT_BUILT not in f.reason] or plan.failures
-        why = "; ".join(f"{f.reason} ({f.count} layouts, such as {f.example})" for f in known[:3])
+        why = "; ".join(f"{f.reason} ({f.count} layouts, such as {f.example})" for f in plan.failures[:3])
         return f"no layout of {size} on {machine} is legal: {why}"
     layout, need = min_memory
     memory = request.hardware.device.memory_gib

@@ -114,6 +114,7 @@ class StepModel:
         key = (
             layout.tensor,
             layout.context,
+            layout.context_method,
             layout.micro_batch,
             layout.sequence_parallel,
             links.tensor,

@@ -3,8 +3,9 @@
 Ring volumes: with n ranks a gather or a scatter of S bytes sends S (n-1)/n, an all-reduce twice that."""
 
 from dataclasses import dataclass
+from math import gcd, lcm
 
-from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import gather_volume
@@ -73,16 +74,38 @@ def _sent_again(layout: Layout, framework: Framework) -> float:
 
 
 def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
-    """Keys and values are gathered forward, and gathered again and scattered backward."""
-    if layout.context == 1:
-        return 0.0
+    """Of attention in the model's average layer. The ring: a rank's keys and values go to all others forward and again
+    backward, and their gradients in the dtype of statistics all around. all_to_all: queries, keys, values and results
+    each way. Recomputed attention sends its forward pass again."""
     block = next((block for block in shape.blocks if block.heads), None)
-    if block is None:
+    if layout.context == 1 or block is None:
         return 0.0
     attending = layers * sum(block.heads > 0 for block in shape.blocks) / len(shape.blocks)
-    tokens = samples // layout.data * shape.sequence_length
-    width = 2 * block.kv_width / min(layout.tensor, block.kv_heads)
-    return 3 * attending * gather_volume(tokens * width * compute_bytes, layout.context)
+    forward, backward = context_numbers(block, layout, _tokens(shape, layout, samples))
+    again = forward.compute if layout.recompute != "none" else 0.0
+    numbers = forward.compute + again + backward.compute
+    return attending * (numbers * compute_bytes + backward.statistics * max(4, compute_bytes))
+
+
+@dataclass(frozen=True)
+class ContextNumbers:
+    """Numbers that a rank sends to others in one pass of a layer: in the dtype of the computation and in that of
+    statistics."""
+
+    compute: float
+    statistics: float = 0.0
+
+
+def context_numbers(block: Block, layout: Layout, tokens: int) -> tuple[ContextNumbers, ContextNumbers]:
+    """(forward, backward) of one layer. tokens: on this context rank."""
+    context, heads = layout.context, block.heads // layout.tensor
+    kv_heads = block.kv_heads // gcd(block.kv_heads, layout.tensor)
+    if layout.context_method == "ring":
+        key_value = 2 * tokens * kv_heads * block.head_dim
+        return ContextNumbers((context - 1) * key_value), ContextNumbers((context - 1) * key_value, context * key_value)
+    copied = lcm(kv_heads, context)
+    sent = gather_volume(tokens * block.head_dim * 2 * (heads + copied), context)
+    return ContextNumbers(sent), ContextNumbers(sent)
 
 
 def expert_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:

@@ -42,6 +42,27 @@ def test_what_tensor_ranks_cut() -> None:
     )
 
 
+def test_what_context_ranks_cut() -> None:
+    assert (
+        "sequence_length 48 does not split into 2 blocks for each rank of the ring; set sequence_length: 50, or "
+        in (refusal({"context": 5}, 5))
+    )
+    assert "or context to one of [1, 2, 3, 4, 6, 8, 12, 24]" in refusal({"context": 16}, 16)
+    heads = {"context": 4, "context_method": "all_to_all"}
+    assert (
+        "all_to_all: 6 heads of a tensor rank do not split evenly; set context to one of [1, 2, 3, 6], or "
+        in refusal(heads, 4)
+    )
+    assert "does not split into a share for each rank; set sequence_length: 45" in refusal(
+        {"context": 9, "context_method": "all_to_all"}, 9
+    )
+    assert "share of the sequence, 8 does not split evenly; set sequence_parallel: false" in refusal(
+        {"tensor": 3, "context": 6}, 18
+    )
+    mamba = {"mixer": "mamba2", "mixers": {"mamba2": {"head_width": 16, "groups": 2}}}
+    assert "context 2 is not built for the mixer mamba2 yet; set context: 1" in refusal({"context": 2}, 2, mamba)
+
+
 def test_what_a_pipeline_needs() -> None:
     interleaved = {"pipeline": 4, "schedule": "interleaved"}
     assert "8 stages but 4 layers; use at most 2 pipeline ranks with 2 stages each" in refusal(interleaved, 4)
@@ -60,7 +81,6 @@ def test_what_a_batch_needs() -> None:
     ("layout", "fix"),
     [
         ({"data": 4, "replicate": 3}, "try one of [1, 2, 4]"),
-        ({"context": 2}, "set context: 1"),
         ({"expert": 2}, "does not divide the 1 ranks of data x context x tensor that hold experts; try one of [1]"),
         ({"pipeline": 2, "schedule": "1f1b", "virtual_stages": 2}, "leave virtual_stages out"),
         ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),

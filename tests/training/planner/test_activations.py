@@ -58,7 +58,7 @@ def saved_bytes(model: ModelConfig, layout: LayoutConfig, samples: int, dtype: t
     """What autograd keeps of one micro-batch, each storage once, parameters left out: measured on the real model."""
     mesh = (
         single_process()
-        if layout.tensor == 1
+        if layout.world_size == 1
         else build_mesh(layout, model.num_kv_heads, torch.device("cpu"), model.has_experts)
     )
     part = Transformer(model, 512, mesh, layout, options=ComputeOptions(dtype)).to_empty(device="cpu").to(dtype)
@@ -96,6 +96,20 @@ def test_forecast_is_within_5_percent_of_what_autograd_keeps(name, dtype, tensor
         layers = [layer_bytes(block, shape, planned, GRISTMILL, NUMBERS[dtype]) for block in shape.blocks]
         forecast = sum(layer.kept for layer in layers) + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
         assert forecast == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+@pytest.mark.parametrize("name", ["llama", "gpt2_dropout", "banded"])
+def test_the_forecast_of_context_ranks_is_within_5_percent(name, method, dtype, fake_process):
+    model, samples = MODELS[name], 4
+    layout = LayoutConfig(context=2, context_method=method, micro_batch=samples)
+    with fake_process(2, 0):
+        real = saved_bytes(model, layout, samples, dtype)
+    shape, planned = shape_of(model, 512), from_config(layout, samples)
+    layers = [layer_bytes(block, shape, planned, GRISTMILL, NUMBERS[dtype]) for block in shape.blocks]
+    forecast = sum(layer.kept for layer in layers) + sum(ends_bytes(shape, planned, GRISTMILL, NUMBERS[dtype]))
+    assert forecast == pytest.approx(real, rel=0.05)
 
 
 class LiveStorages(TorchDispatchMode):

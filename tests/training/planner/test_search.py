@@ -25,7 +25,7 @@ from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.known_models import load_shape, named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import context_skip_reason, illegal_reason
+from gristmill.training.planner.legality import illegal_reason
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.report import to_json
 from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search
@@ -38,6 +38,7 @@ def test_a_layout_converts_to_a_recipe_and_back():
         LayoutConfig(data=4, replicate=2, tensor=2),
         LayoutConfig(pipeline=2, schedule="interleaved", virtual_stages=2, tensor=2, data=2, recompute="full"),
         LayoutConfig(pipeline=2, schedule="zbv"),
+        LayoutConfig(data=2, context=4, context_method="all_to_all"),
     ):
         layout = from_config(config, 4)
         again = from_config(layout.config(), 4)
@@ -289,17 +290,37 @@ def test_all_hardware_profiles_plan():
     assert divisors(6) == [1, 2, 3, 6]
 
 
-def test_the_context_axis_is_forecast_only_when_it_is_fixed():
+def test_the_context_axis_is_ranked_by_both_methods():
     shape = named_shape("llama3-8b")
-    open_plan = search(make_request(shape, 16, PlanOptions("h100", 64 * 8192)))
+    plan = search(make_request(shape, 16, PlanOptions("h100", 64 * 8192)))
+    assert {one.layout.context for one in plan.ranked} == {1, 2}  # a rank keeps 4096 of 8192 tokens
     asked = search(make_request(shape, 16, PlanOptions("h100", 64 * 8192), FixedChoices(context=2)))
     assert {one.layout.context for one in asked.ranked} == {2}
-    assert asked.best.time.context > 0
-    if context_skip_reason(shape, 2):
-        assert {one.layout.context for one in open_plan.ranked} == {1}
-        assert any("does not run the context axis yet" in failure.reason for failure in open_plan.failures)
-        assert recipe_text(asked).startswith("forecast only")
-    assert recipe_text(open_plan).startswith("train:")
+    assert {one.layout.context_method for one in asked.ranked} == {"ring", "all_to_all"}
+    assert "context: 2" in recipe_text(asked)
+
+
+def test_a_long_sample_is_divided_over_context_ranks():
+    """262,144 tokens of an 8B model fit an 80 GB GPU of 16 in no layout without a context axis and tensor ranks."""
+    shape, options = named_shape("llama3-8b", 262144), PlanOptions("h100", 16 * 262144)
+    alone = search(make_request(shape, 16, options, FixedChoices(context=1, tensor=1, pipeline=1)))
+    assert not alone.ranked
+    assert search(make_request(shape, 16, options, FixedChoices(tensor=1, pipeline=1))).best.layout.context > 1
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_the_planner_rejects_the_same_context_axes_as_the_engine(context, method):
+    found = []
+    for tensor in (1, 2, 4):
+        for length in (16, 24, 1024):
+            model = SMALL.model_copy(update={"sequence_length": length})
+            layout = Layout(tensor, context=context, context_method=method, sequence_parallel=tensor > 1)
+            train = TrainConfig(tokens=10**9, batch_tokens=16 * length, layout=layout.config())
+            refused = list(objections(model, train, 1000, layout.gpus))
+            assert bool(refused) == (illegal_reason(layout, shape_of(model, 1000), 16) is not None), (layout, refused)
+            found.append(not refused)
+    assert any(found) or context in (3, 16)
 
 
 def test_an_eager_recipe_is_planned_as_eager():
