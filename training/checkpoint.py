@@ -102,8 +102,8 @@ class CheckpointContent:
 
 def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh) -> None:
     """Writes the complete checkpoint of a step; called by all processes."""
-    folder = _fresh_folder(root, step, mesh)
-    with _quiet(), disk_errors():
+    folder = fresh_folder(root, step, mesh)
+    with without_warning(), disk_errors():
         dcp.save(dict(content.tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
     commit(root, step, content, mesh, mesh.world.group)
 
@@ -112,8 +112,8 @@ def start_saving(
     root: Path, step: int, tensors: Mapping[str, Tensor], mesh: Mesh, group: dist.ProcessGroup | None
 ) -> Future[Any]:
     """Copies the tensors and writes them in the background; `commit` must follow once the future is done."""
-    folder = _fresh_folder(root, step, mesh)
-    with _quiet():
+    folder = fresh_folder(root, step, mesh)
+    with without_warning():
         return dcp.async_save(
             dict(tensors), storage_writer=_writer(folder), process_group=group, no_dist=not mesh.distributed
         )
@@ -139,7 +139,7 @@ def commit(root: Path, step: int, content: CheckpointContent, mesh: Mesh, group:
 
 def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
     """Fills the tensors in place from a checkpoint of any layout. The folder must be `verified` before."""
-    with _quiet():
+    with without_warning():
         dcp.load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=not mesh.distributed)
 
 
@@ -257,7 +257,7 @@ def _writer(folder: Path) -> FileSystemWriter:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def without_warning() -> Iterator[None]:
     """Silences torch's warning that a single process saves or loads, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -268,7 +268,7 @@ def _temporary_folder(root: Path, step: int) -> Path:
     return root / f".step-{step:08d}.tmp"
 
 
-def _fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
+def fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
     folder = _temporary_folder(root, step)
     if mesh.is_first:
         shutil.rmtree(folder, ignore_errors=True)
@@ -284,11 +284,11 @@ def _wait_for_all(group: dist.ProcessGroup | None) -> None:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raises the OSError of a rank (full or read-only disk) instead of torch's exception around it."""
+    """Raises the OSError (full or read-only disk) or InputError of a rank instead of torch's exception around it."""
     try:
         yield
     except CheckpointException as error:
         for failure, _ in error.failures.values():
-            if isinstance(failure, OSError):
+            if isinstance(failure, OSError | InputError):
                 raise failure from error
         raise

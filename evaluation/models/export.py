@@ -1,38 +1,40 @@
 """Export a checkpoint as a Hugging Face folder, and import one."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gristmill.evaluation.models.conversion.families import family_for
-from gristmill.evaluation.models.conversion.megatron_bert_345m import WEIGHTS_NAME, megatron_bert_file
+from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file
 from gristmill.evaluation.models.huggingface import (
-    architecture_of,
     copy_tokenizer,
     is_huggingface,
-    read_huggingface,
-    read_nvidia_bert,
+    open_huggingface,
+    open_nvidia_bert,
     write_huggingface,
 )
 from gristmill.evaluation.models.load import check_tokenizer
+from gristmill.evaluation.models.weight_source import WeightSource
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import write_atomic
+from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.manifest import Manifest, read_manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import (
     CheckpointContent,
+    SavedModelConfig,
     load_model,
     read_model_config,
-    save,
     saved_tensors,
     step_folder,
 )
 from gristmill.training.model.router import saved_buffers
+from gristmill.training.model.transformer import Transformer
 from gristmill.training.objectives.record_files import label_name
-from gristmill.training.parallel.mesh import single_process
+from gristmill.training.streamed_checkpoint import save_streamed
 
 CLASS_NAMES = {"classification": "labels", "source_classification": "sources"}  # the options that hold them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -72,18 +74,36 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     """Converts a Hugging Face folder, or one with NVIDIA's megatron-bert-345m file and a tokenizer.json, to a gristmill
     checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing
     is downloaded, and no code of the folder is run."""
-    is_nvidias = not is_huggingface(folder) and megatron_bert_file(folder) is not None
-    model, saved_config = read_nvidia_bert(folder) if is_nvidias else read_huggingface(folder)
+    source = open_source(folder)
     codec = load_tokenizer(folder)
-    check_tokenizer(folder, codec, saved_config["vocab_size"], codec.end_of_document, padded=True)
-    saved_config["end_of_document"] = codec.end_of_document
-    saved_config["padded_rows"] = saved_config["vocab_size"] - codec.vocab_size
-    tensors = saved_tensors(dict(model.named_parameters()), saved_buffers(model))
-    source = WEIGHTS_NAME if is_nvidias else architecture_of(folder)
-    content = CheckpointContent(tensors, saved_config, {"imported": source})
-    save(output / "checkpoints", 0, content, single_process())
+    check_tokenizer(folder, codec, source.vocab_size, codec.end_of_document, padded=True)
+    saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)
+    saved_config["padded_rows"] = source.vocab_size - codec.vocab_size
+    model = Transformer(source.config, source.vocab_size)
+    parameters = dict(model.named_parameters())
+    tensors = saved_tensors({name: parameters[name] for name in source.names}, saved_buffers(model))
+    content = CheckpointContent(tensors, saved_config)
+    with ThreadPoolExecutor(1) as pool:  # digests are taken beside the conversion, which reads the same files
+        digests = {path.name: pool.submit(file_digest, path) for path in source.files}
+        stream = ((f"model.{name}", tensor) for name, tensor in source.stream())
+        save_streamed(
+            output / "checkpoints",
+            0,
+            content,
+            stream,
+            lambda: {
+                "imported": source.architecture,
+                "files": {name: digest.result() for name, digest in digests.items()},
+            },
+        )
     copy_tokenizer(folder, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)
+
+
+def open_source(folder: Path) -> WeightSource:
+    """The model of a folder in any of the formats that `import_checkpoint` reads."""
+    nvidias = None if is_huggingface(folder) else megatron_bert_file(folder)
+    return open_nvidia_bert(nvidias) if nvidias is not None else open_huggingface(folder)
 
 
 def model_card(

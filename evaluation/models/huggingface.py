@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.families import family_for, family_named
 from gristmill.evaluation.models.conversion.family import Family
-from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file, read_megatron_bert
+from gristmill.evaluation.models.conversion.megatron_bert_345m import read_megatron_bert
+from gristmill.evaluation.models.safetensors_folder import INDEX_NAME, WEIGHTS_NAME, SafetensorsFolder
+from gristmill.evaluation.models.weight_source import WeightSource, check_shapes, converted_source
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.training.checkpoint import SavedModelConfig
@@ -27,8 +29,6 @@ from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 
 CONFIG_NAME = "config.json"
-WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 
@@ -82,10 +82,8 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file()
 
 
-def read_huggingface(
-    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[Transformer, SavedModelConfig]:
-    """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
+def open_huggingface(folder: Path) -> WeightSource:
+    """The model of a Hugging Face folder. Raises InputError naming what is absent, unsupported or damaged."""
     fields = _read_config(folder)
     family = _family_of(folder, fields)
     try:
@@ -105,21 +103,23 @@ def read_huggingface(
         ) from error
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
-    tensors = family.to_ours(config, _read_weights(folder))
-    model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
-    fill(
-        model,
-        lambda name, parameter: _checked(folder, name, parameter, tensors).to(
-            device, parameter_dtype(name, config, dtype)
-        ),
+    weights = SafetensorsFolder(folder)
+    return converted_source(
+        folder, family, config, (vocab_size, end_of_document), (weights, weights.meta, weights.files)
     )
-    saved_config = SavedModelConfig.of(config, vocab_size, end_of_document)
+
+
+def read_huggingface(
+    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, SavedModelConfig]:
+    """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
+    source = open_huggingface(folder)
+    config, vocab_size = source.config, source.vocab_size
+    tensors = {name: value.to(device, parameter_dtype(name, config, dtype)) for name, value in source.stream()}
+    model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
+    fill(model, lambda name, _: tensors[name])
+    saved_config = SavedModelConfig.of(config, vocab_size, source.end_of_document)
     return model.eval().requires_grad_(False), saved_config
-
-
-def architecture_of(folder: Path) -> str:
-    """The architecture as which a folder is read. Raises InputError if it is not supported."""
-    return _family_of(folder, _read_config(folder)).architecture
 
 
 def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
@@ -129,21 +129,11 @@ def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
     return family_named(fields.get("model_type", ""), architectures[0])
 
 
-def read_nvidia_bert(folder: Path) -> tuple[Transformer, SavedModelConfig]:
-    """The model of a folder with NVIDIA's megatron-bert-345m file. Raises InputError as `read_huggingface` does."""
-    path = megatron_bert_file(folder)
-    assert path is not None
+def open_nvidia_bert(path: Path) -> WeightSource:
+    """The model of NVIDIA's megatron-bert-345m file. Raises InputError as `open_huggingface` does."""
     config, vocab_size, tensors = read_megatron_bert(path)
-    model = Transformer(config, vocab_size)
-    fill(model, lambda name, parameter: _checked(folder, name, parameter, tensors))
-    return model.eval().requires_grad_(False), SavedModelConfig.of(config, vocab_size, end_of_document=0)
-
-
-def _checked(folder: Path, name: str, parameter: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    found = tensors[name]
-    if found.shape != parameter.shape:
-        raise InputError(f"{folder}: {name} is {list(found.shape)}, expected {list(parameter.shape)}")
-    return found
+    check_shapes(path, config, vocab_size, tensors)
+    return WeightSource(path.name, config, vocab_size, 0, (path,), tuple(tensors), lambda: iter(tensors.items()))
 
 
 def _end_of_document(fields: Mapping[str, Any]) -> int:
@@ -166,33 +156,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InputError(f"{path}: is not a JSON object; fetch the file again")
     return fields
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            tensors |= load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: not readable as safetensors ({error}); fetch the file again") from error
-    return tensors
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / INDEX_NAME).is_file():
-        try:
-            names = sorted(set(json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].values()))
-            return [folder / Path(name).name for name in names]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(
-                f"{folder / INDEX_NAME}: not a weight index ({type(error).__name__}: {error}); fetch the file again"
-            ) from error
-    if (folder / WEIGHTS_NAME).is_file():
-        return [folder / WEIGHTS_NAME]
-    raise InputError(
-        f"{folder}: neither {WEIGHTS_NAME} nor {INDEX_NAME}; pickled weights (.bin, .pt) can run code and are not "
-        "read: turn them into safetensors where you trust them"
-    )
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:

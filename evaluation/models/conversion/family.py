@@ -1,6 +1,6 @@
 """Two-way mapping between the gristmill Transformer and one Hugging Face architecture."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,17 @@ class Family:
             found |= rule.to_theirs(tensors, config)
         return found
 
+    def converted(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """(our name, tensor) for Hugging Face tensors that `to_ours` takes, each read as it is asked for."""
+        tensors = self._by_known_name(tensors)
+        for rule in self._all_rules(config):
+            yield from _converted(rule, tensors, config).items()
+
     def to_ours(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hugging Face tensors by gristmill names. Raises InputError if one is absent or unexpected."""
         found: dict[str, Tensor] = {}
         taken = set()
-        tensors = {self.aliases.get(name, name): value for name, value in _with_prefix(tensors).items()}
+        tensors = self._by_known_name(tensors)
         for rule in self._all_rules(config):
             for name in rule.names():
                 if name not in tensors:
@@ -49,6 +55,11 @@ class Family:
             taken.update(rule.names())
         self._nothing_left(config, sorted(tensors.keys() - taken))
         return found
+
+    def _by_known_name(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return RenamedTensors(
+            tensors, {self.aliases.get(_prefixed(name, tensors), _prefixed(name, tensors)): name for name in tensors}
+        )
 
     def _nothing_left(self, config: ModelConfig, names: list[str]) -> None:
         left = [name for name in names if not name.endswith(NO_WEIGHTS)]
@@ -65,7 +76,7 @@ class Family:
 def _converted(rule: Rule, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     try:
         return rule.to_ours(tensors, config)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, IndexError) as error:
         raise InputError(f"the weights of {rule.names()[0]} do not fit the config ({error}); fetch both") from error
 
 
@@ -85,12 +96,28 @@ NO_WEIGHTS = (
 )  # buffers that old versions saved
 
 
-def _with_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Adds the prefix "transformer." to tensor names: the oldest GPT-2 and BLOOM folders hold the model without its
-    head."""
-    if "wte.weight" not in tensors and "word_embeddings.weight" not in tensors:
-        return tensors
-    return {name if name == "lm_head.weight" else f"transformer.{name}": value for name, value in tensors.items()}
+class RenamedTensors(Mapping[str, Tensor]):
+    """The same tensors under other names, read as they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], originals: Mapping[str, str]):
+        self.tensors, self.originals = tensors, originals
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[self.originals[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.originals)
+
+    def __len__(self) -> int:
+        return len(self.originals)
+
+
+def _prefixed(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """The name in a model with a head, where a folder holds the model without one: the oldest ones of GPT-2, BLOOM and
+    OPT do."""
+    if "wte.weight" in tensors or "word_embeddings.weight" in tensors:
+        return name if name == "lm_head.weight" else f"transformer.{name}"
+    return f"model.{name}" if "decoder.embed_tokens.weight" in tensors and name.startswith("decoder.") else name
 
 
 PLAIN: dict[str, Any] = {

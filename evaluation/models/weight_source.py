@@ -1,0 +1,58 @@
+"""A model in a foreign format: checked, and read tensor by tensor."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from gristmill.evaluation.models.conversion.family import Family
+from gristmill.foundation.errors import InputError
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
+
+Stream = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """architecture: of transformers, or the name of another format. end_of_document: as the source says it, 0 if it
+    does not. files: those that hold weights. names: our names of all parameters, in the order of the stream. stream:
+    (our name, tensor) of every parameter, read as it is asked for."""
+
+    architecture: str
+    config: ModelConfig
+    vocab_size: int
+    end_of_document: int
+    files: tuple[Path, ...]
+    names: tuple[str, ...]
+    stream: Callable[[], Stream]
+
+
+def check_shapes(place: Path, config: ModelConfig, vocab_size: int, found: Mapping[str, Tensor]) -> None:
+    """Raises InputError unless the tensors, of which only shapes are read, are the parameters of the model."""
+    expected = dict(Transformer(config, vocab_size).named_parameters())
+    for name, tensor in found.items():
+        if name not in expected or tensor.shape != expected[name].shape:
+            wanted = f"expected {list(expected[name].shape)}" if name in expected else "which the config does not have"
+            raise InputError(
+                f"{place}: {name} is {list(tensor.shape)}, {wanted}; config and weights differ: fetch both again"
+            )
+    for name in sorted(expected.keys() - found.keys()):
+        raise InputError(f"{place}: no weights of {name}, which the config has; fetch both again")
+
+
+def converted_source(
+    place: Path,
+    family: Family,
+    config: ModelConfig,
+    sizes: tuple[int, int],
+    weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor], tuple[Path, ...]],
+) -> WeightSource:
+    """Tensors by the names of transformers, to be converted one after the other. sizes: vocabulary, end of document.
+    weights: tensors, the same without values, files. Raises InputError where they are not those of the family."""
+    tensors, meta, files = weights
+    found = family.to_ours(config, meta)
+    check_shapes(place, config, sizes[0], found)
+    names = tuple(found)
+    return WeightSource(family.architecture, config, *sizes, files, names, lambda: family.converted(config, tensors))

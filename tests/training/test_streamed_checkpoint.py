@@ -1,0 +1,50 @@
+"""A streamed checkpoint is that of the whole model, and holds one tensor at a time."""
+
+import weakref
+
+import pytest
+import torch
+from torch.distributed.checkpoint import CheckpointException
+
+from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, load_model, saved_tensors, step_folder
+from gristmill.training.model.initialization import initialise
+from gristmill.training.model.router import saved_buffers
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.streamed_checkpoint import save_streamed
+
+CONFIG = ModelConfig(layers=4, width=32, heads=4, sequence_length=16, moe={"experts": (0, 4), "top_k": 2})
+
+
+def content_of(empty: Transformer) -> CheckpointContent:
+    tensors = saved_tensors(dict(empty.named_parameters()), saved_buffers(empty))
+    return CheckpointContent(tensors, SavedModelConfig.of(CONFIG, 99, 0))
+
+
+def test_tensors_are_written_and_let_go(tmp_path):
+    model = Transformer(CONFIG, 99)
+    initialise(model, 1, torch.device("cpu"), torch.float32)
+    held, most = [], 0
+
+    def stream():
+        nonlocal most
+        for name, parameter in model.named_parameters():
+            tensor = parameter.detach().clone()
+            held.append(weakref.ref(tensor))
+            yield f"model.{name}", tensor
+            del tensor
+            most = max(most, sum(reference() is not None for reference in held))
+
+    save_streamed(tmp_path, 0, content_of(Transformer(CONFIG, 99)), stream(), lambda: {"made": "here"})
+    found, config = load_model(step_folder(tmp_path, 0))
+    assert config == CONFIG and most <= 2
+    for name, value in model.named_parameters():
+        assert torch.equal(found.get_parameter(name), value), name
+
+
+def test_a_stream_in_another_order_is_an_error_and_leaves_no_checkpoint(tmp_path):
+    empty = Transformer(CONFIG, 99)
+    stream = ((f"model.{name}", torch.zeros(value.shape)) for name, value in reversed(list(empty.named_parameters())))
+    with pytest.raises(CheckpointException, match=r"comes where model\.embedding\.weight"):
+        save_streamed(tmp_path, 0, content_of(empty), stream, dict)
+    assert not step_folder(tmp_path, 0).exists()
