@@ -25,8 +25,9 @@ class AttentionMetadata:
     """masks_BTS: for each window that some layer has, which tokens each token sees; None needs no mask: plainly causal,
     or everything where causal is false. With ALiBi they are numbers to add instead, float[B, Ht, T, S]. rotation_BTK:
     cosine and sine of the rotary angles, or None; window_rotation_BTK: those of layers with a window, where they are
-    others. keep_state: mixers return their state. routing: what routers need in training; None elsewhere. documents_BT: int64, equal for the tokens of a document, which are neighbours; of these
-    tokens only, for mixers that carry a state; None: one document a row.
+    others. keep_state: mixers return their state. routing: what routers need in training; None elsewhere.
+    documents_BT: int64, equal for the tokens of a document, which are neighbours; of these tokens only, for mixers that
+    carry a state; None: one document a row.
 
     shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
     context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window."""
