@@ -141,17 +141,20 @@ def unmeasured_signals(config: CurateConfig) -> frozenset[str]:
     return frozenset(name for name in OPTIONAL_SIGNALS if not measured[name])
 
 
-def check_languages(config: CurateConfig) -> None:
-    """Raises RecipeError for a language in `languages` that the bundled model never predicts: nothing would be kept."""
-    if config.language_id is None or not config.languages or config.language_id.model != BUNDLED:
+def check_languages(languages: Sequence[str], config: CurateConfig, field: str = "curate.languages") -> None:
+    """Raises RecipeError for a language that the bundled model never predicts, since nothing would be kept, and for any
+    if languages are not detected. field: where the recipe names them."""
+    if languages and config.language_id is None:
+        raise RecipeError(f"{field}: curate.language_id is null; leave it out to have languages detected")
+    if config.language_id is None or not languages or config.language_id.model != BUNDLED:
         return
     known = model_languages(BUNDLED)
-    for name in config.languages:
+    for name in languages:
         if name not in known:
             near = [language_code(name)] if language_code(name) in known else nearest_names(name, known)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "its codes have two or three letters"
             raise RecipeError(
-                f"curate.languages names {name!r}, which {BUNDLED} does not know; {hint} Another model may: "
+                f"{field} names {name!r}, which {BUNDLED} does not know; {hint} Another model may: "
                 f"curate.language_id.model"
             )
 

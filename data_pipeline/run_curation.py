@@ -281,7 +281,8 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
 
     Raises RecipeError for a filter on a signal that the recipe does not measure."""
     check_filters(source_filters(source, config), config)
-    check_languages(config)
+    check_languages(config.languages, config)
+    check_languages(source.languages or (), config, f"source {source.name}: languages")
     edits = [
         FilterChoice(preset=choice.preset, thresholds=options)
         for choice in source_filters(source, config)
@@ -306,4 +307,5 @@ def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
     used = used_profiles(config)
     profiles = None if used is None else load_profiles(used)
     unmeasured, last = unmeasured_signals(config), pii_rules(config.pii)
-    return rules_of(source_filters(source, config), config.languages, config.language_id, unmeasured, last, profiles)
+    languages = config.languages if source.languages is None else source.languages
+    return rules_of(source_filters(source, config), languages, config.language_id, unmeasured, last, profiles)

@@ -28,6 +28,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "revision": "datasets: the commit on the hub",
         "split": "datasets: which of its splits to read",
         "filters": "filters of this source, replacing the recipe's",
+        "languages": "detected languages to keep of this source, replacing the recipe's; [] keeps all",
         "weight": "share of training batches; if no source has one, sources are drawn in proportion to their tokens",
         "priority": "which copy of a duplicate is kept: 1 before 2",
         "held_out": "the split that all documents of this source go to: they are scored and not trained on",

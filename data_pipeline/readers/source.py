@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.signals.lid_codes import require_language_code
 from gristmill.foundation.addresses import without_credentials
 from gristmill.foundation.config import Config
 from gristmill.foundation.nearest_name import did_you_mean
@@ -51,6 +52,7 @@ class SourceConfig(Config):
     revision: str | None = None  # datasets: the hub's commit
     split: str = "train"  # datasets: which of its splits to read
     filters: tuple[FilterChoice, ...] | None = None  # replaces the recipe's filters for this source
+    languages: tuple[str, ...] | None = Field(default=None, json_schema_extra={"omit_default": True})  # as filters
     weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
     held_out: Literal["validation", "test"] | None = Field(default=None, json_schema_extra={"omit_default": True})
@@ -73,6 +75,13 @@ class SourceConfig(Config):
                     "an empty path; name files or a folder, such as data/*.jsonl, or the whole folder with `.`"
                 )
             without_credentials(path)
+        return value
+
+    @field_validator("languages")
+    @classmethod
+    def languages_exist(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for code in value or ():
+            require_language_code(code)
         return value
 
     @field_validator("encoding")

@@ -156,6 +156,17 @@ def test_all_documents_of_a_held_out_source_are_in_its_split(books, tmp_path):
     assert counts["books"]["kept"]["train"]["documents"] > 30
 
 
+def test_languages_of_a_source_replace_those_of_the_recipe(books, tmp_path):
+    write_jsonl(tmp_path / "foreign.jsonl", [{"text": prose(k)} for k in range(100, 110)])
+    sources = [books, source(tmp_path, "foreign", languages=("fr", "en"))]
+    with pytest.raises(
+        InputError, match=r"source books: of 47 documents none is left .* language\.min_score removed 43"
+    ):
+        run_curate(sources, tmp_path, languages=("fr",))
+    counts = run_curate([source(tmp_path, languages=()), sources[1]], tmp_path, languages=("fr",))["sources"]
+    assert [set(counts[name]["removed"]) & {"language.min_score"} for name in ("books", "foreign")] == [set(), set()]
+
+
 def test_another_threshold_annotates_nothing_anew(books, tmp_path, monkeypatch):
     run_curate([books], tmp_path)
 

@@ -74,13 +74,15 @@ def test_what_is_no_model_is_refused(tmp_path, model):
 
 
 def test_a_wanted_language_that_the_model_never_gives_is_refused():
-    check_languages(CurateConfig(languages=("en", "zh")))
+    check_languages(("en", "zh"), CurateConfig())
     with pytest.raises(RecipeError, match=r"names 'eng', which lid.176.ftz does not know; did you mean 'en'"):
-        check_languages(CurateConfig(languages=("eng",)))
+        check_languages(("eng",), CurateConfig())
     with pytest.raises(RecipeError, match="names 'ckb'"):  # a label that it never gives
-        check_languages(CurateConfig(languages=("ckb",)))
+        check_languages(("ckb",), CurateConfig())
     with pytest.raises(RecipeError, match="names 'qqq'"):
-        check_languages(CurateConfig(languages=("qqq",)))
+        check_languages(("qqq",), CurateConfig())
+    with pytest.raises(RecipeError, match=r"source web: languages: curate\.language_id is null; leave it out"):
+        check_languages(("en",), CurateConfig(language_id=None), "source web: languages")
 
 
 def test_what_the_model_reads():
