@@ -114,9 +114,9 @@ def open_samples(
 ) -> Samples:
     """The samples of one split of an `index` folder, whose files are checked first (verify.py). say hears of long work.
 
-    Sources of the train split that cannot fill one sample are an error; languages of a source, and sources of a
-    held-out split, are left out. Neither fill-in-the-middle nor caps apply to held-out text: it is measured as it
-    stands, as often as one likes.
+    Sources of the train split that cannot fill one sample are an error; languages of a source, sources of a held-out
+    split, and what is scored but not trained on are left out. Neither fill-in-the-middle nor caps apply to held-out
+    text: it is measured as it stands, as often as one likes.
     Raises InputError on damaged files, TooFewTokens on too little data, RecipeError on settings that do not fit."""
     dataset = read_dataset(folder)
     digests = manifest_digests(folder)
@@ -124,6 +124,8 @@ def open_samples(
         config = IndexConfig.model_validate({**config.model_dump(), "fim_rate": 0.0, "max_epochs": None})
     packings: dict[str, Packing] = {}
     for source in dataset.sources:
+        if not _is_trained_on(source, config):
+            continue
         counts = source.splits.get(split)
         packing = None
         if counts is not None and counts.documents:
@@ -141,6 +143,13 @@ def open_samples(
         [dataset.model_dump(mode="json"), split, sequence_length, seed, config.model_dump(mode="json")]
     )
     return Samples(dataset, packings, sequence_length, seed, config, identity)
+
+
+def _is_trained_on(source: IndexedSource, config: IndexConfig) -> bool:
+    """False for held-out sources and for languages of which there is held-out text alone."""
+    named = source.weight > 0 or any(phase.weights.get(source.name) for phase in config.phases)
+    train = source.splits.get("train")
+    return named or (train is not None and train.documents > 0)
 
 
 def _open_packing(

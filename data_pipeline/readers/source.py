@@ -31,7 +31,7 @@ class SourceConfig(Config):
     or a local folder.
     weight is the source's share of training batches; where no source has one, each is drawn in proportion to its
     tokens. priority decides which copy of a duplicate is kept (1 before 2). Neither changes what is read.
-    held_out: all documents go to this split, such as text in languages that are scored and not trained on."""
+    held_out: all documents go to the split `test`, such as text in languages that are scored and not trained on."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)  # part of file names
     format: Format
@@ -55,7 +55,7 @@ class SourceConfig(Config):
     languages: tuple[str, ...] | None = Field(default=None, json_schema_extra={"omit_default": True})  # as filters
     weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
-    held_out: Literal["validation", "test"] | None = Field(default=None, json_schema_extra={"omit_default": True})
+    held_out: Literal["test"] | None = Field(default=None, json_schema_extra={"omit_default": True})
 
     @property
     def has_html(self) -> bool:

@@ -84,7 +84,9 @@ CHOICES = [
     wrong("model.mixers: {mamba2: {chunks: 8}}", "model.mixers", "mamba2.chunks: unknown field", "'chunk'?"),
     wrong("model.mixers: [mamba2]", "model.mixers", "mapping of fields"),
     wrong("model.pattern: M-M", "pattern has 3 layers", "set layers: 3"),
-    wrong("model.mlp: relu", "model.mlp", "'swiglu', 'gelu', 'relu2' or 'none'", "did you mean 'relu2'?"),
+    wrong(
+        "model.mlp: elu", "model.mlp", "'swiglu', 'geglu', 'gelu', 'relu', 'relu2' or 'none'", "did you mean 'relu'?"
+    ),
     wrong("model.norm_order: sandwich", "model.norm_order", "'pre' or 'post'"),
     field("model.norm: rms", "'rmsnorm'?"),
     field("model.positions: rotary", "'rope'"),
@@ -232,7 +234,7 @@ SHAPES = [
     wrong("evaluate: {sampling: {top_p: 2}}", "evaluate.sampling.top_p", LARGE),
     wrong("evaluate: {sampling: {seed: -1}}", "evaluate.sampling.seed", SMALL),
     wrong("sources.0.held_out: test", "all of them are held out"),
-    wrong("sources.0.held_out: train", "'validation' or 'test'"),
+    wrong("sources.0.held_out: train", "'test'"),
     wrong(
         "sources: [{name: notes, format: text, paths: [.], weight: 1, held_out: test}]",
         "leaves nothing to train on, but weight=1",

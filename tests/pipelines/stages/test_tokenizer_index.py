@@ -226,6 +226,9 @@ def test_a_held_out_source_is_indexed_and_not_trained_on(corpus, stages, tmp_pat
         trained, scored = (described.splits[split].tokens for split in ("train", "test"))
         assert scored > 0
         assert (described.weight > 0, trained > 0) == (described.name.startswith("front"),) * 2
+    for split in ("train", "validation"):
+        samples = open_samples(tmp_path / "index", split, 32, recipe.seed, recipe.index)
+        assert all(name.startswith("front") for name in samples.sources)
 
 
 def test_sources_without_weights_are_drawn_by_tokens_and_repeats_are_reported(stages, tmp_path):
