@@ -87,7 +87,7 @@ CHOICES = [
     wrong(
         "model.mlp: elu", "model.mlp", "'swiglu', 'geglu', 'gelu', 'relu', 'relu2' or 'none'", "did you mean 'relu'?"
     ),
-    wrong("model.norm_order: sandwich", "model.norm_order", "'pre' or 'post'"),
+    wrong("model.norm_order: before", "model.norm_order", "'pre', 'post', 'output' or 'sandwich'"),
     field("model.norm: rms", "'rmsnorm'?"),
     field("model.positions: rotary", "'rope'"),
     field("model.initialisation: xavier", "'scaled', 'normal' or 'mup'"),
@@ -217,7 +217,6 @@ SHAPES = [
     wrong("train.tokens: 8 M", "sizes are written 4M"),
     wrong("train.layout: automatic", "mapping of fields"),
     wrong("train.layout: {data: 6, replicate: 4}", "not a multiple of replicate=4"),
-    wrong("train.layout: {context: 2}", "not built yet"),
     wrong("train.layout: {expert: 2}", "does not divide the 1 ranks"),
     wrong("train.layout: {pipeline: 2, schedule: zbv, virtual_stages: 3}", "leave virtual_stages out"),
     wrong("train.layout: {pipeline: 2, split_points: [1, 1]}", "rising layer numbers"),
