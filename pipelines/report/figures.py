@@ -64,9 +64,9 @@ def sorted_bars(bars: Sequence[tuple[str, str, float, float | None]], x_label: s
     bars: (name, group, value, chance)."""
     groups = sorted({group for _, group, _, _ in bars})
     with _canvas(height=0.8 + 0.2 * len(bars)) as (canvas, axes):
-        for number, group in enumerate(groups):
+        for group, color in zip(groups, _distinct_colors(len(groups)), strict=True):
             mine = [place for place, bar in enumerate(bars) if bar[1] == group]
-            axes.barh(mine, [bars[place][2] for place in mine], color=f"C{number % 10}", label=group, height=0.7)
+            axes.barh(mine, [bars[place][2] for place in mine], color=color, label=group, height=0.7)
         known = [(bar[3], place) for place, bar in enumerate(bars) if bar[3] is not None]
         if known:
             axes.plot(*zip(*known, strict=True), "|", color="black", markersize=9, label="chance")
@@ -111,6 +111,16 @@ def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tu
     if high == low:
         return [low - 0.5, low + 0.5], False
     return [low + (high - low) * step / bins for step in range(bins)] + [high], False
+
+
+def _distinct_colors(number: int) -> list[Any]:
+    import matplotlib
+
+    for name in ("tab10", "tab20"):
+        colors = matplotlib.colormaps[name].colors
+        if number <= len(colors):
+            return list(colors[:number])
+    return [matplotlib.colormaps["turbo"](place / (number - 1)) for place in range(number)]
 
 
 @contextmanager

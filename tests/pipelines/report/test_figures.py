@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from gristmill.pipelines.report.figures import bin_edges, histogram
+from gristmill.pipelines.report.figures import bin_edges, histogram, sorted_bars
 
 
 def test_whole_numbers_get_a_bin_each():
@@ -20,3 +22,10 @@ def test_the_threshold_is_always_in_the_picture():
 def test_a_figure_has_the_same_bytes_every_time():
     assert histogram([0.1, 0.4], [0.9], 0.5, "x") == histogram([0.1, 0.4], [0.9], 0.5, "x")
     assert histogram([], [0.9, 0.8], None, "x")
+
+
+@pytest.mark.parametrize("number", [3, 20, 33])
+def test_each_group_of_bars_has_a_color_of_its_own(number):
+    drawn = sorted_bars([(f"bar {k}", f"group {k}", 1.0, None) for k in range(number)], "bits per byte").decode()
+    fills = set(re.findall(r"fill: (#[0-9a-f]{6})", drawn)) - {"#ffffff"}
+    assert len(fills) == number
