@@ -1,19 +1,22 @@
 """Layouts of one model on forked processes of this machine: seconds a step, memory, and bytes sent on each axis.
 
 Bytes are those a rank sends, of the rank that sends most: of each collective what a ring of the group's n ranks sends
-(of S bytes whole, an all-reduce 2 (n - 1) / n S, its two halves (n - 1) / n S each), and what goes down the pipeline.
-Memory is the growth of a fresh process's peak over all steps. Seconds are of a machine with fewer cores than processes,
-so they rank layouts by overhead, not by speed-up. The bubble is measured on the schedules' own lists, played on a
-clock."""
+(of S bytes whole, an all-reduce 2 (n - 1) / n S, its two halves (n - 1) / n S each), and what goes down the pipeline or
+from context rank to context rank. Memory is the growth of a fresh process's peak over all steps. Seconds are of a
+machine with fewer cores than processes, so they rank layouts by overhead, not by speed-up. The bubble is measured on
+the schedules' own lists, played on a clock. The balance of context ranks is counted on the plans of ring attention:
+pairs of tokens whose scores the busiest rank computes, over the mean."""
 
 import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import prod
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from measure import Figure, arguments, print_figures
@@ -23,11 +26,15 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model import ring_attention
+from gristmill.training.model.context_metadata import ring_shares
+from gristmill.training.model.ring_attention import VisibleTokens, ring_plan, visible_tokens
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.optimizer_config import OptimizerConfig
-from gristmill.training.parallel.mesh import Mesh, build_mesh
+from gristmill.training.parallel import context
+from gristmill.training.parallel.mesh import Axis, Mesh, build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
 from gristmill.training.testing.causal_loss import causal_loss
 from gristmill.training.testing.forked_pool import ForkedPool
@@ -50,8 +57,12 @@ LAYOUTS: list[dict[str, Any]] = [
     {"data": 2, "tensor": 2, "pipeline": 2, "recompute": "full"},
     {"data": 2, "tensor": 2, "pipeline": 2, "schedule": "interleaved"},
     {"data": 4, "replicate": 2, "tensor": 2},
+    {"context": 4},
+    {"context": 4, "context_method": "all_to_all"},
+    {"context": 2, "tensor": 2, "pipeline": 2},
 ]
-QUICK = [0, 1, 4, 6, 9, 10]
+QUICK = [0, 1, 4, 6, 9, 10, 14, 15]
+SAMPLE, RANKS, PACKED = 65_536, 8, 8  # tokens of a sample, context ranks, samples of packed documents
 # Which argument is handed in, and how often a ring of n ranks sends its bytes
 COLLECTIVES: dict[str, tuple[int, Callable[[int], float]]] = {
     "all_reduce": (0, lambda n: 2 * (n - 1) / n),
@@ -59,6 +70,7 @@ COLLECTIVES: dict[str, tuple[int, Callable[[int], float]]] = {
     "reduce_scatter_tensor": (1, lambda n: (n - 1) / n),
     "all_gather_single": (1, lambda n: n - 1),  # FSDP2's names of the same two
     "reduce_scatter_single": (1, lambda n: (n - 1) / n),
+    "all_to_all_single": (1, lambda n: (n - 1) / n),
 }
 
 
@@ -115,7 +127,11 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
         def call(*arguments: Any, **named: Any) -> Any:
             tensor = arguments[position] if len(arguments) > position else named.get("input", named.get("input_tensor"))
             group = named.get("group") or dist.group.WORLD
-            axis = axes.get(group.group_name, "data")
+            axis = (
+                "context"
+                if name == "all_to_all_single" and mesh.context.size > 1
+                else axes.get(group.group_name, "data")
+            )
             sums[axis] += tensor.numel() * tensor.element_size() * sent(group.size())
             return original(*arguments, **named)
 
@@ -131,7 +147,15 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
 
         return call
 
+    passing = context.pass_on
+
+    def pass_on(sent: torch.Tensor, *arguments: Any) -> context.Passing:
+        sums["context"] += sent.numel() * sent.element_size()
+        return passing(sent, *arguments)
+
     with ExitStack() as stack:
+        for module in (context, ring_attention):
+            stack.enter_context(mock.patch.object(module, "pass_on", pass_on))
         for name, how in COLLECTIVES.items():
             if hasattr(dist, name):
                 stack.enter_context(mock.patch.object(dist, name, counting(name, *how)))
@@ -144,21 +168,22 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     chosen = [LAYOUTS[index] for index in QUICK] if options.quick else LAYOUTS
-    table = Table("layout", "processes", "s/step", "MB grown", "MB data", "MB tensor", "MB pipeline")
+    axes = ("data", "tensor", "pipeline", "context")
+    table = Table("layout", "processes", "s/step", "MB grown", *(f"MB {axis}" for axis in axes))
     results = {}
     for layout in chosen:
-        world_size = layout.get("data", 1) * layout.get("tensor", 1) * layout.get("pipeline", 1)
+        world_size = prod(layout.get(axis, 1) for axis in axes)
         pool = ForkedPool(world_size)  # a fresh one each, so that memory is this layout's
         ranks = pool.run(world_size, measure, layout, 3)
         pool.close()
-        worst = {axis: max(rank["bytes"].get(axis, 0) for rank in ranks) for axis in ("data", "tensor", "pipeline")}
+        worst = {axis: max(rank["bytes"].get(axis, 0) for rank in ranks) for axis in axes}
         results[str(layout)] = worst
         name = " ".join(f"{key} {value}" for key, value in layout.items()) or "one process"
         numbers = [max(rank["seconds"] for rank in ranks), max(rank["memory"] for rank in ranks) / 1e6]
-        sent = [worst[axis] / 1e6 for axis in ("data", "tensor", "pipeline")]
+        sent = [worst[axis] / 1e6 for axis in axes]
         table.add_row(name, str(world_size), *(f"{number:.3g}" for number in [*numbers, *sent]))
     Console(width=130).print(table)
-    print_figures([*bubbles(), scatter_saving(results)])
+    print_figures([*bubbles(), scatter_saving(results), *context_balance()])
 
 
 def bubbles() -> list[Figure]:
@@ -170,6 +195,37 @@ def bubbles() -> list[Figure]:
         goal = 2.0 if schedule == "interleaved" else None  # (p - 1) / m over (p - 1) / (m v), v = 2
         found.append(Figure(f"bubble_{schedule}", own, "idle/useful", plain, "1F1B", plain / own, goal))
     return found
+
+
+def context_balance() -> list[Figure]:
+    """The busiest of 8 context ranks over their mean: whole samples against neighbouring shares, and packed documents
+    (log-normal lengths, mean of the logarithm 7, deviation 1.5) against zig-zag shares; the ratio is of the excess."""
+    whole = visible_tokens(SAMPLE, None, None, causal=True)
+    neighbours = busiest(whole, context.contiguous_shares(SAMPLE, RANKS))
+    zigzag = busiest(whole, ring_shares(whole.work_T, RANKS))
+    before, after = [], []
+    for seed in range(PACKED):
+        lengths = np.random.default_rng(seed).lognormal(7, 1.5, SAMPLE).astype(int) + 1
+        documents = torch.from_numpy(np.repeat(np.arange(SAMPLE), lengths)[:SAMPLE].copy()).unsqueeze(0)
+        packed = visible_tokens(SAMPLE, documents, None, causal=True)
+        before.append(busiest(packed, context.zigzag_shares(SAMPLE, RANKS)))
+        after.append(busiest(packed, ring_shares(packed.work_T, RANKS)))
+    unit = "busiest/mean"
+    old, new = sum(before) / PACKED, sum(after) / PACKED
+    return [
+        Figure("context_balance_causal", zigzag, unit, neighbours, "neighbouring shares", neighbours / zigzag),
+        Figure("context_balance_documents", new, unit, old, "zig-zag", old / new),
+    ]
+
+
+def busiest(visible: VisibleTokens, index_CT: torch.Tensor) -> float:
+    """Pairs of tokens that the busiest rank computes over those of the mean rank."""
+    pairs = []
+    for rank in range(RANKS):
+        shares = context.token_shares(Axis(RANKS, rank), index_CT, torch.device("cpu"))
+        tiles = [tile for source in ring_plan(visible, shares, None).tiles for tile in source]
+        pairs.append(sum((t.queries.stop - t.queries.start) * (t.keys.stop - t.keys.start) for t in tiles))
+    return max(pairs) * RANKS / sum(pairs)
 
 
 def scatter_saving(results: dict[str, dict[str, float]]) -> Figure:

@@ -58,6 +58,7 @@ LAYOUTS = [
     {"pipeline": 2, "schedule": "zbv"},
     {"data": 2, "expert": 2},
     {"data": 2, "tensor": 2, "expert": 2},
+    {"data": 2, "context": 2},
 ]
 
 

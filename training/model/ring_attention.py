@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.loss import upcast, upcast_dtype
+from gristmill.training.model.fused_tile import fused_tile, fused_tile_gradients
 from gristmill.training.parallel.context import TokenShares, around_the_ring, pass_on
 
 # B batch, T tokens of a sample, Tc of this context rank, H query heads, G key/value heads, R = H / G, K head width
 # N queries of a tile, S keys of it
 
 QUERIES = 128  # of a tile; keys that none of them sees are not looked at
+QUERIES_GPU = 2048  # of a tile of a fused kernel
 GRADIENT = 1  # tag of the gradients, which travel beside the keys and values
 
 
@@ -93,31 +95,34 @@ def ring_plan(visible: VisibleTokens, shares: TokenShares, slopes_H: Tensor | No
     own_T, device = shares.index_CT[shares.axis.rank], shares.own_T.device
     first_BTc, last_BTc = (each.index_select(1, own_T) for each in (visible.first_BT, visible.last_BT))
     seen = first_BTc.numpy(), last_BTc.numpy()
-    tiles = [_tiles(own_T.numpy(), keys_T.numpy(), *seen) for keys_T in shares.index_CT]
+    queries = QUERIES if device.type == "cpu" else QUERIES_GPU
+    begins = _begins(own_T.numpy(), queries)
+    tiles = [_tiles(begins, len(own_T), keys_T.numpy(), *seen) for keys_T in shares.index_CT]
     return RingPlan(shares, tiles, first_BTc.to(device), last_BTc.to(device), shares.index_CT.to(device), slopes_H)
 
 
-def _tiles(own_T: np.ndarray, keys_T: np.ndarray, first_BTc: np.ndarray, last_BTc: np.ndarray) -> list[Tile]:
+def _tiles(
+    begins: np.ndarray, tokens: int, keys_T: np.ndarray, first_BTc: np.ndarray, last_BTc: np.ndarray
+) -> list[Tile]:
     """The tokens that a token sees are neighbours, so the keys that the queries of a tile see are a slice of a rising
-    share."""
-    begins = _begins(own_T)
+    share. begins: of the tiles."""
     first_TcM, last_TcM = ((each.min(axis=0), each.max(axis=0)) for each in (first_BTc, last_BTc))
     start = np.searchsorted(keys_T, np.minimum.reduceat(first_TcM[0], begins))
     end = np.searchsorted(keys_T, np.maximum.reduceat(last_TcM[1], begins), side="right")
     all_begun, none_ended = np.maximum.reduceat(first_TcM[1], begins), np.minimum.reduceat(last_TcM[0], begins)
     tiles = []
     for tile in np.flatnonzero(start < end).tolist():
-        queries = slice(int(begins[tile]), int(begins[tile + 1]) if tile + 1 < len(begins) else len(own_T))
+        queries = slice(int(begins[tile]), int(begins[tile + 1]) if tile + 1 < len(begins) else tokens)
         keys = slice(int(start[tile]), int(end[tile]))
         masked = keys_T[keys.start] < all_begun[tile] or keys_T[keys.stop - 1] > none_ended[tile]
         tiles.append(Tile(queries, keys, bool(masked)))
     return tiles
 
 
-def _begins(index_T: np.ndarray) -> np.ndarray:
-    """Where the tiles of a share begin: runs of neighbouring tokens, at most QUERIES long. [0, 1, 6, 7] -> [0, 2]."""
+def _begins(index_T: np.ndarray, queries: int) -> np.ndarray:
+    """Where the tiles of a share begin: runs of neighbouring tokens, at most so long. [0, 1, 6, 7] -> [0, 2]."""
     runs = [0, *(np.flatnonzero(np.diff(index_T) != 1) + 1).tolist(), len(index_T)]
-    return np.concatenate([np.arange(*run, QUERIES) for run in itertools.pairwise(runs)])
+    return np.concatenate([np.arange(*run, queries) for run in itertools.pairwise(runs)])
 
 
 def ring_attention(
@@ -139,6 +144,10 @@ class Scoring:
 
     scale: float
     softcap: float | None = None
+
+    def fuses(self, query: Tensor) -> bool:
+        """Whether a fused kernel computes a tile: on GPUs in 32 bits or fewer, without a soft cap."""
+        return query.device.type == "cuda" and query.dtype != torch.float64 and self.softcap is None
 
     def scores(self, query_BHNK: Tensor, key_BGSK: Tensor) -> Tensor:
         """Without the bias, in float32 or better."""
@@ -175,18 +184,18 @@ class _RingAttention(torch.autograd.Function):
         """Keys and values go around once more, and their gradients behind them, which end where they began."""
         query, key, value, mixed, log_sum = ctx.saved_tensors
         plan, axis = ctx.plan, ctx.plan.shares.axis
-        mean = (upcast(gradient) * mixed).sum(dim=-1)
-        query_gradient = torch.zeros_like(query, dtype=mean.dtype)
+        exact = log_sum.dtype
+        query_gradient = torch.zeros_like(query, dtype=exact)
         passing = None
-        travelling = torch.zeros((2, *key.shape), dtype=mean.dtype, device=key.device)
+        travelling = torch.zeros((2, *key.shape), dtype=exact, device=key.device)
         for source, (keys, values) in around_the_ring(torch.stack([key, value]), axis):
             own = torch.zeros_like(travelling)
             for tile in plan.tiles[source]:
                 rows, columns = (slice(None), slice(None), tile.queries), (slice(None), slice(None), tile.keys)
                 found = tile_gradients(
-                    TileResult(query[rows], keys[columns], values[columns], log_sum[rows], mean[rows]),
+                    TileResult(query[rows], keys[columns], values[columns], mixed[rows], log_sum[rows]),
                     gradient[rows],
-                    plan.bias(tile, source, mean.dtype),
+                    plan.bias(tile, source, exact),
                     ctx.scoring,
                 )
                 query_gradient[rows] += found[0]
@@ -203,6 +212,8 @@ def attend_tile(
     query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, bias: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
     """(softmax(scores + bias) v, log-sum-exp of the scores [B, H, N]); rows that see nothing: (0, -inf)."""
+    if scoring.fuses(query_BHNK):
+        return fused_tile(query_BHNK, key_BGSK, value_BGSK, bias, scoring.scale)
     scores_BHNS = _plus(scoring.scores(query_BHNK, key_BGSK), bias)
     highest_BHN1 = scores_BHNS.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(scores_BHNS.dtype).min)
     weights_BHNS = (scores_BHNS - highest_BHN1).exp_()
@@ -220,24 +231,27 @@ def merge(mixed: Tensor, log_sum: Tensor, new_mixed: Tensor, new_log_sum: Tensor
 
 @dataclass(frozen=True)
 class TileResult:
-    """Of a tile, for its backward pass. log_sum and mean [B, H, N] are over all keys: the log-sum-exp of the scores,
-    and gradient . result."""
+    """Of a tile, for its backward pass. mixed and log_sum, the log-sum-exp of the scores, are over all keys."""
 
     query_BHNK: Tensor
     key_BGSK: Tensor
     value_BGSK: Tensor
+    mixed_BHNK: Tensor
     log_sum_BHN: Tensor
-    mean_BHN: Tensor
 
 
 def tile_gradients(
     tile: TileResult, gradient_BHNK: Tensor, bias: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of query, key and value (FlashAttention, arXiv 2205.14135, appendix B.2)."""
+    if scoring.fuses(tile.query_BHNK):
+        inputs, results = (tile.query_BHNK, tile.key_BGSK, tile.value_BGSK), (tile.mixed_BHNK, tile.log_sum_BHN)
+        return fused_tile_gradients(inputs, results, gradient_BHNK, bias, scoring.scale)
     gradient_BHNK = upcast(gradient_BHNK)
+    mean_BHN1 = (gradient_BHNK * tile.mixed_BHNK).sum(dim=-1, keepdim=True)
     scores_BHNS = scoring.scores(tile.query_BHNK, tile.key_BGSK)
     weights_BHNS = (_plus(scores_BHNS, bias) - tile.log_sum_BHN.unsqueeze(-1)).exp_()
-    slope_BHNS = _product(gradient_BHNK, upcast(tile.value_BGSK).mT) - tile.mean_BHN.unsqueeze(-1)
+    slope_BHNS = _product(gradient_BHNK, upcast(tile.value_BGSK).mT) - mean_BHN1
     slope_BHNS = scoring.slope(scores_BHNS, slope_BHNS.mul_(weights_BHNS))
     groups = tile.key_BGSK.shape[1]
     slope_BGMS, weights_BGMS = _by_group(slope_BHNS, groups), _by_group(weights_BHNS, groups)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from gristmill.training.model.context_metadata import ring_shares, work_imbalance
+from gristmill.training.model.fused_tile import fused_tile, fused_tile_gradients
 from gristmill.training.model.ring_attention import (
     Scoring,
     TileResult,
@@ -106,9 +107,28 @@ def test_a_tile_is_torchs_attention(seen: str) -> None:
     if seen == "none":
         assert (log_sum[:, :, 2] == -torch.inf).all() and (mixed[:, :, 2] == 0).all()
         return
-    tile = TileResult(query.detach(), key.detach(), value.detach(), log_sum, (upstream * mixed).sum(-1))
+    tile = TileResult(query.detach(), key.detach(), value.detach(), mixed, log_sum)
     for found, part in zip(tile_gradients(tile, upstream, bias, Scoring(0.3)), (query, key, value), strict=True):
         torch.testing.assert_close(found, part.grad, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_fused_tile_is_a_tile_of_matmuls(biased: bool) -> None:
+    """On the CPU's kernel. The keys are half of all; mixed and log-sum-exp of the backward pass are over both."""
+    torch.manual_seed(1)
+    query, (key, value) = torch.randn(2, 4, 6, 8, dtype=torch.float64), torch.randn(2, 2, 2, 10, 8, dtype=torch.float64)
+    hidden = torch.rand(2, 1, 6, 10) < 0.4
+    hidden[:, :, 3, :5] = True  # sees nothing of the first half
+    bias = torch.zeros(2, 1, 6, 10, dtype=torch.float64).masked_fill(hidden, -torch.inf) if biased else None
+    half = None if bias is None else bias[..., :5]
+    scoring, upstream = Scoring(0.3), torch.randn_like(query)
+    first = query, key[:, :, :5], value[:, :, :5]
+    for found, expected in zip(fused_tile(*first, half, 0.3), attend_tile(*first, half, scoring), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+    results = attend_tile(query, key, value, bias, scoring)
+    expected = tile_gradients(TileResult(*first, *results), upstream, half, scoring)
+    for found, wanted in zip(fused_tile_gradients(first, results, upstream, half, 0.3), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-13, rtol=0)
 
 
 def test_tiles_leave_out_what_no_token_sees() -> None:

@@ -14,13 +14,21 @@ from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model import ring_attention
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel import context
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.volumes import data_volumes, ends_tensor_volume, pipeline_volume, tensor_volume
+from gristmill.training.planner.volumes import (
+    context_volume,
+    data_volumes,
+    ends_tensor_volume,
+    pipeline_volume,
+    tensor_volume,
+)
 from gristmill.training.testing.causal_loss import causal_loss
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
@@ -69,6 +77,31 @@ def test_the_tensor_axis_sends_what_the_engine_sends(sent, fake_process, tensor,
     forecast = tensor_volume(shape, planned, 2, GRISTMILL, layers=3, compute_bytes=4)
     forecast += ends_tensor_volume(shape, planned, 2, compute_bytes=4)
     assert sum(sent.values()) == forecast
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+@pytest.mark.parametrize("recompute", ["none", "full", "attention", "operators"])
+def test_the_context_axis_sends_what_the_engine_sends(monkeypatch, fake_process, method, recompute):
+    layout, sent = LayoutConfig(context=4, context_method=method, recompute=recompute), []
+
+    def exchange(received, whole, group):
+        sent.append(whole.numel() * 4 * 3 / 4)
+
+    def pass_on(tensor, axis, tag=0):
+        sent.append(tensor.numel() * 4)
+        return context.Passing(tensor, tensor, [])
+
+    monkeypatch.setattr(dist, "all_to_all_single", exchange)
+    monkeypatch.setattr(context, "pass_on", pass_on)
+    monkeypatch.setattr(ring_attention, "pass_on", pass_on)
+    with fake_process(4, 0):
+        mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
+        part = Transformer(MODEL, VOCAB, mesh, layout).to_empty(device="cpu")
+        tokens = torch.zeros(2, MODEL.sequence_length, dtype=torch.int64)
+        part.output = causal_loss()
+        part(tokens, tokens=tokens, targets=tokens, weights=torch.ones(2, MODEL.sequence_length))[:, 0].sum().backward()
+    forecast = context_volume(shape_of(MODEL, VOCAB), from_config(layout, 2), 2, layers=3, compute_bytes=4)
+    assert sum(sent) == forecast
 
 
 @pytest.mark.parametrize("reshard", [False, True])
