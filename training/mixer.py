@@ -3,23 +3,25 @@
 A mixer is one file of `training/mixers/` with one subclass of `Mixer`, whose fields are the options that a recipe sets
 under `model.mixers.NAME`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from gristmill.foundation.config import Config
+from gristmill.training.layer_config import LayerConfig
 
 ParameterRole = Literal["hidden", "output", "norm", "bias", "filter", "recurrence"]
-MixerSharding = Literal["output", "input", "replicated"]
+MixerSharding = Literal["output", "input", "key_value", "replicated"]
 
 
 @dataclass(frozen=True)
 class MixerParameter:
     """shape: of the unsharded parameter. sharding: the dimension that is split over the tensor ranks, output 0, input
-    1. role decides weight decay, Muon and the first values (roles.py); matrices are hidden or output. fp32: never cast
-    to the precision of the computation; its module holds no parameter that is. initial: the first values from numbers
-    drawn uniformly in [0, 1), a tensor of the parameter's shape; None: as the role has it."""
+    1, key_value 0 over the key/value heads. role decides weight decay, Muon and the first values (roles.py); matrices
+    are hidden or output. fp32: never cast to the precision of the computation; its module holds no parameter that is.
+    initial: the first values from numbers drawn uniformly in [0, 1), a tensor of the parameter's shape; None: as the
+    role has it."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +41,9 @@ class MixerParameter:
 
 class Share(NamedTuple):
     """What one tensor rank mixes. rows: samples, each of `tokens` tokens; compute and statistics: bytes of a number in
-    the computation (2 in bf16) and in statistics (4). sequence_parallel: the residual stream has this rank's tokens."""
+    the computation (2 in bf16) and in statistics (4). sequence_parallel: the residual stream has this rank's tokens.
+    cuda: the fused kernels of GPUs run. context: ranks that share a sample's tokens.
+    ring: their keys and values travel."""
 
     rows: int
     tokens: int
@@ -47,16 +51,33 @@ class Share(NamedTuple):
     compute: int = 2
     statistics: int = 4
     sequence_parallel: bool = True
+    cuda: bool = True
+    context: int = 1
+    ring: bool = False
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a sample on all context ranks."""
+        return self.tokens * self.context
 
 
 class Mixer(Config):
     """Base class. symbol: its letter in `model.pattern`. module: FILE:CLASS of the torch module, which is called with
     (ModelConfig, mixer, TensorAxis) and whose forward is that of `Attention`. not_of_weights: options that may change
-    where weights are taken over, since they do not change results."""
+    where weights are taken over, since they do not change results. carries_state: what a token reads depends on the
+    order of the tokens before it, so that they cannot form a tree. settings_of_model: there are no options, `of` reads
+    the model."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
     not_of_weights: ClassVar[tuple[str, ...]] = ()
+    carries_state: ClassVar[bool] = True
+    settings_of_model: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, model: Any, options: Mapping[str, Any], layer: LayerConfig) -> Self:
+        """The mixer of a layer of the model (a ModelConfig)."""
+        return cls(**options)
 
     def problem(self, width: int, sequence_length: int) -> str | None:
         """What is wrong with the options for a model of this size, with the nearest legal value; None if nothing is."""
@@ -74,6 +95,10 @@ class Mixer(Config):
         """Forward FLOPs of one sample beside those of the matrices and filters."""
         raise NotImplementedError
 
+    def causal_flops(self, width: int, tokens: int) -> float:
+        """As scan_flops, without what a causal mask hides."""
+        return self.scan_flops(width, tokens)
+
     def activation_bytes(self, width: int, share: Share) -> float:
         """What autograd keeps between the normed input, which is not counted, and the output's product, of which the
         input is counted."""
@@ -86,3 +111,11 @@ class Mixer(Config):
     def multiply_adds(self, width: int) -> int:
         """Of one token with the matrices and filters, whose every number it meets once."""
         return sum(each.count for each in self.parameters(width) if each.is_matrix or each.role == "filter")
+
+
+def norm_bytes(vectors: float, width: int, compute: int, statistics: int, rmsnorm: bool) -> float:
+    """What autograd keeps of a norm: LayerNorm its input in fp32 and two statistics a vector, our RMSNorm its input as
+    it is and one."""
+    if rmsnorm:
+        return vectors * (width * compute + statistics)
+    return vectors * (width + 2) * statistics

@@ -11,13 +11,18 @@ from gristmill.foundation.nearest_name import nearest_name
 from gristmill.training.mixer import Mixer
 
 PACKAGE = "gristmill.training.mixers"
-BUILT_IN = ("attention", "none")  # none: the layer is an MLP alone
+NO_MIXER = "none"  # the layer is an MLP alone
 
 
 def mixer_names() -> tuple[str, ...]:
-    """attention, none, and each file of the folder."""
+    """Each file of the folder, and none."""
     folder = importlib.import_module(PACKAGE)
-    return (*BUILT_IN, *sorted(file.name for file in pkgutil.iter_modules(folder.__path__)))
+    return (*sorted(file.name for file in pkgutil.iter_modules(folder.__path__)), NO_MIXER)
+
+
+def with_options() -> tuple[str, ...]:
+    """Those whose options are set under `model.mixers`."""
+    return tuple(name for name in mixer_names() if name != NO_MIXER and not mixer_class(name).settings_of_model)
 
 
 def mixer_class(name: str) -> type[Mixer]:
@@ -43,8 +48,7 @@ def known_mixer(name: str) -> str:
 
 def symbols() -> dict[str, str]:
     """Letters of `model.pattern` and the mixers they name: {"*": "attention", "M": "mamba2"}."""
-    own = {mixer_class(name).symbol: name for name in mixer_names() if name not in BUILT_IN}
-    return {"*": "attention"} | own
+    return {mixer_class(name).symbol: name for name in mixer_names() if name != NO_MIXER}
 
 
 class MixerOptions(dict[str, dict[str, Any]]):
@@ -56,7 +60,7 @@ class MixerOptions(dict[str, dict[str, Any]]):
 
 def _validated(options: Mapping[str, dict[str, Any]]) -> MixerOptions:
     for name, each in options.items():
-        if known_mixer(name) in BUILT_IN:
+        if known_mixer(name) not in with_options():
             raise ValueError(f"mixer {name} has no options; its settings are fields of model")
         _check_options(name, each)
     return MixerOptions(options)
@@ -88,7 +92,7 @@ class _OptionsSchema:
     """The options of each mixer, likewise."""
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
-        options = {name: mixer_class(name).model_json_schema() for name in mixer_names() if name not in BUILT_IN}
+        options = {name: mixer_class(name).model_json_schema() for name in with_options()}
         return {"type": "object", "properties": options, "additionalProperties": False}
 
 

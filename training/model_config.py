@@ -4,11 +4,10 @@ from typing import Any, Self
 
 from pydantic import field_validator, model_validator
 
-from gristmill.training.divisors import divisors
 from gristmill.training.layer_config import GATED, LayerConfig, Mlp
 from gristmill.training.layer_pattern import pattern_layers, pattern_problem, pattern_stages
 from gristmill.training.mixer import Mixer
-from gristmill.training.mixer_registry import BUILT_IN, known_mixer, mixer_class
+from gristmill.training.mixer_registry import NO_MIXER, known_mixer, mixer_class
 from gristmill.training.model_fields import PATTERNS, ModelFields
 
 
@@ -53,10 +52,11 @@ class ModelConfig(ModelFields):
     @model_validator(mode="after")
     def mixers_fit(self) -> Self:
         used = self.stateful_mixers
-        for name in used:
-            problem = self.mixer_named(name).problem(self.width, self.sequence_length)
+        for name in self.used_mixers:
+            mixer = self.mixer_named(name)
+            problem = mixer.problem(self.width, self.sequence_length)
             if problem is not None:
-                raise ValueError(f"mixers.{name}: {problem}")
+                raise ValueError(problem if mixer.settings_of_model else f"mixers.{name}: {problem}")
         if idle := sorted(set(self.mixers) - set(used)):
             raise ValueError(f"mixers.{idle[0]} is set, but no layer has that mixer; leave it out, or set mixer")
         if used and self.attention == "bidirectional":
@@ -70,10 +70,6 @@ class ModelConfig(ModelFields):
         if not self.head_width and self.width % self.heads:
             raise ValueError(
                 f"width={self.width} is not a multiple of heads={self.heads}; change one, or set head_width"
-            )
-        if self.heads % self.num_kv_heads:
-            raise ValueError(
-                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; try one of {divisors(self.heads)}"
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise ValueError(f"rope turns pairs, so the head width {self.head_dim} must be even; set head_width")
@@ -160,9 +156,9 @@ class ModelConfig(ModelFields):
         """The mixer of layer `index`."""
         return _entry(self.mixer, index) if self.pattern is None else pattern_layers(self.pattern)[index].mixer
 
-    def mixer_named(self, name: str) -> Mixer:
-        """A mixer with its options."""
-        return mixer_class(name)(**self.mixers.get(name, {}))
+    def mixer_named(self, name: str, layer: LayerConfig | None = None) -> Mixer:
+        """A mixer with its options, in that layer; None: one as any other."""
+        return mixer_class(name).of(self, self.mixers.get(name, {}), layer or LayerConfig())
 
     def _mlp_of(self, index: int) -> Mlp:
         has_mlp = self.pattern is None or pattern_layers(self.pattern)[index].has_mlp
@@ -178,9 +174,14 @@ class ModelConfig(ModelFields):
         return any(self.mixer_of(index) == "attention" for index in range(self.layers))
 
     @property
+    def used_mixers(self) -> tuple[str, ...]:
+        """Sorted."""
+        return tuple(sorted({self.mixer_of(index) for index in range(self.layers)} - {NO_MIXER}))
+
+    @property
     def stateful_mixers(self) -> tuple[str, ...]:
         """The mixers that carry a state from token to token, which therefore cannot form a tree; sorted."""
-        return tuple(sorted({self.mixer_of(index) for index in range(self.layers)} - set(BUILT_IN)))
+        return tuple(name for name in self.used_mixers if mixer_class(name).carries_state)
 
     @property
     def residual_additions(self) -> int:

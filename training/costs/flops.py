@@ -21,19 +21,9 @@ def paper_flops(
     return (4 if recompute else 3) * body + head
 
 
-def attended_pairs(sequence_length: int, window: int | None, causal: bool) -> float:
-    """Query-key pairs of one head in one sample. 4 tokens: 16 in full, 10 causally, 7 with a window of 2."""
-    if not causal:
-        return sequence_length * (sequence_length if window is None else min(window, sequence_length))
-    reach = sequence_length if window is None else min(window, sequence_length)
-    return reach * (reach + 1) / 2 + (sequence_length - reach) * reach
-
-
 def block_matmul_flops(block: Block) -> int:
     """Forward FLOPs of one token in the weight matrices: 2 for each weight; of experts, for those it goes to."""
-    mixer = block.width * (2 * block.query_width + 2 * block.kv_width)
-    if block.mixer is not None:
-        mixer = block.mixer.multiply_adds(block.width)
+    mixer = 0 if block.mixer is None else block.mixer.multiply_adds(block.width)
     hidden = block.hidden + block.top_k * block.expert_hidden
     mlp = block.width * hidden * (3 if block.gated else 2)
     router = block.width * (block.experts + 2 * block.coefficient)
@@ -43,22 +33,18 @@ def block_matmul_flops(block: Block) -> int:
 def block_macs_per_token(block: Block, sequence_length: int) -> int:
     """Multiply-adds of one token's forward pass, the cost that stages are balanced by: weights, and one query's
     scores (or a scan's share of one token)."""
-    scan = (
-        0 if block.mixer is None else int(block.mixer.scan_flops(block.width, sequence_length)) // sequence_length // 2
-    )
-    return (
-        scan
-        + block_matmul_flops(block) // 2
-        + block.query_width * min(block.window or sequence_length, sequence_length)
-    )
+    matmuls = block_matmul_flops(block) // 2
+    if block.heads or block.mixer is None:
+        return matmuls + block.query_width * min(block.window or sequence_length, sequence_length)
+    return matmuls + int(block.mixer.scan_flops(block.width, sequence_length)) // sequence_length // 2
 
 
 def attention_flops(block: Block, sequence_length: int, causal: bool = False) -> float:
-    """Forward FLOPs of one sample: scores and their product with the values, 4 x pairs x width of the heads; or those
-    of the layer's scan."""
-    if block.mixer is not None:
-        return block.mixer.scan_flops(block.width, sequence_length)
-    return 4 * attended_pairs(sequence_length, block.window, causal) * block.query_width
+    """Forward FLOPs of one sample: scores and their product with the values; or those of the layer's scan."""
+    if block.mixer is None:
+        return 0.0
+    count = block.mixer.causal_flops if causal else block.mixer.scan_flops
+    return count(block.width, sequence_length)
 
 
 def step_flops(shape: ModelShape, samples: int, causal: bool = False, sequence_length: int | None = None) -> float:

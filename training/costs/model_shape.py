@@ -5,13 +5,13 @@ from functools import cached_property
 
 from gristmill.training.layer_config import GATED, Mlp, NormOrder
 from gristmill.training.mixer import Mixer
-from gristmill.training.mixer_registry import BUILT_IN
+from gristmill.training.mixer_registry import NO_MIXER
 from gristmill.training.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. mixer: None is attention, or none at all where heads is 0; others have no heads either. mlp: none
+    """One layer. mixer: None where the layer is an MLP alone. heads: 0 where the mixer is not attention. mlp: none
     where the layer is a mixer alone. window: positions a query attends to, its own included; None is all.
 
     parallel: mixer and MLP read the same stream; one_norm: through one norm. softcap, clip: of attention.
@@ -56,7 +56,7 @@ class Block:
 
     @property
     def has_mixer(self) -> bool:
-        return self.heads > 0 or self.mixer is not None
+        return self.mixer is not None
 
     @property
     def query_width(self) -> int:
@@ -130,7 +130,7 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             top_k=layer.top_k,
             expert_hidden=layer.expert_hidden,
             coefficient=bool(layer.experts and model.moe and model.moe.residual),
-            mixer=None if layer.mixer in BUILT_IN else model.mixer_named(layer.mixer),
+            mixer=None if layer.mixer == NO_MIXER else model.mixer_named(layer.mixer, layer),
         )
         for layer in model.layer_list
     )

@@ -65,18 +65,8 @@ def _mixer(block: Block) -> list[Weight]:
     weights = _norm("mixer_norm", block.width, block.norm_leaves)
     if block.norm_order == "sandwich":
         weights += _norm("mixer_output_norm", block.width, block.norm_leaves)
-    if block.mixer is not None:
-        declared = block.mixer.parameters(block.width)
-        return weights + [Weight(f"mixer.{each.name}", each.shape, each.sharding) for each in declared]
-    weights += _linear("mixer.query", block.query_width, block.width, "output", block.qkv_biases)
-    weights += _linear("mixer.key", block.kv_width, block.width, "key_value", block.qkv_biases)
-    weights += _linear("mixer.value", block.kv_width, block.width, "key_value", block.qkv_biases)
-    weights += _linear("mixer.output", block.width, block.query_width, "input", block.output_biases)
-    if block.qk_norm:
-        over_heads = block.qk_norm == "width"
-        weights += _norm("mixer.query_norm", block.query_width if over_heads else block.head_dim, block.norm_leaves)
-        weights += _norm("mixer.key_norm", block.kv_width if over_heads else block.head_dim, block.norm_leaves)
-    return weights
+    declared = () if block.mixer is None else block.mixer.parameters(block.width)
+    return weights + [Weight(f"mixer.{each.name}", each.shape, each.sharding) for each in declared]
 
 
 def _mlp(name: str, block: Block) -> list[Weight]:

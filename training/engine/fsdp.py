@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard
 from gristmill.training.costs.parameters import expert_shard_dim
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.mixer import Mixer
-from gristmill.training.mixer_registry import BUILT_IN
+from gristmill.training.mixer_registry import NO_MIXER
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import Transformer
@@ -48,7 +48,7 @@ def shard_over_data(
     reshard = layout.reshard_after_forward and layout.pipeline == 1
     for index, layer in model.layers.items():
         name = model.config.mixer_of(int(index))
-        if name not in BUILT_IN:
+        if name != NO_MIXER:
             _shard_fp32_parts(layer, model.config.mixer_named(name), model.config.width, mesh, policy)
         if layer.has_experts:
             _shard_mixture(layer.mlp, mesh, policy, reshard)

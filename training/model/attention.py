@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from gristmill.training.layer_config import LayerConfig
 from gristmill.training.loss import upcast
+from gristmill.training.mixers import attention as mixers
 from gristmill.training.model.attention_metadata import AttentionMetadata, Mask
 from gristmill.training.model.causal import causal_blocks, fits_blocks
 from gristmill.training.model.norm import Norm
@@ -62,11 +62,11 @@ class KVCache:
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(K)) v over the tokens that the metadata lets each token see. clip, softcap: of the model."""
 
-    def __init__(self, config: ModelConfig, layer: LayerConfig, tensor: TensorAxis):
+    def __init__(self, config: ModelConfig, mixer: mixers.Attention, tensor: TensorAxis):
         super().__init__()
-        self.tensor, self.window, self.head_dim = tensor, layer.window, config.head_dim
+        self.tensor, self.window, self.head_dim = tensor, mixer.window, config.head_dim
         self.scale, self.clip, self.softcap = attention_scale(config), config.qkv_clip, config.attention_softcap
-        self.rotates = layer.rope
+        self.rotates = mixer.rope
         query_width = config.heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
         self.query = ColumnParallelLinear(tensor, config.width, query_width, config.projection_biases)

@@ -59,13 +59,15 @@ def causal_masks(
     given (int64[B, T], equal numbers are one document).
 
     tokens 3, window 2 -> [[1, 0, 0], [1, 1, 0], [0, 1, 1]]."""
+    windows = set(windows)
+    masks: dict[int | None, Mask] = {}
+    if documents_BT is None:  # nothing of size T x T is made for those
+        masks = {window: None for window in windows if window is None or window >= tokens}
+    if len(masks) == len(windows):
+        return masks
     back_TS = _distances(tokens, device)
     same_BTS = None if documents_BT is None else documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
-    masks: dict[int | None, Mask] = {}
-    for window in set(windows):
-        if same_BTS is None and (window is None or window >= tokens):
-            masks[window] = None
-            continue
+    for window in windows - masks.keys():
         seen_TS = back_TS >= 0 if window is None else (back_TS >= 0) & (back_TS < window)
         masks[window] = seen_TS.unsqueeze(0) if same_BTS is None else seen_TS & same_BTS
     return masks

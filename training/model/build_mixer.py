@@ -5,16 +5,13 @@ import importlib
 from torch import nn
 
 from gristmill.training.layer_config import LayerConfig
-from gristmill.training.model.attention import Attention
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import TensorAxis
 
 
 def build_mixer(config: ModelConfig, layer: LayerConfig, tensor: TensorAxis) -> nn.Module:
-    """Attention, or the module that the layer's mixer names, whose parameters must be those that it declares."""
-    if layer.mixer == "attention":
-        return Attention(config, layer, tensor)
-    mixer = config.mixer_named(layer.mixer)
+    """The module that the layer's mixer names, whose parameters must be those that it declares."""
+    mixer = config.mixer_named(layer.mixer, layer)
     file, name = mixer.module.split(":")
     built = getattr(importlib.import_module(file), name)(config, mixer, tensor)
     found = {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.loss import upcast
+from gristmill.training.mixers.attention import BLOCK, MAX_SCORES
 
 # B batch, H heads, Z = B x H, T tokens, K head width; N queries of a block, S keys up to the block's end
 
-BLOCK = 64  # queries of a block; the keys behind its end are never looked at
-MAX_SCORES = 2**24  # Z T^2; above it, keeping the weights for the backward pass would take more than 32 MB a layer
+# BLOCK: queries of a block; the keys behind its end are never looked at. MAX_SCORES: of Z T^2; above it, keeping the
+# weights for the backward pass would take more than 32 MB a layer.
 
 
 def fits_blocks(query_BHTK: Tensor) -> bool:

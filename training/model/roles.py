@@ -47,11 +47,12 @@ def role_of(name: str, config: ModelConfig) -> Role:
 
 
 def declared_parameter(name: str, config: ModelConfig) -> MixerParameter | None:
-    """The mixer's own declaration of its parameter; None for attention and all that is no mixer."""
+    """The mixer's own declaration of its parameter; None for all that is no mixer."""
     path = name.split(".")
-    if path[0] != "layers" or path[2] != "mixer" or (mixer := config.mixer_of(int(path[1]))) == "attention":
+    if path[0] != "layers" or path[2] != "mixer":
         return None
-    return _declared(config.mixer_named(mixer), config.width)[".".join(path[3:])]
+    mixer = config.mixer_named(config.mixer_of(int(path[1])))
+    return _declared(mixer, config.width)[".".join(path[3:])]
 
 
 @lru_cache(maxsize=64)

@@ -84,13 +84,7 @@ def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterat
 
 
 def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig) -> Iterator[str]:
-    if model.qk_norm == "width":
-        yield "qk_norm: width looks at all heads, which is not built over ranks yet; use qk_norm: true"
-    if model.has_attention and model.heads % size:
-        yield f"{model.heads} heads do not split evenly"
-    if model.has_attention and model.num_kv_heads % size and size % model.num_kv_heads:
-        yield f"{model.num_kv_heads} key/value heads neither split over the ranks nor repeat over them evenly"
-    for name in model.stateful_mixers:
+    for name in model.used_mixers:
         problem = model.mixer_named(name).tensor_problem(model.width, size)
         if problem is not None:
             yield problem

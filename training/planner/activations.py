@@ -8,7 +8,8 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 from typing import NamedTuple
 
 from gristmill.training.costs.model_shape import Block, ModelShape
-from gristmill.training.mixer import Share
+from gristmill.training.mixer import Share, norm_bytes
+from gristmill.training.mixers.attention import Attention
 from gristmill.training.planner.block_time import Widths, declared_linears, widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
@@ -119,10 +120,7 @@ def _residual(block: Block, layout: Layout, sequence_length: int) -> float:
 
 
 def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
-    """LayerNorm keeps its input in fp32 and two statistics per token, our RMSNorm its input as it is and one."""
-    if norm != "rmsnorm":
-        return tokens * (width + 2) * sizes.statistics
-    return tokens * (width * sizes.compute + sizes.statistics)
+    return norm_bytes(tokens, width, sizes.compute, sizes.statistics, norm == "rmsnorm")
 
 
 def _norms(block: Block, w: Widths, sizes: ElementSizes, norm: str) -> float:
@@ -131,63 +129,28 @@ def _norms(block: Block, w: Widths, sizes: ElementSizes, norm: str) -> float:
     return count * _norm(w.residual / block.width, block.width, sizes, norm)
 
 
-def _softcapped_scores(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
-    """Scores under a soft cap, as matmuls on the CPU: tanh and softmax in fp32, and in 16 bits the weights as they are
-    multiplied and the factors of the scores in fp32. The flex kernels of GPUs and the ring keep none of them."""
-    if not block.softcap or sizes.cuda or _is_ring(layout):
-        return 0.0
-    w = widths(block, layout, sequence_length)
-    pairs = layout.micro_batch * w.heads // layout.context * sequence_length**2
-    if sizes.compute == sizes.statistics:
-        return pairs * 2 * sizes.statistics
-    return pairs * (2 * sizes.statistics + sizes.compute) + w.tokens * 2 * w.query * sizes.statistics
-
-
-def _is_ring(layout: Layout) -> bool:
-    return layout.context > 1 and layout.context_method == "ring"
-
-
-def _declared_mixer(
-    block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str
-) -> float:
-    """Norm, its output (gathered), what the mixer itself keeps, dropout's mask; nothing without a mixer."""
-    if block.mixer is None:
-        return 0.0
-    w = widths(block, layout, sequence_length)
-    share = Share(
+def _share(layout: Layout, sequence_length: int, sizes: ElementSizes) -> Share:
+    return Share(
         layout.micro_batch,
         sequence_length // layout.context,
         layout.tensor,
         sizes.compute,
         sizes.statistics,
         layout.sequence_parallel,
+        sizes.cuda,
+        layout.context,
+        layout.context > 1 and layout.context_method == "ring",
     )
-    outside = _norms(block, w, sizes, norm) + w.residual * dropout
-    return outside + w.tokens * block.width * sizes.compute + block.mixer.activation_bytes(block.width, share)
 
 
 def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
-    """Norm, its output (gathered), query, key, value, the attention's output with its log-sums, dropout's mask."""
-    if not block.heads:
-        return _declared_mixer(block, layout, sequence_length, sizes, dropout, norm)
+    """Norm, its output (gathered), what the mixer itself keeps, dropout's mask; nothing without a mixer."""
+    if block.mixer is None:
+        return 0.0
     w = widths(block, layout, sequence_length)
-    # The CPU kernel wants as many key/value heads as query heads, and is given copies; the ring does not.
-    ring = _is_ring(layout)
-    keys = 2 * (w.key_value if sizes.cuda or ring or w.key_value == w.query else w.query)
-    total = _norms(block, w, sizes, norm) + w.residual * dropout
-    total += w.tokens * (block.width + 2 * w.query + keys) * sizes.compute
-    total += block.clip * w.tokens * (w.query + 2 * w.key_value) * sizes.compute
-    total += _softcapped_scores(block, layout, sequence_length, sizes)
-    blocks = _block_weights(block, layout, sequence_length, sizes)
-    total += blocks * sizes.compute if blocks else w.tokens * w.heads * sizes.statistics
-    # The blocks' output is laid out by heads, so the product after it reads a copy.
-    total += w.tokens * w.query * sizes.compute if blocks else 0
-    if block.window is not None and block.window < sequence_length and not sizes.cuda and not ring:
-        total += sequence_length**2 * sizes.compute  # the mask of the window, which torch turns into numbers
-    if block.qk_norm:
-        heads = w.tokens * (w.query + w.key_value) / block.head_dim
-        total += _norm(heads, block.head_dim, sizes, norm)
-    return total
+    outside = _norms(block, w, sizes, norm) + w.residual * dropout
+    inside = block.mixer.activation_bytes(block.width, _share(layout, sequence_length, sizes))
+    return outside + w.tokens * block.width * sizes.compute + inside
 
 
 def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
@@ -227,26 +190,11 @@ def _products(block: Block, layout: Layout, sequence_length: int, sizes: Element
     inner = (2 if block.gated else 1) * w.hidden
     outputs = block.has_mixer + bool(block.hidden)
     declared = sum(columns for _, columns in declared_linears(block, layout))
-    mixer = w.query + 2 * w.key_value if block.mixer is None else declared - block.width
+    mixer = w.query + 2 * w.key_value if block.heads else declared - block.width * block.has_mixer
     count = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute
-    if not block.heads:
-        return count
-    if _block_weights(block, layout, sequence_length, sizes):
+    if not isinstance(block.mixer, Attention) or block.mixer.block_weights(_share(layout, sequence_length, sizes)):
         return count
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
-
-
-def _block_weights(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> int:
-    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries attends
-    to the keys up to its end. 0 where a fused kernel or the ring runs: on GPUs, with windows, and for scores above
-    2**24."""
-    if _is_ring(layout):
-        return 0
-    rows = layout.micro_batch * widths(block, layout, sequence_length).heads // layout.context
-    if sizes.cuda or not block.heads or block.window is not None or block.softcap or rows * sequence_length**2 > 2**24:
-        return 0
-    ends = [min(start + 64, sequence_length) for start in range(0, sequence_length, 64)]
-    return rows * sum((end - start) * end for start, end in zip(range(0, sequence_length, 64), ends, strict=True))
 
 
 def _megatron_layer(block: Block, layout: Layout, sequence_length: int, framework: Framework) -> ActivationBytes:

@@ -182,7 +182,7 @@ def _linears(block: Block, layout: Layout, w: Widths, rates: Rates, framework: F
 
 def declared_linears(block: Block, layout: Layout) -> list[tuple[int, int]]:
     """(inputs, outputs) of the matrices of a mixer that is not attention, on one tensor rank."""
-    if block.mixer is None:
+    if block.heads or block.mixer is None:
         return []
     found = []
     for parameter in block.mixer.parameters(block.width):

@@ -3,7 +3,6 @@
 from math import ceil
 
 from gristmill.training.costs.model_shape import ModelShape
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.schedule import microbatches_fit, min_microbatches
 
@@ -16,7 +15,7 @@ def context_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
     context, method = layout.context, layout.context_method
     if context == 1:
         return None
-    if any(block.mixer is not None for block in shape.distinct):
+    if any(block.mixer is not None and not block.heads for block in shape.distinct):
         return f"context {context} is not built for mixers other than attention"
     if shape.sequence_length % (context * (2 if method == "ring" else 1)):
         return f"context {context} ({method}) does not split {shape.sequence_length} tokens"
@@ -30,16 +29,8 @@ def context_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
 
 def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: bool) -> str | None:
     """Why the model cannot be sharded over so many tensor ranks; None if it can."""
-    model: ModelConfig = shape.model
     if tensor == 1:
         return None
-    if model.qk_norm == "width":
-        return f"tensor {tensor}: qk_norm over the width is not built over ranks"
-    if model.has_attention and model.heads % tensor:
-        return f"tensor {tensor}: {model.heads} heads do not split evenly"
-    kv_heads = model.num_kv_heads
-    if model.has_attention and kv_heads % tensor and tensor % kv_heads:
-        return f"tensor {tensor}: {kv_heads} key/value heads neither split nor repeat evenly"
     for block in shape.distinct:
         problem = None if block.mixer is None else block.mixer.tensor_problem(block.width, tensor)
         if problem is not None:

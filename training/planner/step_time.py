@@ -200,7 +200,7 @@ class StepModel:
                 again = again.plus(one.selective, count)
             elif layout.recompute == "operators":
                 products = self.framework.products_again * one.full.matmul
-                scan = one.full.attention if block.mixer is not None else 0.0
+                scan = 0.0 if block.heads else one.full.attention
                 again = again.plus(TimeParts(products, scan, one.full.memory, one.full.tensor), count)
         for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
             if present:

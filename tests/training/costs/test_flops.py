@@ -5,9 +5,10 @@ import torch
 from model_counts import matmul_flops_per_token
 from torch.utils.flop_counter import FlopCounterMode
 
-from gristmill.training.costs.flops import attended_pairs, flops_per_token, paper_flops, recomputed_flops, step_flops
+from gristmill.training.costs.flops import flops_per_token, paper_flops, recomputed_flops, step_flops
 from gristmill.training.costs.model_shape import gpt, shape_of
 from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.mixers.attention import attended_pairs
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig

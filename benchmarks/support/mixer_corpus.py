@@ -1,0 +1,86 @@
+"""Bits per byte of mixers on a corpus, at equal parameters and tokens, by gristmill's own training loop."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.stages.train import bytes_per_token
+from gristmill.training.config import TrainConfig
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.run import Run, RunConfig
+from gristmill.training.training_data import TrainingData
+
+MAMBA2 = {"head_width": 32, "state": 32}
+# Two-sided 95 % quantiles of Student's t by number of seeds.
+STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+
+
+def models(recipe: Recipe) -> dict[str, ModelConfig]:
+    """Of as many layers and, to half a percent, parameters as the recipe's own: the width of the MLPs differs."""
+    own, _ = recipe.training()
+    alone = dict(own.mixers["tcnca"]) | {"kernel": 1, "blocks": 1, "depth": 1}
+    kinds: dict[str, dict[str, Any]] = {
+        "attention": {"mixer": "attention", "mixers": {}, "positions": "rope"},
+        "SSD": {"mixer": "mamba2", "mixers": {"mamba2": MAMBA2}},
+        "hybrid": {"mixer": ("mamba2", "mamba2", "attention", "mamba2"), "mixers": {"mamba2": MAMBA2}},
+        "TCNCA": {},
+        "chunked attention": {"mixers": {"tcnca": alone}},
+    }
+
+    def model(name: str, hidden: int) -> ModelConfig:
+        return ModelConfig.model_validate(own.model_dump() | kinds[name] | {"hidden": hidden})
+
+    def parameters(config: ModelConfig) -> int:
+        return parameter_count(shape_of(config, recipe.tokenizer.vocab_size))
+
+    wanted, column = parameters(own), 3 * own.width * own.layers
+    return {
+        name: model(name, own.hidden + round((wanted - parameters(model(name, own.hidden))) / column)) for name in kinds
+    }
+
+
+def open_data(recipe: Recipe, index: Path) -> TrainingData:
+    model, _ = recipe.training()
+    training, validation = (
+        open_samples(index, split, model.sequence_length, recipe.seed, recipe.index, lambda text: None)
+        for split in ("train", "validation")
+    )
+    per_token = bytes_per_token(read_dataset(index), "validation")
+    return TrainingData(training, validation, 0, recipe.index.mask_documents, per_token)
+
+
+def bits_per_byte(folder: Path, config: RunConfig, data: TrainingData) -> float:
+    """Of the held-out documents after the last step, mean over the sources."""
+    folder.mkdir(parents=True)
+    Run(config, data, single_process(), folder, Reporter.silent()).train()
+    last = next(line for line in reversed(read_metrics(folder / METRICS_NAME)) if "validation" in line)
+    return statistics.mean(source["bits_per_byte"] for source in last["validation"]["sources"].values())
+
+
+def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str, list[float]]:
+    """Bits per byte by model, one a seed."""
+    recipe = load_recipe("tcnca_tiny")
+    _, plain = recipe.training()
+    changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
+    train, data = TrainConfig.model_validate(plain.model_dump() | changes), open_data(recipe, index)
+    return {
+        name: [bits_per_byte(work / f"{name}-{seed}", RunConfig(model, train, seed), data) for seed in range(seeds)]
+        for name, model in models(recipe).items()
+    }
+
+
+def interval(values: list[float]) -> float:
+    """Half the 95 % confidence interval of the mean; not a number for one value."""
+    if len(values) < 2:
+        return math.nan
+    return STUDENT_T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
