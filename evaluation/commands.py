@@ -7,13 +7,14 @@ from math import lcm
 from pathlib import Path
 
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.request import Generation, GenerationSettings, TextStream
 from gristmill.evaluation.models.huggingface import is_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.results.curve import curve_svg
 from gristmill.evaluation.results.table import ScoreRow
 from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
-from gristmill.evaluation.scoring.generate import Generation, GenerationSettings, TextStream, generate
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError

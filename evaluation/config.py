@@ -11,11 +11,12 @@ class SamplingConfig(Config):
     """Sampling parameters of generation. temperature 0 is greedy decoding: only the repetition penalty applies to it.
 
     The order is that of transformers: repetition penalty (Keskar et al. 2019, CTRL, section 4.1), temperature, top-k,
-    top-p (Holtzman et al. 2020, nucleus sampling)."""
+    top-p (Holtzman et al. 2020, nucleus sampling), min-p (arXiv 2407.01082, section 3)."""
 
     temperature: float = Field(0.0, ge=0.0)
     top_k: int | None = Field(None, ge=1)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: float = Field(1.0, gt=0.0)
     seed: int = Field(0, ge=0, lt=2**63)
 

@@ -173,6 +173,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "temperature": "0 is greedy decoding",
         "top_k": "sample from the k most likely tokens; null: all",
         "top_p": "nucleus sampling probability; null: all tokens",
+        "min_p": "smallest probability of a token, as a share of the likeliest one's; null: none",
         "repetition_penalty": "divides the logits of tokens already in the text; 1 disables it",
         "seed": "random seed of sampling",
     },

@@ -1,11 +1,32 @@
 """The interface of a causal language model at inference: token ids to hidden states to logits."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from gristmill.training.model.kv_slots import SlotRows
+
 # B rows, T tokens, S cached tokens and the new ones, D width, V vocabulary, N selected positions
+
+
+class DecodingCache(Protocol):
+    """The tokens that sequences have read, one slot a sequence. The slots 0, 1, ... are the running batch."""
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copies the keys and values of the first tokens of one slot to another."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forgets the keys and values of a slot, which may not be finite."""
+        ...
+
+    def swap(self, first: int, second: int, tokens: int) -> None: ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Makes the states of mixers that carry one those of these rows of the running batch, in that order."""
+        ...
 
 
 class CausalLM(Protocol):
@@ -31,4 +52,15 @@ class CausalLM(Protocol):
 
     def extend(self, tokens_BT: Tensor, positions_BT: Tensor, visible_BTS: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Hidden states [B, T, D] of tokens that follow `state` (such as KV caches; None: empty), and the new state."""
+        ...
+
+    def new_cache(self, slots: int) -> DecodingCache: ...
+
+    def slot_token_bytes(self) -> int:
+        """Bytes that a token of a sequence takes in the cache of this rank."""
+        ...
+
+    def read(self, tokens_BT: Tensor, rows: SlotRows, cache: Any) -> Tensor:
+        """Hidden states [B, T, D] of tokens, which are added to the cache. Mixers with a state read rows that are all
+        new (the batch grows by them), or one token of each row of the batch."""
         ...

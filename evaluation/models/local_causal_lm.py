@@ -1,11 +1,16 @@
 """The training Transformer at inference: any positions, any mask, a KV cache."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gristmill.evaluation.models.slot_cache import SlotCache
+from gristmill.training.model.attention import Attention
 from gristmill.training.model.attention_metadata import AttentionMetadata
+from gristmill.training.model.kv_slots import SlotRows
+from gristmill.training.model.layer import Layer
 from gristmill.training.model.transformer import Transformer
 
 # B rows, T tokens, S cached tokens and the new ones, D width, V vocabulary, N selected positions
@@ -46,6 +51,25 @@ class LocalCausalLM:
         metadata = self.model.masked_attention_metadata(positions_BT, key_positions_BS, visible_BTS, keep_state=True)
         hidden_BTD, caches = self._hidden_states(tokens_BT, metadata, None if state is None else state[1])
         return hidden_BTD, (key_positions_BS, caches)
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache([layer.mixer for layer in self._layers()], slots)
+
+    def slot_token_bytes(self) -> int:
+        config, size = self.model.config, torch.empty(0, dtype=self.model.dtype).element_size()
+        attention = sum(isinstance(layer.mixer, Attention) for layer in self._layers())
+        groups = max(1, config.num_kv_heads // self.model.tensor.size)
+        return 2 * attention * groups * config.head_dim * size
+
+    def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
+        metadata = self.model.slot_attention_metadata(rows)
+        hidden_BTD, states = self._hidden_states(tokens_BT, metadata, cache.states(rows))
+        cache.keep(states, rows)
+        return hidden_BTD
+
+    def _layers(self) -> Iterable[Layer]:
+        """The layers of this rank, in the order of their states."""
+        return self.model.layers.values()
 
     def _hidden_states(
         self, tokens_BT: Tensor, metadata: AttentionMetadata, caches: tuple[Any, ...] | None

@@ -3,7 +3,7 @@
 All ranks of one replica make the same calls in the same order and get the same results."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.initialization import cast, fill, stored_name
+from gristmill.training.model.layer import Layer
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -37,6 +38,9 @@ class ShardedCausalLM(LocalCausalLM):
         self.reads_trees = not self.model.config.stateful_mixers
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
+
+    def _layers(self) -> Iterable[Layer]:
+        return [layer for part in self.parts.values() for layer in part.layers.values()]
 
     def _hidden_states(
         self, tokens_BT: Tensor, metadata: AttentionMetadata, caches: tuple[Any, ...] | None

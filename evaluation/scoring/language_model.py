@@ -10,8 +10,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gristmill.evaluation.config import SamplingConfig
+from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.causal_lm import CausalLM
-from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.loglikelihood import Score, score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.evaluation.scoring.request_cache import RequestCache, request_digest
@@ -245,7 +246,7 @@ def _settings(options: dict) -> GenerationSettings:
     temperature = float(options.pop("temperature", 0.0))
     if not options.pop("do_sample", temperature > 0):
         temperature = 0.0
-    known = {name: options.pop(name) for name in ("top_k", "top_p", "repetition_penalty") if name in options}
+    known = {name: options.pop(name) for name in ("top_k", "top_p", "min_p", "repetition_penalty") if name in options}
     if options:
         raise InputError(f"generation_kwargs {sorted(options)} are not supported; remove them from the task")
     return GenerationSettings(new_tokens, SamplingConfig(temperature=temperature, **known), stops)

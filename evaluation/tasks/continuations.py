@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.causal_lm import CausalLM
-from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.language_model import TextTokenizer
 from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
 from gristmill.foundation.config import Config

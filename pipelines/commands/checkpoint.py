@@ -139,7 +139,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt, streamed to the terminal."""
     from gristmill.evaluation.commands import generate_text
-    from gristmill.evaluation.scoring.generate import GenerationSettings
+    from gristmill.evaluation.generation.request import GenerationSettings
     from gristmill.evaluation.workdir import CheckpointPaths
 
     if not prompt:

@@ -14,6 +14,7 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import fill, shard_like
+from gristmill.training.model.kv_slots import SlotRows
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -88,6 +89,41 @@ class SmallCausalLM:
             x_BTD = x_BTD + mixed.transpose(1, 2).flatten(2) @ mix.T
             x_BTD = x_BTD + torch.tanh(x_BTD @ channel.T)
         return nn.functional.layer_norm(x_BTD, x_BTD.shape[-1:]), grown
+
+    def slot_token_bytes(self) -> int:
+        return 0
+
+    def new_cache(self, slots: int) -> "ListCache":
+        return ListCache(slots)
+
+    def read(self, tokens_BT: Tensor, rows: SlotRows, cache: "ListCache") -> Tensor:
+        """Reads every sequence anew, from a list of its tokens."""
+        hidden = torch.zeros(*tokens_BT.shape, self.output.shape[1], dtype=torch.float64)
+        for row, slot in enumerate(rows.slots_B.tolist()):
+            seen = rows.positions_BT[row] >= 0
+            first = int(rows.positions_BT[row][seen][0])
+            cache.tokens[slot] = cache.tokens[slot][:first] + tokens_BT[row][seen].tolist()
+            hidden[row, seen] = self.hidden(torch.tensor([cache.tokens[slot]]))[0, first:]
+        return hidden
+
+
+class ListCache:
+    """The tokens of each slot."""
+
+    def __init__(self, slots: int):
+        self.tokens: list[list[int]] = [[] for _ in range(slots)]
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        self.tokens[target] = self.tokens[source][:tokens]
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        self.tokens[first], self.tokens[second] = self.tokens[second][:tokens], self.tokens[first][:tokens]
+
+    def clear(self, slot: int) -> None:
+        self.tokens[slot] = []
+
+    def select(self, rows: Sequence[int]) -> None:
+        pass
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.load import load_for_evaluation
 from gristmill.evaluation.models.sharded_causal_lm import load_sharded
-from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.corpus_task_configs import cloze_task
 from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion
@@ -20,7 +21,8 @@ QUESTIONS = [
     ClozeQuestion(str(i), "notes", f"The mill number {i} grinds\nthe grain", ("of the day.", "of night.", "so."), i % 3)
     for i in range(7)
 ]
-PROMPTS = [[256, 1, 2, 3], [256, 9]]
+PROMPTS = [[256, 1, 2, 3], [256, 9], [256, 1, 2, 3, 4, 5, 6], [256], [256, 9]]
+SLOTS_TOKENS = 2 * (7 + 12)  # two slots, so that prompts wait until others have ended
 LAYOUTS = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "both": {"tensor": 2, "pipeline": 2}}
 
 
@@ -41,14 +43,17 @@ def asked_of_parts(checkpoint, tokenizer_folder, layout):
         checkpoint, layout, build_mesh(layout, 2, torch.device("cpu"), experts=layout.expert > 1), torch.float32
     )
     answers = asked(LanguageModel(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
-    return answers, [list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12))]
+    return answers, [
+        list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12), SLOTS_TOKENS)
+    ]
 
 
 def asked_alone(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     answers = asked(LanguageModel(subject.causal_lm, subject.codec, 500, Reporter.silent()))
     return answers, [
-        list(each.tokens) for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12))
+        list(each.tokens)
+        for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12), SLOTS_TOKENS)
     ]
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.int8 import quantize_int8
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.scoring.generate import GenerationSettings, generate
 from gristmill.evaluation.scoring.loglikelihood import score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.training.checkpoint import load_model, step_folder

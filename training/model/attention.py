@@ -14,6 +14,7 @@ from gristmill.training.loss import upcast
 from gristmill.training.mixers import attention as mixers
 from gristmill.training.model.attention_metadata import AttentionMetadata, Mask
 from gristmill.training.model.causal import causal_blocks, fits_blocks
+from gristmill.training.model.kv_slots import CachedKeys, SlotView
 from gristmill.training.model.norm import Norm
 from gristmill.training.model.ring_attention import ring_attention
 from gristmill.training.model.rotary import rotate
@@ -83,9 +84,10 @@ class Attention(nn.Module):
             self.key_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
 
     def forward(
-        self, x_BTD: Tensor, metadata: AttentionMetadata, state: KVCache | None = None
-    ) -> tuple[Tensor, KVCache | None]:
-        """The mixed tokens and, if the metadata keeps state, the state grown by these tokens."""
+        self, x_BTD: Tensor, metadata: AttentionMetadata, state: KVCache | SlotView | None = None
+    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
+        """The mixed tokens and, if the metadata keeps state, the state grown by these tokens; slots keep it
+        themselves."""
         x_BTD = self.tensor.enter(x_BTD)
         query_BTHtK = self._heads(self._clipped(self.query(x_BTD)), self.query_norm, metadata)
         key_BTGtK = self._heads(self._clipped(self.key(x_BTD)), self.key_norm, metadata)
@@ -98,7 +100,11 @@ class Attention(nn.Module):
             query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
                 query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
             )
-        grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
+        grown: KVCache | CachedKeys
+        if isinstance(state, SlotView):
+            grown = state.append(key_BTGtK, value_BTGtK)
+        else:
+            grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
         mask_BTS = metadata.masks_BTS[self.window]
         query_BHtTK = query_BTHtK.transpose(1, 2)
         if self.softcap is not None:

@@ -22,6 +22,7 @@ from gristmill.training.model.attention_metadata import (
 from gristmill.training.model.context_metadata import context_metadata, ring_plans
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.head import Head
+from gristmill.training.model.kv_slots import SlotRows
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.named_outputs import NamedOutputs
 from gristmill.training.model.norm import Norm
@@ -215,6 +216,27 @@ class Transformer(nn.Module):
             self._rotation(positions_BT),
             keep_state=keep_state,
             documents_BT=documents_BT,
+            window_rotation_BTK=self._window_rotation(positions_BT),
+        )
+
+    def slot_attention_metadata(self, rows: SlotRows) -> AttentionMetadata:
+        """Attention of tokens to those of their slots up to themselves. Mixers that carry a state return it."""
+        positions_BT = rows.positions_BT.clamp(min=0) if rows.padded else rows.positions_BT
+        tokens, device = positions_BT.shape[1], positions_BT.device
+        slopes_H = self.slopes(device) if self.config.positions == "alibi" else None
+        if rows.reads_itself_only:
+            masks = causal_masks(self._windows(), tokens, None, device)
+            masks = masks if slopes_H is None else alibi_masks(masks, tokens, slopes_H)
+        else:
+            columns_1S = torch.arange(rows.span, device=device).unsqueeze(0)
+            visible_BTS = columns_1S <= positions_BT.unsqueeze(2)
+            masks = explicit_masks(self._windows(), positions_BT, columns_1S, visible_BTS, slopes_H)
+        return AttentionMetadata(
+            positions_BT,
+            masks,
+            self._rotation(positions_BT),
+            keep_state=True,
+            documents_BT=(rows.positions_BT >= 0).long() if rows.padded else None,
             window_rotation_BTK=self._window_rotation(positions_BT),
         )
 

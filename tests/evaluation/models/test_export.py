@@ -5,10 +5,10 @@ import torch
 
 from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation
-from gristmill.evaluation.scoring.generate import GenerationSettings
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, write_manifest

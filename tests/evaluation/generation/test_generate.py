@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from gristmill.evaluation.config import SamplingConfig
-from gristmill.evaluation.scoring.generate import GenerationSettings, candidates, generate, sample_token
+from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.request import GenerationSettings
+from gristmill.evaluation.generation.sampler import candidates, sample_token
 from gristmill.foundation.errors import InputError
 
 PROMPTS = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3]]

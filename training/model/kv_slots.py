@@ -1,0 +1,116 @@
+"""Slot KV caches of continuous batching: each sequence has a slot, and every layer its keys and values of all slots."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# B rows, T tokens, S columns looked at, N slots, G key/value heads, C capacity in tokens, K head width
+
+MIN_COLUMNS = 256  # the capacity of a new cache; it doubles when a sequence is longer
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """Which tokens a forward pass reads, and where their keys and values go.
+
+    slots_B: int64, the slot of each row. positions_BT: int64, of each token in its sequence, -1 for padding, which is
+    on the left; the token of position p is written to column p of its slot. span: columns read, 1 + the largest
+    position. fresh: no row has tokens in the cache yet. padded: there is padding. in_order: slots_B is 0, 1, 2, ..."""
+
+    slots_B: Tensor
+    positions_BT: Tensor
+    span: int
+    fresh: bool
+    padded: bool
+    in_order: bool
+
+    @property
+    def reads_itself_only(self) -> bool:
+        """Plainly causal attention among the tokens of the pass."""
+        return self.fresh and not self.padded
+
+
+@dataclass(frozen=True)
+class CachedKeys:
+    """Keys and values that the tokens of a pass attend to."""
+
+    key_BGSK: Tensor
+    value_BGSK: Tensor
+
+
+class KVSlots:
+    """Keys and values of one layer. Column C is scratch: padding is written there. All numbers are finite, also those
+    that no token may see: zero times infinity would reach the sum."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.key_NGCK: Tensor | None = None
+        self.value_NGCK: Tensor | None = None
+
+    def at(self, rows: SlotRows) -> "SlotView":
+        return SlotView(self, rows)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copies the first columns of one slot to another."""
+        for memory in (self.key_NGCK, self.value_NGCK):
+            if memory is not None and tokens:
+                memory[target, :, :tokens] = memory[source, :, :tokens]
+
+    def clear(self, slot: int) -> None:
+        for memory in (self.key_NGCK, self.value_NGCK):
+            if memory is not None:
+                memory[slot] = 0
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Exchanges the first columns of two slots."""
+        for memory in (self.key_NGCK, self.value_NGCK):
+            if memory is not None and tokens:
+                kept = memory[first, :, :tokens].clone()
+                memory[first, :, :tokens] = memory[second, :, :tokens]
+                memory[second, :, :tokens] = kept
+
+    def write(self, rows: SlotRows, key_BTGK: Tensor, value_BTGK: Tensor) -> None:
+        self.key_NGCK = self._with_columns(self.key_NGCK, key_BTGK, rows.span)
+        self.value_NGCK = self._with_columns(self.value_NGCK, value_BTGK, rows.span)
+        columns_BT = rows.positions_BT
+        if rows.padded:
+            columns_BT = columns_BT.masked_fill(columns_BT < 0, self.key_NGCK.shape[2] - 1)
+        places = rows.slots_B.unsqueeze(1), slice(None), columns_BT
+        self.key_NGCK[places] = key_BTGK
+        self.value_NGCK[places] = value_BTGK
+
+    def read(self, rows: SlotRows) -> CachedKeys:
+        """Columns 0 to span - 1 of the rows' slots, without a copy where the slots are in order."""
+        assert self.key_NGCK is not None and self.value_NGCK is not None
+        if rows.in_order:
+            count = len(rows.slots_B)
+            return CachedKeys(self.key_NGCK[:count, :, : rows.span], self.value_NGCK[:count, :, : rows.span])
+        return CachedKeys(self.key_NGCK[rows.slots_B, :, : rows.span], self.value_NGCK[rows.slots_B, :, : rows.span])
+
+    def _with_columns(self, memory_NGCK: Tensor | None, new_BTGK: Tensor, columns: int) -> Tensor:
+        """The memory with at least so many columns and the scratch column."""
+        if memory_NGCK is not None and memory_NGCK.shape[2] > columns:
+            return memory_NGCK
+        capacity = MIN_COLUMNS
+        while capacity < columns:
+            capacity *= 2
+        groups, width = new_BTGK.shape[2:]
+        grown_NGCK = new_BTGK.new_zeros(self.slots, groups, capacity + 1, width)
+        if memory_NGCK is not None:
+            grown_NGCK[:, :, : memory_NGCK.shape[2]] = memory_NGCK
+        return grown_NGCK
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """The slots of one layer as the decoding state of a forward pass."""
+
+    memory: KVSlots
+    rows: SlotRows
+
+    def append(self, key_BTGK: Tensor, value_BTGK: Tensor) -> CachedKeys:
+        """Writes the new tokens; returns what they attend to."""
+        self.memory.write(self.rows, key_BTGK, value_BTGK)
+        if self.rows.reads_itself_only:
+            return CachedKeys(key_BTGK.transpose(1, 2), value_BTGK.transpose(1, 2))
+        return self.memory.read(self.rows)
