@@ -32,6 +32,11 @@ def seal(path: Path) -> None:
     _write_seal(path, {"xxh3": _digest(path), "state": file_state(path)})
 
 
+def seal_with(path: Path, digest: str) -> None:
+    """Write the seal of an existing file whose XXH3-128 is known."""
+    _write_seal(path, {"xxh3": digest, "state": file_state(path)})
+
+
 def is_sealed(path: Path) -> bool:
     """Whether the file exists, is complete and unchanged."""
     found = read_cached(seal_of(path))

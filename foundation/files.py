@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
+HELD_SUFFIX = ".held"  # of the locked file beside a folder of `held_folder`
 SCRATCH_SUFFIX = ".scratch"  # of a folder that is removed when its process ends
 
 
@@ -98,6 +99,29 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def held_folder(parent: Path) -> Iterator[Path]:
+    """A new folder below `parent` that is removed after the block; `remove_abandoned` removes one that a kill left."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / uuid.uuid4().hex
+    with _locked(parent / f"{folder.name}{HELD_SUFFIX}"):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            (parent / f"{folder.name}{HELD_SUFFIX}").unlink(missing_ok=True)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders of `held_folder` whose processes have ended."""
+    for mark in parent.glob(f"*{HELD_SUFFIX}"):
+        _removed_if_abandoned(mark)
+    for folder in parent.glob("*"):
+        if folder.is_dir() and not folder.with_suffix(HELD_SUFFIX).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(folder: Path) -> list[Path]:

@@ -14,9 +14,11 @@ import numpy as np
 
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.task_files import fetch, read_range
 
 MAGIC = b"gmshuf01"
 HEAD_BYTES = 24
+MIN_RANGED_BYTES = 16_000_000  # of a file on another machine; a smaller one is fetched whole
 # Records of a range: a reader of records of 12 bytes needs 50 MB for them, and as much again to sort them.
 RANGE_RECORDS = 1 << 22
 
@@ -37,7 +39,7 @@ class Shuffle:
         return [self.path(part) for part in range(self.parts)]
 
     def has(self, part: int) -> bool:
-        return self.path(part).exists()
+        return fetch(self.path(part)).exists()
 
     def write(self, part: int, records: np.ndarray, bounds: np.ndarray) -> None:
         """One part, whole or not at all. records: ordered by range; bounds int64[ranges + 1]: where each begins."""
@@ -60,7 +62,7 @@ class Shuffle:
 
     def part(self, part: int) -> tuple[np.ndarray, np.ndarray]:
         """(bounds int64[ranges + 1], records mapped from disk). Raises InputError if the file is damaged."""
-        path = self.path(part)
+        path = fetch(self.path(part))
         try:
             head = np.fromfile(path, "<u8", 3 + self.ranges + 1)
             start = 8 * len(head)
@@ -78,9 +80,20 @@ class Shuffle:
     def pieces(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
         """(part, its records of the range), mapped from disk, for all parts that have any."""
         for part in range(self.parts):
-            bounds, records = self.part(part)
-            if bounds[number + 1] > bounds[number]:
-                yield part, records[bounds[number] : bounds[number + 1]]
+            records = self.piece(part, number)
+            if len(records):
+                yield part, records
+
+    def piece(self, part: int, number: int) -> np.ndarray:
+        """The records of a range in one part. Of a large file on another machine nothing else is read."""
+        path, start = self.path(part), HEAD_BYTES + 8 * number
+        if (head := read_range(path, start, start + 16, MIN_RANGED_BYTES)) is not None:
+            first, last = np.frombuffer(head, "<i8").tolist()
+            start, size = HEAD_BYTES + 8 * (self.ranges + 1), self.dtype.itemsize
+            if (content := read_range(path, start + first * size, start + last * size)) is not None:
+                return np.frombuffer(content, self.dtype)
+        bounds, records = self.part(part)
+        return records[bounds[number] : bounds[number + 1]]
 
     def read(self, number: int) -> np.ndarray:
         """The records of a range, part after part."""

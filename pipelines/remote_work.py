@@ -2,10 +2,9 @@
 
 A stage runs in a local folder, the mirror, and is published when it is complete: its files as
 STAGE/FINGERPRINT/..., the manifest last, and then STAGE.json, a pointer that names the fingerprint. A reader goes by
-the pointer, so it sees a stage whole or not at all. The mirror is below $GRISTMILL_SCRATCH (~/.cache/gristmill/remote),
-which all nodes of a cluster must share."""
+the pointer, so it sees a stage whole or not at all. The mirror is below $GRISTMILL_SCRATCH (~/.cache/gristmill/remote).
+The nodes of a cluster do not share it: tasks' files travel through the store (`foundation/task_files.py`)."""
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.lock import LOCK_NAME
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
 from gristmill.foundation.store import Store
+from gristmill.foundation.task_files import scratch_root
 from gristmill.pipelines.remote_lease import RemoteLease
 
 MARK_NAME = ".remote.json"  # in a mirror: the address behind it
@@ -35,9 +35,8 @@ def mirror_of(location: str) -> Path:
     parts = location.rstrip("/").removesuffix(f"/{MANIFEST_NAME}").split("/")
     stage = max((place for place, part in enumerate(parts) if place > 3 and part in STAGE_NAMES), default=len(parts))
     address, inside = "/".join(parts[:stage]), "/".join(parts[stage:])
-    scratch = Path(os.environ.get("GRISTMILL_SCRATCH") or Path.home() / ".cache" / "gristmill" / "remote")
     name = Path(urlsplit(address).path).name or urlsplit(address).netloc
-    folder = scratch / f"{name}-{xxhash.xxh3_64_hexdigest(address.encode())}"
+    folder = scratch_root() / f"{name}-{xxhash.xxh3_64_hexdigest(address.encode())}"
     Store(address)  # refuses credentials before they are written anywhere
     if not (folder / MARK_NAME).is_file():
         write_atomic(folder / MARK_NAME, canonical_json({"address": address}))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.indexed.language_shares import language_tag
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.rehydration import Repeats
+from gristmill.foundation.task_files import fetch
 from gristmill.tokenizers.encode import documents_path
 
 
@@ -35,7 +36,7 @@ def documents_of(
     wanted = None if languages is None else pa.array(sorted(languages), pa.string())
     numbers, first, text_bytes = [np.empty(0, np.int64)], 0, 0
     for chunk in chunks:
-        table = pq.read_table(documents_path(chunk), columns=["doc_id", "bytes"])
+        table = pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "bytes"])
         times = np.ones(len(table), np.int64) if repeats is None else repeats.of(table["doc_id"])
         if wanted is not None:
             times *= np.asarray(pc.is_in(_languages(chunk), value_set=wanted))
@@ -47,7 +48,7 @@ def documents_of(
 
 def _languages(chunk: Path) -> pa.Array:
     """The tag of each document; each distinct value is checked once."""
-    column = pq.read_table(documents_path(chunk), columns=["language"])["language"].combine_chunks()
+    column = pq.read_table(fetch(documents_path(chunk)), columns=["language"])["language"].combine_chunks()
     encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
     tags = pa.array([language_tag(value) for value in encoded.dictionary.to_pylist()], pa.string())
     return tags.take(encoded.indices)

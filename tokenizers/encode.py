@@ -16,6 +16,7 @@ from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.task_files import fetch_folder
 from gristmill.tokenizers.sentences import split_sentences
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
 
@@ -63,7 +64,7 @@ def encode_documents(task: EncodeTask) -> None:
     note = note_path(task.prefix)
     if note.is_file() and idx_path(task.prefix).is_file():
         return
-    tokenizer = _loaded(task.tokenizer, task.encoder)
+    tokenizer = _loaded(fetch_folder(task.tokenizer), task.encoder)
     text_bytes = 0
     described: list[pa.Table] = []
     with indexed_writer(task.prefix, dtype_for(tokenizer.vocab_size), tokenizer.vocab_size) as writer:

@@ -28,6 +28,7 @@ from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, remove_tree, write_atomic
+from gristmill.foundation.task_files import fetch
 from gristmill.tokenizers.chosen_documents import documents_of, language_tokens
 from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks, note_path
 from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
@@ -178,7 +179,7 @@ def _merge(task: MergeTask) -> None:
         return
     if task.languages is None and task.repeats is None:
         merge(task.chunks, task.prefix, task.key)
-        text_bytes = sum(json.loads(note_path(chunk).read_bytes())["bytes"] for chunk in task.chunks)
+        text_bytes = sum(json.loads(fetch(note_path(chunk)).read_bytes())["bytes"] for chunk in task.chunks)
     else:
         chosen, text_bytes = documents_of(task.chunks, task.languages, task.repeats)
         merge(task.chunks, task.prefix, task.key, chosen)

@@ -11,6 +11,7 @@ from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary, remove_tree, sweep, write_atomic
+from gristmill.foundation.task_files import fetch
 
 IDENTITY_FILE = "identity.json"
 
@@ -24,7 +25,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
 def load_array(path: Path, mapped: bool = False) -> np.ndarray:
     """The array of one .npy file; mapped: pages are read as they are touched. Raises InputError if it is damaged."""
     try:
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return np.load(fetch(path), mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: no readable array ({error}); delete its folder and run again") from error
 

@@ -147,10 +147,9 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
 
 def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, int]) -> None:
     documents, keys, bands, numbers, links, place = task
-    read = [keys.part(part) for part in range(keys.parts)]
     found = [np.empty(0, LINK)]
     for number in numbers:
-        pieces = [records[bounds[number] : bounds[number + 1]] for bounds, records in read]
+        pieces = [keys.piece(part, number) for part in range(keys.parts)]
         key = _joined([piece["key"] for piece in pieces], np.uint64)
         position = _joined(
             [start + piece["document"] for start, piece in zip(documents.starts[:-1], pieces, strict=True)], np.int64

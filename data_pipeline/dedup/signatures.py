@@ -29,6 +29,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, write_atomic
+from gristmill.foundation.task_files import fetch
 
 if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
     from datasketch import MinHash
@@ -74,7 +75,7 @@ class StorePart:
         """doc_id, row, length and shingles (or these columns) of the documents."""
         path = documents_file(self.folder, self.number)
         try:
-            with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset
+            with pq.ParquetFile(fetch(path)) as file:  # pq.read_table imports pyarrow.dataset
                 found = file.read(list(columns))
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: no readable table of a signature store ({error}); {SIGN_AGAIN}") from error

@@ -8,6 +8,7 @@ import numpy as np
 from gristmill.data_pipeline.indexed.format import CODES, HEADER_BYTES, MAGIC, VERSION, Header, bin_path, idx_path
 from gristmill.data_pipeline.indexed.tables import check_bounds, check_sequences, first_id_outside
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.task_files import fetch
 
 
 class IndexedReader:
@@ -132,7 +133,7 @@ def _read_header(path: Path, index: np.ndarray) -> Header:
 
 def _map_file(path: Path) -> np.ndarray:
     """uint8[bytes], read-only; an empty file gives an empty array, which a memory map refuses."""
-    if not path.is_file():
+    if not fetch(path).is_file():
         raise InputError(f"{path}: no such file; a dataset is PREFIX.bin with PREFIX.idx, named by PREFIX")
     if path.stat().st_size == 0:
         return np.zeros(0, np.uint8)

@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,10 +15,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gristmill.foundation.engine.carriers import run_in_view
 from gristmill.foundation.engine.pandas_check import do_without_pandas
 from gristmill.foundation.engine.parcel import Parcel, packed, unpacked
 from gristmill.foundation.engine.worker_pool import answer_of, failure
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import held_folder
+from gristmill.foundation.task_files import Listing, TaskObjects, node_scratch
 
 PACKAGE = Path(__file__).parents[2]
 FOLDERS = ("data_pipeline", "evaluation", "foundation", "pipelines", "tokenizers", "training")
@@ -31,11 +35,15 @@ class Place:
     """What every node must have as the driver has it.
 
     folder: the driver's current folder, from which relative paths start. versions: see `versions_here`. probe: a file
-    below the work folder that the driver wrote, with its content; None: not checked."""
+    below the work folder that the driver wrote, with its content; None: not checked. objects: the store through which
+    files travel, None if the work folder is on a disk that all nodes share. object_probe: an object there that every
+    node must read."""
 
     folder: str
     versions: Mapping[str, str]
     probe: tuple[str, str] | None = None
+    objects: TaskObjects | None = None
+    object_probe: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,17 +87,22 @@ def report(place: Place) -> NodeReport:
     return NodeReport(socket.gethostname(), time.time(), _problem(place))
 
 
-def run_task(order: Parcel, place: Place, scratch: Path) -> Parcel:
-    """`answer_of` the order, which is (function, task), in the driver's folder. scratch: takes large results.
+def run_task(order: Parcel, place: Place, scratch: Path | Listing) -> Parcel:
+    """`answer_of` the order, which is (function, task), in the driver's folder. scratch: a folder that takes large
+    results, or the files that travel through a store.
 
     A node that differs from the driver, such as one that joined late, answers with an InputError that names it."""
     try:
         if problem := _problem(place):
             raise InputError(f"node {socket.gethostname()}: {problem}")
         _enter(place)
+        if isinstance(scratch, Listing):
+            return run_in_view(order, scratch)
         answer = answer_of(*unpacked(order))
         return packed(answer, scratch)
     except Exception as error:
+        if isinstance(scratch, Listing):
+            return packed((failure(error), []), Path(tempfile.gettempdir()))
         return packed(failure(error), scratch)
 
 
@@ -103,6 +116,8 @@ def load_modules(place: Place, modules: Sequence[str]) -> None:
 
 
 def _enter(place: Place) -> None:
+    if place.objects is not None and not os.path.isdir(place.folder):
+        return  # nothing is shared
     os.chdir(place.folder)
     if place.folder not in sys.path:
         sys.path.append(place.folder)
@@ -117,6 +132,8 @@ def _problem(place: Place) -> str:
     ]
     if differing:
         return f"{'; '.join(differing)}; install the same versions on every node (constraints.txt)"
+    if place.objects is not None:
+        return _store_problem(place.objects, place.object_probe) if place.object_probe else ""
     if not os.path.isdir(place.folder):
         return f"the folder {place.folder}, where the command was started, is not here; share it under this path"
     if place.probe is not None and not _holds(*place.probe):
@@ -125,6 +142,19 @@ def _problem(place: Place) -> str:
             "all nodes share under the same path"
         )
     return ""
+
+
+def _store_problem(objects: TaskObjects, probe: str) -> str:
+    folder = node_scratch(objects.address)
+    try:
+        objects.get_bytes(probe)
+        folder.mkdir(parents=True, exist_ok=True)
+        with held_folder(folder):
+            return ""
+    except (InputError, RecipeError) as error:
+        return str(error)
+    except OSError as error:
+        return f"{folder} cannot be written to ({error.strerror}); set GRISTMILL_SCRATCH to a folder of each node"
 
 
 def _holds(path: str, content: str) -> bool:

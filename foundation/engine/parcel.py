@@ -2,7 +2,7 @@
 
 Ray copies messages over 100 kB through its object store and keeps them in the driver's memory, so masks and tables
 of a task travel as a file of the shared work folder. The file is named by its content and is whole or absent: two runs
-of a task write the same one."""
+of a task write the same one. Paths below a `root` travel relative to it, so that each machine may have its own."""
 
 import io
 import os
@@ -30,14 +30,64 @@ class Parcel:
     content: bytes
     path: str = ""
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(_padded, self.sizes))
+
+
+class _Pickler(pickle.Pickler):
+    """Paths below the root become relative to it, and are added to `named`."""
+
+    def __init__(self, file: io.BytesIO, root: Path | None, buffers: list[pickle.PickleBuffer]):
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.root, self.named = root, set[Path]()
+
+    def reducer_override(self, value: Any) -> Any:
+        if self.root is None or not isinstance(value, Path) or not value.is_relative_to(self.root):
+            return NotImplemented
+        self.named.add(value)
+        return _at_root, (value.relative_to(self.root).as_posix(),)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Relative paths become paths below the root, and are added to `named`."""
+
+    def __init__(self, file: io.BytesIO, root: Path | None, buffers: Sequence[memoryview]):
+        super().__init__(file, buffers=buffers)
+        self.root, self.named = root, set[Path]()
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return self._path if found is _at_root else found
+
+    def _path(self, relative: str) -> Path:
+        assert self.root is not None
+        self.named.add(self.root / relative)
+        return self.root / relative
+
+
+def _at_root(relative: str) -> Path:
+    raise pickle.UnpicklingError(f"{relative}: a path without its root")
+
 
 def packed(value: Any, folder: Path) -> Parcel:
     """The value, of which a large one is written to a file in the folder.
 
     Raises TypeError or pickle.PicklingError if it cannot be pickled."""
+    return packed_below(value, folder, None)[0]
+
+
+def packed_below(value: Any, folder: Path, root: Path | None) -> tuple[Parcel, set[Path]]:
+    """As `packed`, with the paths below the root that the value names, which become relative to it."""
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    pieces = [memoryview(head), *(buffer.raw() for buffer in buffers)]
+    file = io.BytesIO()
+    pickler = _Pickler(file, root, buffers)
+    pickler.dump(value)
+    return _parcel(file.getbuffer(), buffers, folder), pickler.named
+
+
+def _parcel(head: memoryview, buffers: Sequence[pickle.PickleBuffer], folder: Path) -> Parcel:
+    pieces = [head, *(buffer.raw() for buffer in buffers)]
     sizes = tuple(piece.nbytes for piece in pieces)
     if sum(map(_padded, sizes)) <= MAX_MESSAGE_BYTES:
         held = io.BytesIO()
@@ -55,6 +105,15 @@ def packed(value: Any, folder: Path) -> Parcel:
 
 def unpacked(parcel: Parcel) -> Any:
     """The value; its arrays can be written to. Raises InputError if the file is gone."""
+    return _unpickled(_content(parcel), parcel, None)[0]
+
+
+def unpacked_below(parcel: Parcel, root: Path) -> tuple[Any, set[Path]]:
+    """As `unpacked`, of `packed_below`; with the paths that the value names, which are below this root."""
+    return _unpickled(_content(parcel), parcel, root)
+
+
+def _content(parcel: Parcel) -> bytearray:
     content = bytearray(parcel.content)
     if parcel.path:
         try:
@@ -63,11 +122,16 @@ def unpacked(parcel: Parcel) -> Any:
                 file.readinto(content)
         except OSError as error:
             raise InputError(f"{parcel.path}: a task's file cannot be read ({error.strerror})") from error
+    return content
+
+
+def _unpickled(content: bytearray, parcel: Parcel, root: Path | None) -> tuple[Any, set[Path]]:
     view, at, pieces = memoryview(content), 0, []
     for size in parcel.sizes:
         pieces.append(view[at : at + size])
         at += _padded(size)
-    return pickle.loads(pieces[0], buffers=pieces[1:])
+    unpickler = _Unpickler(io.BytesIO(pieces[0]), root, pieces[1:])
+    return unpickler.load(), unpickler.named
 
 
 def _padded(size: int) -> int:

@@ -1,7 +1,8 @@
 """Ray engine: runs independent tasks as core tasks of a Ray cluster that is already running.
 
-Only tasks are used: no Ray Data, no actors, no Ray Client, and the object store holds no data: files on a file system
-that the nodes share do, and messages carry their addresses (`parcel.py`). The cluster is never shut down from here."""
+Only tasks are used: no Ray Data, no actors, no Ray Client, and Ray's object store holds no data: files do, on a file
+system that the nodes share or in an object store such as S3, and messages carry their addresses (`carriers.py`). The
+cluster is never shut down from here."""
 
 import errno
 import logging
@@ -12,14 +13,16 @@ from time import monotonic
 from typing import Any
 
 from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.engine.carriers import Carrier, SharedFolder, ThroughStore
+from gristmill.foundation.engine.driver_files import DriverFiles
 from gristmill.foundation.engine.engine import Engine, Result, Task, name_of
 from gristmill.foundation.engine.node import load_modules, run_task
-from gristmill.foundation.engine.parcel import packed, unpacked
 from gristmill.foundation.engine.ray_cluster import checked_place, connect, last_line, nodes_with_processors
 from gristmill.foundation.engine.worker_pool import RemoteTraceback
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import scratch_folder
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.task_files import TransferError
 
 ray = DeferredModule("ray")
 ray_exceptions = DeferredModule("ray.exceptions")
@@ -41,16 +44,18 @@ class RayEngine(Engine):
     """Runs tasks on the cluster at `address` (HOST:PORT, or auto: the one of this machine).
 
     A task whose process or node is lost is run again, `attempts` times in all; Ray itself retries nothing, since it
-    would retry a task that was killed for lack of memory for ever. work_folder: must be the same on every node.
+    would retry a task that was killed for lack of memory for ever. store: the address behind the work folder, through
+    which files travel (`task_files.py`); "": the work folder must be the same on every node.
     Raises RecipeError or InputError within about 30 s if Ray is not installed, the address does not answer, or a node
     has other versions than this process."""
 
-    def __init__(self, address: str, reporter: Reporter, work_folder: Path, attempts: int = ATTEMPTS):
+    def __init__(self, address: str, reporter: Reporter, work_folder: Path, attempts: int = ATTEMPTS, store: str = ""):
         self.reporter, self.work_folder, self.attempts = reporter, work_folder.absolute(), attempts
+        self._files = DriverFiles(self.work_folder, store) if store else None
         self._loading: list[Any] = []
         self._connected_here = connect(address)
         try:
-            self._place = checked_place(address, work_folder)
+            self._place = checked_place(address, work_folder, self._files.objects if self._files else None)
         except BaseException:
             self.disconnect()
             raise
@@ -68,7 +73,9 @@ class RayEngine(Engine):
         self._loading = [load.remote(self._place, tuple(modules)) for _ in range(self.workers)]
 
     def close(self) -> None:
-        """Nothing: Ray ends idle workers by itself."""
+        """Remove the tasks' files from the store. Ray ends idle workers by itself."""
+        if self._files is not None:
+            self._files.clear()
 
     def disconnect(self) -> None:
         """Leave the cluster, which goes on, if this engine connected to it."""
@@ -80,10 +87,16 @@ class RayEngine(Engine):
         self, function: Callable[[Task], Result], tasks: Sequence[Task], weights: Sequence[float], description: str
     ) -> Generator[tuple[int, Result], None, None]:
         order = sorted(range(len(tasks)), key=lambda index: -weights[index])
+        if not tasks:
+            return
         with scratch_folder(self.work_folder) as scratch:
-            run = _Run(self, function, tasks, description, scratch)
+            carrier: Carrier = SharedFolder(scratch, function)
+            if self._files is not None:
+                carrier = ThroughStore(self._files, scratch, function, tasks)
+            run = _Run(self, carrier, tasks, description)
             try:
                 yield from run.results(order)
+                carrier.finish()
             finally:
                 run.cancel()
 
@@ -98,20 +111,16 @@ class RayEngine(Engine):
         return self._place
 
 
+def _is_transient(exception: Exception) -> bool:
+    return isinstance(exception, TransferError) or (isinstance(exception, OSError) and exception.errno in TRANSIENT)
+
+
 class _Run:
     """One map: which tasks wait, which the cluster has, and how often each was lost."""
 
-    def __init__(
-        self,
-        engine: RayEngine,
-        function: Callable[[Any], Any],
-        tasks: Sequence[Any],
-        description: str,
-        scratch: Path,
-    ):
-        self.engine, self.function, self.tasks, self.description = engine, function, tasks, description
-        self.scratch = scratch
-        self.submitter = engine.submitter() if tasks else None
+    def __init__(self, engine: RayEngine, carrier: Carrier, tasks: Sequence[Any], description: str):
+        self.engine, self.carrier, self.tasks, self.description = engine, carrier, tasks, description
+        self.submitter = engine.submitter()
         self.pending: dict[Any, int] = {}
         self.lost: Counter[int] = Counter()
         self.last_node = monotonic()
@@ -132,9 +141,8 @@ class _Run:
                     yield index, value
 
     def _submit(self, index: int) -> None:
-        order = packed((self.function, self.tasks[index]), self.scratch)
-        assert self.submitter is not None
-        self.pending[self.submitter.remote(order, self.engine.place, self.scratch)] = index
+        order = self.carrier.order(self.tasks[index])
+        self.pending[self.submitter.remote(order, self.engine.place, self.carrier.scratch)] = index
 
     def _ready(self) -> list[Any]:
         references = list(self.pending)
@@ -165,11 +173,11 @@ class _Run:
             return True, None
         except ray_exceptions.RayError as error:
             raise InputError(f"{self._named(index)} failed in Ray: {last_line(error)}") from error
-        is_right, value = unpacked(parcel)
+        is_right, value = self.carrier.answer(parcel)
         if is_right:
             return False, value
         exception, text = value
-        if isinstance(exception, OSError) and exception.errno in TRANSIENT and self._may_run_again(index):
+        if _is_transient(exception) and self._may_run_again(index):
             return True, None
         raise exception from RemoteTraceback(text)
 

@@ -11,12 +11,14 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.engine.node import NodeReport, Place, report, versions_here
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.task_files import TaskObjects
 
 ray = DeferredModule("ray")
 ray_strategies = DeferredModule("ray.util.scheduling_strategies")
@@ -119,8 +121,9 @@ def nodes_with_processors() -> list[dict[str, Any]]:
     return sorted(living, key=lambda node: node["NodeID"])
 
 
-def checked_place(address: str, work_folder: Path | None) -> Place:
-    """What every task needs of its node, after all present nodes reported that they have it.
+def checked_place(address: str, work_folder: Path | None, objects: TaskObjects | None = None) -> Place:
+    """What every task needs of its node, after all present nodes reported that they have it. objects: the store that
+    the nodes share instead of the work folder.
 
     Raises InputError that names every node that differs, does not see the work folder, does not answer or whose clock
     is wrong; and if there is no node with a processor."""
@@ -129,6 +132,10 @@ def checked_place(address: str, work_folder: Path | None) -> Place:
         raise InputError(
             f"--address {address}: no node of the cluster has a CPU; start one: ray start --address HOST:6379"
         )
+    if objects is not None:
+        place = Place(os.getcwd(), versions_here(), objects=objects, object_probe=objects.put_bytes(b"probe"))
+        _shake_hands(nodes, place)
+        return replace(place, object_probe="")
     with _probe_file(work_folder) as probe:
         place = Place(os.getcwd(), versions_here(), probe)
         _shake_hands(nodes, place)

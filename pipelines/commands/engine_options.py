@@ -11,6 +11,7 @@ from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.remote_work import RemoteWork
 
 slurm_engine = DeferredModule("gristmill.foundation.engine.slurm")  # for --engine slurm alone
 ray_engine = DeferredModule("gristmill.foundation.engine.ray")  # for --engine ray alone
@@ -44,7 +45,10 @@ class EngineOptions:
     def open(self, reporter: Reporter, work_folder: Path | None = None) -> Engine:
         """The engine. Raises RecipeError or InputError if a cluster cannot be used; see RayEngine."""
         if self.engine == "ray":
-            return ray_engine.RayEngine(self.address or "auto", reporter, work_folder)
+            folder = work_folder or Path("work")
+            remote = RemoteWork.behind(folder)
+            store = "" if remote is None else remote.store.address
+            return ray_engine.RayEngine(self.address or "auto", reporter, folder, store=store)
         if self.engine == "slurm" and self.address is None:
             return slurm_engine.SlurmEngine(self.workers, reporter, work_folder or Path("work"))
         if self.address is not None:

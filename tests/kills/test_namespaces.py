@@ -1,4 +1,5 @@
-"""Machines as network namespaces: Ray nodes killed and cut off, and training over two machines with one lost."""
+"""Machines as namespaces: Ray nodes killed and cut off, with a shared work folder and with nothing shared but a store,
+and training over two machines with one lost."""
 
 import json
 import os
@@ -8,19 +9,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
-from tests.support.kills import Launcher, files_of, number_of_kills, seed_of, write_corpus
+from gristmill.foundation.store import Store
+from gristmill.pipelines.remote_work import MARK_NAME, mirror_of
+from tests.support.kills import Launcher, Run, files_of, number_of_kills, seed_of, write_corpus
 from tests.support.net_namespaces import HOST, Network, network, why_not
+from tests.support.s3_server import s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 KILLS = 50
 PORT = 6390
+DEMO = Path(__file__).parents[2] / "pipelines/recipes/demo.yaml"
 CUTS = ("--set", "curate.shard_bytes=20000", "--to", "index")
 # A node that does not answer is given up after 2 s, by Ray's default after 20.
 HEALTH = {
@@ -36,7 +42,7 @@ class Machine:
 
     def __init__(self, command: list[str], log: Path):
         self.log = log.open("wb")
-        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=environment, start_new_session=True
         )
@@ -64,10 +70,10 @@ class Machine:
 
 
 class Cluster:
-    """A head on this machine and a Ray node on each machine of the network."""
+    """A head on this machine and a Ray node on each machine of the network. own_disk: see `cluster`."""
 
-    def __init__(self, net: Network, folder: Path):
-        self.net, self.folder, self.count = net, folder, 0
+    def __init__(self, net: Network, folder: Path, own_disk: Sequence[Path] = ()):
+        self.net, self.folder, self.own_disk, self.count = net, folder, own_disk, 0
         self.ray = [
             sys.executable,
             "-m",
@@ -96,7 +102,10 @@ class Cluster:
         self.count += 1
         log = self.folder / f"node-{number}-{self.count}.log"
         join = ["--address", f"{HOST}:{PORT}", "--node-ip-address", self.net.machines[number], "--num-cpus", "1"]
-        machine = Machine(self.net.command(number, *self.ray, *join), log)
+        command = self.net.command(number, *self.ray, *join)
+        if self.own_disk:
+            command = self.net.command_on_own_disk(number, self.own_disk, *self.ray, *join)
+        machine = Machine(command, log)
         self._wait_for(log.name, "Ray runtime started")
         return machine
 
@@ -124,9 +133,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster(net: Network, folder: Path) -> Iterator[Cluster]:
+def cluster(net: Network, folder: Path, own_disk: Sequence[Path] = ()) -> Iterator[Cluster]:
+    """own_disk: folders of which each node has its own, with nothing of this machine's in them."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = Cluster(net, folder)
+    made = Cluster(net, folder, own_disk)
     try:
         yield made
     finally:
@@ -149,26 +159,7 @@ def test_kills_and_a_cut_cable_change_no_byte(launcher: Launcher, tmp_path: Path
         command = ("run", recipe, *CUTS, "--workdir", folder, "--engine", "ray", "--address", f"{HOST}:{PORT}")
         while sum(met.values()) < wanted or not done or not met["cut"]:
             run = launcher.start(*command, cwd=tmp_path)
-            while run.running() and not run.launcher.answered(rng.uniform(0.2, 4.0)):
-                what = (
-                    "cut"
-                    if not met["cut"] and sum(met.values()) >= wanted // 2
-                    else rng.choice(("driver", "worker", "node"))
-                )
-                number = rng.choice(sorted(made.nodes))
-                if what == "driver":
-                    run.kill_group()
-                elif what == "worker" and not made.kill_worker(number, rng):
-                    continue
-                elif what == "node":
-                    made.restart(number)
-                elif what == "cut":
-                    net.cut(number)
-                    run.launcher.answered(6.0)  # its task is given to another machine, and goes on here too
-                    net.join(number)
-                    run.launcher.answered(3.0)
-                    made.restart(number)
-                met[what] += 1
+            disturb(run, made, met, wanted, rng)
             code = run.finish()
             assert code in (0, -signal.SIGKILL) or "was lost 4 times" in run.output(), run.output()
             assert "Traceback" not in run.output(), run.output()
@@ -176,6 +167,94 @@ def test_kills_and_a_cut_cable_change_no_byte(launcher: Launcher, tmp_path: Path
                 assert files_of(folder) == expected, met
                 os.rename(folder, tmp_path / f"done-{done}")
                 done += 1
+    print(met, done)
+
+
+def disturb(run: Run, made: Cluster, met: dict[str, int], wanted: int, rng: random.Random) -> None:
+    """Kills the run's driver, workers and nodes at random moments after it joined the cluster, and cuts one node off
+    once half of the wanted kills are done. met: counts what was done; ends with the run or when all is done."""
+    while run.running() and not (run.log.exists() and "engine: ray" in run.output()):
+        run.launcher.answered(0.1)
+    while sum(met.values()) < wanted or not met["cut"]:
+        if run.launcher.answered(rng.uniform(0.2, 4.0)):
+            return
+        may_cut = not met["cut"] and sum(met.values()) >= wanted // 2
+        what = "cut" if may_cut else rng.choice(("driver", "worker", "node"))
+        number = rng.choice(sorted(made.nodes))
+        if what == "driver":
+            run.kill_group()
+        elif what == "worker" and not made.kill_worker(number, rng):
+            continue
+        elif what == "node":
+            made.restart(number)
+        elif what == "cut":
+            made.net.cut(number)
+            run.launcher.answered(6.0)  # its task is given to another machine, and goes on here too
+            made.net.join(number)
+            run.launcher.answered(3.0)
+            made.restart(number)
+        met[what] += 1
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Network]:
+    """Three machines and an S3 server with the bucket `corpus`, which is all that they share with this one."""
+    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "scratch"))
+    with network(3) as net, s3_server(monkeypatch, HOST) as client:
+        client.create_bucket(Bucket="corpus")
+        yield net
+
+
+def own_folders(tmp_path: Path) -> tuple[Path, ...]:
+    """What each node has for itself: the test's folder, with the driver's scratch folder, and Ray's."""
+    return tmp_path, Path("/tmp/ray"), Path("/dev/shm")
+
+
+def write_demo(folder: Path) -> Path:
+    """The recipe `demo` with steps that edit texts; its raw files come with Python, which each node has."""
+    folder.mkdir(parents=True)
+    content = yaml.safe_load(DEMO.read_text())
+    content["sources"] = [{**source, "packages": ["numpy"]} for source in content["sources"]]
+    held = [{"text": "Return an array of zeros with the same shape and type as a given array."}]
+    (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    content["curate"] |= {
+        "shard_bytes": 2_000_000,
+        "quality": {"positive": ["python_prose"], "negative": ["python_code"], "keep": "quantile", "value": 0.9},
+        "span_dedup": [{"unit": "paragraph", "min_count": 3}],
+        "substring_dedup": {"min_bytes": 400, "group_bytes": 4_000_000},
+        "decontaminate": {"benchmarks": [{"name": "held", "paths": [str(folder / "held.jsonl")], "fields": ["text"]}]},
+    }
+    (folder / "demo.yaml").write_text(yaml.safe_dump(content))
+    return folder / "demo.yaml"
+
+
+def test_nodes_that_share_nothing_but_a_store_give_the_local_bytes_whatever_is_killed(
+    bucket: Network, tmp_path: Path
+) -> None:
+    recipe, mirror = write_demo(tmp_path / "recipe"), mirror_of("s3://corpus/run")
+    launcher = Launcher(tmp_path / "runs")  # after the server, whose address its processes need
+    launcher.run("run", recipe, "--to", "curate", "--workdir", tmp_path / "local", "--workers", 1, cwd=tmp_path)
+    expected = files_of(tmp_path / "local")
+    rng = random.Random(seed_of(time.time_ns() % 10_000))
+    wanted, met, done = number_of_kills(KILLS), {"driver": 0, "worker": 0, "node": 0, "cut": 0}, 0
+    with cluster(bucket, tmp_path / "logs", own_folders(tmp_path)) as made:
+        command = ("run", recipe, "--to", "curate", "--workdir", "s3://corpus/run", "--engine", "ray")
+        while sum(met.values()) < wanted or not done or not met["cut"]:
+            run = launcher.start(*command, "--address", f"{HOST}:{PORT}", cwd=tmp_path)
+            disturb(run, made, met, wanted, rng)
+            code = run.finish()
+            assert code in (0, -signal.SIGKILL) or "was lost 4 times" in run.output(), run.output()
+            assert "Traceback" not in run.output(), run.output()
+            if code == 0:
+                found = {name: digest for name, digest in files_of(mirror).items() if name != MARK_NAME}
+                assert found == expected, met
+                done += 1
+                os.rename(mirror, tmp_path / f"done-{done}")
+                for name in (store := Store("s3://corpus/run")).list():
+                    store.delete(name)
+    launcher.close()
     print(met, done)
 
 

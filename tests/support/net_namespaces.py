@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 BRIDGE, PREFIX = "gm-bridge", "10.231.7"
 HOST = f"{PREFIX}.1"
@@ -45,6 +46,13 @@ class Network:
     def command(self, number: int, *arguments: object) -> list[str]:
         return ["ip", "netns", "exec", f"gm-{number}", *map(str, arguments)]
 
+    def command_on_own_disk(self, number: int, folders: Sequence[Path], *arguments: object) -> list[str]:
+        """As `command`, in a mount namespace of its own: these folders are empty there and nobody else sees what is
+        written to them; all else cannot be written to."""
+        mounts = " && ".join(f"mkdir -p '{folder}' && mount -t tmpfs tmpfs '{folder}'" for folder in folders)
+        script = f'{mounts} && mount -o remount,ro,bind / && exec "$@"'
+        return self.command(number, "unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", *arguments)
+
     def cut(self, number: int) -> None:
         """Pull the cable of a machine; its processes go on."""
         _ip("link", "set", f"gm-veth{number}", "down")
@@ -77,7 +85,9 @@ def network(machines: int) -> Iterator[Network]:
 
 def _remove_rest(machines: int) -> None:
     """What a killed test left."""
-    commands: list[Sequence[str]] = [("netns", "del", f"gm-{number}") for number in range(2, machines + 12)]
+    numbers = range(2, machines + 12)
+    commands: list[Sequence[str]] = [("netns", "del", f"gm-{number}") for number in numbers]
+    commands += [("link", "del", f"gm-veth{number}") for number in numbers]
     for command in [*commands, ("link", "del", BRIDGE)]:
         with suppress(subprocess.CalledProcessError):
             _ip(*command)

@@ -10,13 +10,13 @@ KEY, SECRET = "AKIATHEKEYTHATNOBODYMAYSEE", "the-secret-that-nobody-may-see"
 
 
 @contextmanager
-def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """boto3's client of an empty server."""
+def s3_server(monkeypatch: pytest.MonkeyPatch, host: str = "127.0.0.1") -> Iterator[Any]:
+    """boto3's client of an empty server at this address of the machine."""
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
