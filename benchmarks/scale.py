@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import Figure, arguments, print_figures
+from measure import Figure, arguments, print_figures, process_peak_bytes
 from support.curation_inputs import made_texts, paragraphs, write_jsonl
 from support.curation_runs import recipe, run_gristmill
 from support.planted import write_parquet
@@ -102,23 +102,16 @@ def measured(documents: int, workers: int, folder: Path) -> dict[str, float]:
     links = write_links(stored, keys, BANDING.bands, engine, folder)
     candidates, _ = write_groups(stored, links, BATCH_SHINGLES, engine, folder)
     children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    peaks = [peak_bytes(pid) for pid in children]
+    peaks = [process_peak_bytes(pid) for pid in children]
     engine.close()
     return {
         "documents": documents,
         "candidates": candidates.num_records(),
         "shuffled": sum(file_bytes(each) for each in (keys, links, candidates)) / documents,
         "seconds": cpu_seconds() - before,
-        "driver_bytes": peak_bytes("self"),
+        "driver_bytes": process_peak_bytes("self"),
         "worker_bytes": max(peaks, default=0),  # none: all ran in the driver
     }
-
-
-def peak_bytes(process: str) -> int:
-    """The largest resident set of a process that still runs; getrusage's would be its parent's too, which execve
-    keeps."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def cpu_seconds() -> float:

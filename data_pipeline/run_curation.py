@@ -51,7 +51,7 @@ from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.ledger.ledger import write_ledger
 from gristmill.data_pipeline.ledger.removal_step import Removals
 from gristmill.data_pipeline.ledger.source_state import SourceState
-from gristmill.data_pipeline.quality.step import score_quality
+from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language_model import model_digest
 from gristmill.data_pipeline.text_edits.reannotate import reannotate
@@ -162,11 +162,8 @@ def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationStat
     config = inputs.config.quality
     if config is None:
         return state
-    step, scores = score_quality(
-        state.sources, config, inputs.cache / "quality", inputs.folder / "quality", inputs.engine
-    )
-    num_files = sum(len(one.paths) for one in state.sources)
-    removed = step.stored(inputs.work / "quality" / "removed", num_files)
+    folders = QualityFolders(inputs.cache / "quality", inputs.folder / "quality", inputs.work / "quality")
+    removed, scores = score_quality(state.sources, config, folders, inputs.engine)
     return replace(state, removals=[*state.removals, removed], scores=scores)
 
 

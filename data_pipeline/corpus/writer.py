@@ -15,7 +15,6 @@ from gristmill.data_pipeline.corpus.borderline_examples import borderline_exampl
 from gristmill.data_pipeline.corpus.shard_plan import ShardPlan, plan_shards
 from gristmill.data_pipeline.corpus.shards import ShardFormat, ShardRows, ShardTask, write_shard_run
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.decontamination.questions import found_questions
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination
 from gristmill.data_pipeline.filters.pii import PiiConfig
@@ -180,5 +179,6 @@ def write_contamination(found: Decontamination, folder: Path) -> None:
     where = folder / DECONTAMINATION_FOLDER
     write_atomic(where / REPORT_JSON, canonical_json(found.report) + b"\n")
     write_atomic(where / REPORT_MARKDOWN, report_markdown(found.report).encode())
-    lines = [canonical_json(question) + b"\n" for question in found_questions(found.matches, found.hits)]
-    write_atomic(where / QUESTIONS_NAME, b"".join(lines))
+    with atomic_path(where / QUESTIONS_NAME) as temporary, temporary.open("wb") as file:
+        for path in found.question_files:
+            file.write(path.read_bytes())

@@ -26,6 +26,7 @@ HITS = pa.schema(
         ("row", pa.int64()),
     ]
 )
+DROPPING_RULES = ("drop", "max_pieces", "min_piece_characters")
 PIECES = pa.schema([("doc_id", pa.string()), ("parent_id", pa.string()), ("piece", pa.int64()), ("text", pa.string())])
 
 

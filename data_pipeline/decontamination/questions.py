@@ -1,9 +1,12 @@
 """Which questions of which benchmark were found in the corpus, one by one: what evaluation reads."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from gristmill.data_pipeline.decontamination.benchmark import Example
 from gristmill.data_pipeline.decontamination.matches import KINDS
 
 
@@ -34,6 +37,13 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
         }
         for (benchmark, example), entry in sorted(found.items(), key=lambda item: _in_order(*item[0]))
     ]
+
+
+def question_order(examples: Sequence[Example]) -> np.ndarray:
+    """int64[texts]: the place of each text's record in the order of `found_questions`."""
+    keys = [(one.benchmark, one.example) for one in examples]
+    place = {key: number for number, key in enumerate(sorted(set(keys), key=lambda key: _in_order(*key)))}
+    return np.array([place[key] for key in keys], np.int64)
 
 
 def _stronger(one: str, other: str) -> str:

@@ -1,6 +1,7 @@
 """The page that says what of which benchmark stood in the corpus, with examples side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,46 +15,74 @@ from gristmill.data_pipeline.decontamination.matches import EXCERPT_MARGIN, KIND
 SHOWN = 5
 
 
-def contamination_report(
-    examples: Sequence[Example], indexes: Indexes, common: np.ndarray, matches: pa.Table, hits: pa.Table
-) -> dict[str, Any]:
+class ContaminationReport:
     """By benchmark: examples (records), those searched (some text is long enough), found in any way, and by the
     strongest kind in which they were; documents hit; characters those lost; texts too short to be searched; by field,
-    the records in which it is missing; n-grams left out as common phrases; and the strongest matches, side by side."""
-    rows = matches.to_pylist()
-    outcomes = {row["doc_id"]: row for row in hits.to_pylist()}
-    texts: dict[str, list[int]] = {}
-    for number, example in enumerate(examples):
-        texts.setdefault(example.benchmark, []).append(number)
-    missing = missing_fields(examples)
-    return {
-        name: _of_benchmark(
-            mine, examples, indexes, common, [row for row in rows if row["benchmark"] == name], outcomes
-        )
-        | {"missing": missing.get(name, {})}
-        for name, mine in texts.items()
-    }
+    the records in which it is missing; n-grams left out as common phrases; and the strongest matches, side by side.
+
+    It grows with the benchmarks, not with the documents, whose matches are added file by file in any order."""
+
+    def __init__(self, examples: Sequence[Example], indexes: Indexes, common: np.ndarray):
+        self.examples, self.indexes, self.common, self.num_matches = examples, indexes, common, 0
+        self._found = {one.benchmark: _Found() for one in examples}
+
+    def add(self, matches: pa.Table, hits: pa.Table) -> None:
+        """MATCHES and HITS of one document file."""
+        self.num_matches += len(matches)
+        outcomes = {row["doc_id"]: row for row in hits.to_pylist()}
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for row in matches.to_pylist():
+            rows.setdefault(row["benchmark"], []).append(row)
+        for name, mine in rows.items():
+            self._found[name].add(mine, outcomes)
+
+    def content(self) -> dict[str, Any]:
+        texts: dict[str, list[int]] = {}
+        for number, example in enumerate(self.examples):
+            texts.setdefault(example.benchmark, []).append(number)
+        missing = missing_fields(self.examples)
+        return {
+            name: self._of_benchmark(mine, self._found[name]) | {"missing": missing.get(name, {})}
+            for name, mine in texts.items()
+        }
+
+    def _of_benchmark(self, texts: list[int], found: "_Found") -> dict[str, Any]:
+        """texts: the numbers of the benchmark's examples."""
+        examples, searched = self.examples, self.indexes.searched
+        kinds = found.kinds.values()
+        return {
+            "examples": len({examples[number].example for number in texts}),
+            "searched": len({examples[number].example for number in texts if searched[number]}),
+            "found": len(kinds),
+            **{kind: sum(strongest == place for strongest in kinds) for place, kind in enumerate(KINDS)},
+            "texts_too_short": sum(bool(examples[number].text) and not searched[number] for number in texts),
+            "common_ngrams": _common_ngrams(texts, self.indexes.ngrams, self.common),
+            "documents": found.documents,
+            "dropped": found.dropped,
+            "characters": found.characters,
+            "shown": [_shown(row, examples) for row in found.strongest],
+        }
 
 
-def _of_benchmark(texts, examples, indexes, common, mine, outcomes) -> dict[str, Any]:
-    """texts: the numbers of the benchmark's examples; mine: its rows of MATCHES."""
-    documents = sorted({row["doc_id"] for row in mine})
-    kinds: dict[str, int] = {}
-    for row in mine:
-        kinds[row["example"]] = min(kinds.get(row["example"], len(KINDS)), KINDS.index(row["kind"]))
-    searched = indexes.searched
-    return {
-        "examples": len({examples[number].example for number in texts}),
-        "searched": len({examples[number].example for number in texts if searched[number]}),
-        "found": len(kinds),
-        **{kind: sum(strongest == place for strongest in kinds.values()) for place, kind in enumerate(KINDS)},
-        "texts_too_short": sum(bool(examples[number].text) and not searched[number] for number in texts),
-        "common_ngrams": _common_ngrams(texts, indexes.ngrams, common),
-        "documents": len(documents),
-        "dropped": sum(outcomes[doc_id]["outcome"] == "dropped" for doc_id in documents),
-        "characters": sum(outcomes[doc_id]["characters"] for doc_id in documents),
-        "shown": [_shown(row, examples) for row in sorted(mine, key=_strongest_first)[:SHOWN]],
-    }
+@dataclass
+class _Found:
+    """Of one benchmark, so far. kinds: by example, the strongest. strongest: the first SHOWN matches."""
+
+    kinds: dict[str, int] = field(default_factory=dict)
+    documents: int = 0
+    dropped: int = 0
+    characters: int = 0
+    strongest: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, rows: list[dict[str, Any]], outcomes: Mapping[str, dict[str, Any]]) -> None:
+        """rows: of MATCHES, of one document file. outcomes: of HITS, by doc_id."""
+        for row in rows:
+            self.kinds[row["example"]] = min(self.kinds.get(row["example"], len(KINDS)), KINDS.index(row["kind"]))
+        documents = {row["doc_id"] for row in rows}
+        self.documents += len(documents)
+        self.dropped += sum(outcomes[doc_id]["outcome"] == "dropped" for doc_id in documents)
+        self.characters += sum(outcomes[doc_id]["characters"] for doc_id in documents)
+        self.strongest = sorted([*self.strongest, *rows], key=_strongest_first)[:SHOWN]
 
 
 def _common_ngrams(texts: list[int], index: NgramIndex, common: np.ndarray) -> int:

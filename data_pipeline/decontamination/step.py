@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
@@ -22,51 +23,64 @@ from gristmill.data_pipeline.decontamination.common_phrases import (
     without_common,
 )
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
-from gristmill.data_pipeline.decontamination.document_edit import HITS, PIECES, DocumentEdit, edit_document
+from gristmill.data_pipeline.decontamination.document_edit import (
+    DROPPING_RULES,
+    HITS,
+    PIECES,
+    DocumentEdit,
+    edit_document,
+)
 from gristmill.data_pipeline.decontamination.edits import search_edits
 from gristmill.data_pipeline.decontamination.index import search
 from gristmill.data_pipeline.decontamination.indexes import build_indexes, load_indexes, save_indexes
 from gristmill.data_pipeline.decontamination.matches import MATCHES, counting_ngrams, document_matches, match_row
-from gristmill.data_pipeline.decontamination.report import contamination_report
+from gristmill.data_pipeline.decontamination.questions import found_questions, question_order
+from gristmill.data_pipeline.decontamination.report import ContaminationReport
 from gristmill.data_pipeline.decontamination.words import words_of_bytes
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
+from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS
+from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.shuffle import Shuffle, ranges_for
 
+MATCHES_OF_TASK = 1_000_000  # 1 kB each as Python objects
 PHRASE_BYTES = 1000  # of a document file, for the number of ranges: a guess that decides memory alone
 
 
 @dataclass(frozen=True)
 class Decontamination:
-    """matches: rows of MATCHES, one for each document and benchmark text. located_hits: rows of HITS, one for each
-    contaminated document, with `file`, the number of its document file. prefixes: by document file, how the paths of
-    its matches, hits, removed spans and pieces begin; None: it has no contaminated document. report: `report.py`."""
+    """prefixes: by document file, how the paths of its matches, hits, removed spans and pieces begin; None: it has no
+    contaminated document. removals: the dropped documents. report: `report.py`. question_files: the lines of
+    `questions.py`, file after file. Tables are read by the properties, into memory."""
 
-    matches: pa.Table
-    located_hits: pa.Table
     prefixes: tuple[Path | None, ...]
+    removals: StoredRemovals
     report: dict[str, Any]
+    question_files: tuple[Path, ...]
+
+    @property
+    def matches(self) -> pa.Table:
+        """Rows of MATCHES, one for each document and benchmark text."""
+        return joined_tables(self.prefixes, "matches", MATCHES)
 
     @property
     def hits(self) -> pa.Table:
-        """The hits without their places, which depend on how the documents are spread over files."""
-        return self.located_hits.drop_columns(["row", "file"])
+        """HITS, one row for each contaminated document, without the row, which depends on the division into files."""
+        return joined_tables(self.prefixes, "hits", HITS).drop_columns(["row"])
 
     @property
     def pieces(self) -> pa.Table:
-        """The pieces of all document files, in memory."""
         return joined_tables(self.prefixes, "pieces", PIECES)
 
     @property
     def removed_spans(self) -> pa.Table:
-        """The removed spans of all document files, in memory."""
         return joined_tables(self.prefixes, "removed_spans", REMOVED_SPANS)
 
     def piece_file(self, number: int) -> Path | None:
@@ -95,6 +109,7 @@ def decontaminate(
     """Searches the kept documents for the texts of the config's benchmarks and, if it names tasks, `task_examples`.
 
     Tables are ordered by doc_id (then benchmark text, or place). The result does not depend on workers, files or order.
+    This process holds the benchmarks and one file's matches, whatever the number of documents.
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     Raises RecipeError if a task's texts were not handed over, InputError for a damaged file."""
     examples = all_examples(config, task_examples)
@@ -105,11 +120,58 @@ def decontaminate(
     common = common_ngrams(phrases, len(indexes.ngrams.keys))
     counting = counting_ngrams(indexes.ngrams, common)
     texts = BenchmarkTexts(tuple(examples), counting, phrases, config)
-    prefixes = _edit_files(document_files, texts, engine, folder)
-    matches = joined_tables(prefixes, "matches", MATCHES)
-    hits = joined_tables(prefixes, "hits", HITS)
-    report = contamination_report(examples, indexes, common, matches, hits)
-    return Decontamination(matches, hits, tuple(prefixes), report)
+    removed = Shuffle(folder / "removed", removed_dtype("row", "value", "threshold", "rule"), len(document_files), 1)
+    prefixes = _edit_files(document_files, texts, engine, folder, removed)
+    report = ContaminationReport(examples, indexes, common)
+    for prefix in prefixes:
+        if prefix is not None:
+            report.add(*(_read(prefix, name, schema) for name, schema in (("matches", MATCHES), ("hits", HITS))))
+    removals = StoredRemovals("decontaminate", 1.0, removed, DROPPING_RULES, is_by_part=True)
+    questions = _write_questions(prefixes, examples, report.num_matches, engine, folder)
+    return Decontamination(tuple(prefixes), removals, report.content(), questions)
+
+
+def _read(prefix: Path, name: str, schema: pa.Schema) -> pa.Table:
+    return pq.read_table(result_file(prefix, name), schema=schema)
+
+
+@dataclass(frozen=True)
+class QuestionsTask:
+    """results: (matches, hits) of the document files that have any. texts: by number of a text, whether it is of the
+    records first..last - 1 in `question_order`."""
+
+    results: tuple[tuple[Path, Path], ...]
+    texts: np.ndarray
+    path: Path
+
+
+def _write_questions(
+    prefixes: Sequence[Path | None], examples: Sequence[Example], num_matches: int, engine: Engine, folder: Path
+) -> tuple[Path, ...]:
+    """The lines about the questions that were found, in files one after the other. A task holds about
+    MATCHES_OF_TASK matches."""
+    results = tuple((result_file(p, "matches"), result_file(p, "hits")) for p in prefixes if p is not None)
+    order = question_order(examples)
+    parts = ranges_for(num_matches, MATCHES_OF_TASK)
+    part_of = order * parts // max(int(order.max(initial=0)) + 1, 1)
+    paths = tuple(folder / f"questions-{part:05d}.jsonl" for part in range(parts))
+    tasks = [QuestionsTask(results, part_of == part, path) for part, path in enumerate(paths)]
+    (engine if parts > 1 else LocalEngine(1, engine.reporter)).map(_write_found, tasks, "found questions")
+    return paths
+
+
+def _write_found(task: QuestionsTask) -> None:
+    matches, hits = [MATCHES.empty_table()], [HITS.empty_table()]
+    wanted = pa.array(np.flatnonzero(task.texts))
+    for matches_path, hits_path in task.results:
+        table = pq.read_table(matches_path, schema=MATCHES)
+        matches.append(table.filter(pc.is_in(table.column("text"), value_set=wanted)))
+        table = pq.read_table(hits_path, schema=HITS)
+        hits.append(table.filter(pc.is_in(table.column("doc_id"), value_set=matches[-1].column("doc_id"))))
+    joined = pa.concat_tables(matches).sort_by([(key, "ascending") for key in SORT_KEYS["matches"]])
+    lines = [canonical_json(question) + b"\n" for question in found_questions(joined, pa.concat_tables(hits))]
+    with sealed_path(task.path) as temporary:
+        temporary.write_bytes(b"".join(lines))
 
 
 SORT_KEYS = {
@@ -209,12 +271,13 @@ class BenchmarkTexts:
 
 
 def _edit_files(
-    document_files: Sequence[DocumentFile], texts: BenchmarkTexts, engine: Engine, folder: Path
+    document_files: Sequence[DocumentFile], texts: BenchmarkTexts, engine: Engine, folder: Path, removed: Shuffle
 ) -> list[Path | None]:
-    """Of each document file the prefix of its files of matches, hits, removed spans and pieces; None if it has none."""
+    """Of each document file the prefix of its files of matches, hits, removed spans and pieces; None if it has none.
+    removed: takes the dropped documents."""
     prefixes = [folder / f"file-{number:05d}" for number in range(len(document_files))]
     tasks = [
-        (document_file, number, texts, folder, prefixes[number])
+        (document_file, number, texts, folder, prefixes[number], removed)
         for number, document_file in enumerate(document_files)
         if not result_file(prefixes[number], "hits").exists()
     ]
@@ -232,7 +295,7 @@ def result_file(prefix: Path, name: str) -> Path:
 
 
 def _edit_file(task) -> None:
-    document_file, number, benchmarks, folder, prefix = task
+    document_file, number, benchmarks, folder, prefix, removed = task
     examples, counting, config = benchmarks.examples, benchmarks.counting, benchmarks.config
     indexes = load_indexes(folder)
     found = without_common(_read_found(folder, number), benchmarks.common, indexes.ngrams)
@@ -259,9 +322,17 @@ def _edit_file(task) -> None:
         "pieces": _table([row for edit in edits for row in edit.pieces], PIECES),
         "hits": _table(hits, HITS),  # last: its file says that all are whole
     }
+    _write_dropped(removed, number, tables["hits"])
     for name, table in tables.items():
         with sealed_path(result_file(prefix, name)) as temporary:
             pq.write_table(table, temporary, compression="zstd")
+
+
+def _write_dropped(removed: Shuffle, number: int, hits: pa.Table) -> None:
+    dropped = hits.filter(pc.equal(hits.column("outcome"), "dropped"))
+    columns = {name: dropped.column(name).to_numpy() for name in ("row", "value", "threshold")}
+    rules = [DROPPING_RULES.index(rule.removeprefix("decontaminate.")) for rule in dropped.column("rule").to_pylist()]
+    write_removed(removed, number, **columns, rule=np.array(rules, np.int8))
 
 
 def _table(rows: list[tuple], schema: pa.Schema) -> pa.Table:
@@ -272,12 +343,6 @@ def _table(rows: list[tuple], schema: pa.Schema) -> pa.Table:
 
 
 def joined_tables(prefixes: Sequence[Path | None], name: str, schema: pa.Schema) -> pa.Table:
-    """The tables of all document files, ordered; hits get a column `file`, the file's number."""
-    tables = []
-    for number, prefix in enumerate(prefixes):
-        table = schema.empty_table() if prefix is None else pq.read_table(result_file(prefix, name), schema=schema)
-        if name == "hits":
-            table = table.append_column("file", pa.array(np.full(len(table), number, np.int32)))
-        tables.append(table)
-    joined = pa.concat_tables(tables) if tables else schema.empty_table()
+    """The tables of all document files, ordered."""
+    joined = pa.concat_tables([schema.empty_table(), *(_read(each, name, schema) for each in prefixes if each)])
     return joined.sort_by([(key, "ascending") for key in SORT_KEYS[name]]).combine_chunks()

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.ledger.document_file import unpacked_ids
+from gristmill.data_pipeline.ledger.document_file import sortable_ids, unpacked_ids
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
@@ -72,11 +72,6 @@ def _places(wanted: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """int64[wanted]: the place of each packed id in ids, which ascend and are distinct; -1 where it is not there."""
     if not len(ids):
         return np.full(len(wanted), -1, np.int64)
-    place = np.searchsorted(_binary(ids), _binary(wanted))
+    place = np.searchsorted(sortable_ids(ids), sortable_ids(wanted))
     place = np.minimum(place, len(ids) - 1)
     return np.where((ids[place] == wanted).all(axis=1), place, -1)
-
-
-def _binary(ids: np.ndarray) -> np.ndarray:
-    """Packed ids as values of 16 bytes that sort as the ids do."""
-    return np.ascontiguousarray(ids.astype(">u8")).view("S16").ravel()

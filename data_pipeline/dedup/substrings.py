@@ -4,27 +4,36 @@ The method of Lee et al. 2022, "Deduplicating Training Data Makes Language Model
 instead of tokens (50 tokens are about 200 bytes of English). Unlike theirs, the first place in keep-order stays.
 The suffix array is libdivsufsort's (package pydivsufsort). It holds a group of documents of at most
 `group_bytes`; repeats across groups are not found, so that memory is bounded: in each worker 14 bytes for each byte of
-a group. On disk the groups' texts stand once more, 128 groups at a time."""
+a group. On disk the texts stand once more."""
 
+import io
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, keep_order, packed_ids, unpacked_ids, utf8_of
+from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    keep_order,
+    num_rows_of,
+    packed_ids,
+    sortable_ids,
+    unpacked_ids,
+    utf8_of,
+)
 from gristmill.foundation.cached_njit import cached_njit
-from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
 
 pydivsufsort = DeferredModule("pydivsufsort")
 
@@ -32,8 +41,10 @@ pydivsufsort = DeferredModule("pydivsufsort")
 REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
 # Byte between documents: never part of UTF-8, so no repeat runs across two documents.
 BETWEEN = 0xFF
-TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.large_string()), ("priority", pa.int64())])
-OPEN_GROUPS = 128  # files written in one pass over the corpus; more groups take more passes
+TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.large_string())])
+LENGTH = np.dtype([("id", "<u8", 2), ("length", "<i8")])
+# A span to remove: its document's file, and as REPEATS.
+REPEAT = np.dtype([("file", "<i4"), ("id", "<u8", 2), ("start", "<i8"), ("stop", "<i8"), ("kept_in", "<u8", 2)])
 MAX_GROUP_BYTES = 2_000_000_000  # suffixes are numbered in 32 bits
 
 
@@ -60,31 +71,40 @@ class Group:
 def repeated_substrings(
     document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
-    """Every span of at least min_bytes bytes that occurred before, in keep-order, in its group of documents.
+    """What `find_repeated_substrings` finds, in memory: doc_id, start, stop (bytes of UTF-8), kept_in; ordered by
+    doc_id, start."""
+    spans = find_repeated_substrings(document_files, config, engine, folder).read_all()
+    spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
+    places = (pa.array(spans[name]) for name in ("start", "stop"))
+    return pa.table([unpacked_ids(spans["id"]), *places, unpacked_ids(spans["kept_in"])], schema=REPEATS)
 
-    Columns doc_id, start, stop (bytes of UTF-8), kept_in; ordered by doc_id, start; spans of a document are disjoint.
-    Groups are filled in the order of doc_id, so the result does not depend on files, their order, or workers. In a
-    group, keep-order is (source priority, longer first, doc_id).
-    `folder` takes intermediate files; called again after a kill, it goes on from them."""
-    open_workspace(
-        folder,
-        {
-            "config": config.model_dump(),
-            "document_files": [document_file_identity(document_file) for document_file in document_files],
-        },
-    )
-    group_of = _groups(document_files, config.group_bytes)
-    num_groups = max((int(groups.max(initial=-1)) for groups in group_of), default=-1) + 1
-    tasks = [(_texts_file(folder, n), config.min_bytes, folder / f"repeats-{n:05d}.parquet") for n in range(num_groups)]
-    missing = [number for number, task in enumerate(tasks) if not task[-1].exists()]
-    for start in range(0, len(missing), OPEN_GROUPS):
-        numbers = missing[start : start + OPEN_GROUPS]
-        _gather(document_files, group_of, numbers, folder, engine)
-        engine.map(_search_group, [tasks[n] for n in numbers], "repeated substrings", unit="groups")
-        for number in numbers:
-            tasks[number][0].unlink()
-    tables = [pq.read_table(path, schema=REPEATS) for path in sorted(folder.glob("repeats-*.parquet"))]
-    return pa.concat_tables([REPEATS.empty_table(), *tables]).sort_by([("doc_id", "ascending"), ("start", "ascending")])
+
+def find_repeated_substrings(
+    document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: Engine, folder: Path
+) -> Shuffle:
+    """Every span of at least min_bytes bytes that occurred before, in keep-order, in its group of documents: records of
+    REPEAT, a range a document file. Spans of a document are disjoint.
+
+    Groups are filled in the order of doc_id, each with as many documents as fit. So neither files nor their order nor
+    the number of workers decide anything. Memory of a task: the texts of a document file, or 14 bytes a byte of a
+    group; this process holds nothing of a document. `folder` takes intermediate files; called again with the same
+    arguments after a kill, it goes on from them. Raises InputError for a document that no group can hold."""
+    identities = [document_file_identity(document_file) for document_file in document_files]
+    open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
+    firsts = _write_groups(document_files, config.group_bytes, engine, folder)
+    num_groups = len(load_array(firsts))
+    spans = Shuffle(folder / "repeats", REPEAT, num_groups, len(document_files))
+    missing = [number for number in range(num_groups) if not spans.has(number)]
+    if not missing:
+        return spans
+    texts = Shuffle(folder / "texts", np.dtype("u1"), len(document_files), num_groups)
+    gathers = [(each, firsts, texts, number) for number, each in enumerate(document_files) if not texts.has(number)]
+    engine.map(_gather, gathers, "groups of documents", [task[0].bytes for task in gathers], "B")
+    searches = [(texts, config.min_bytes, spans, number) for number in missing]
+    engine.map(_search_group, searches, "repeated substrings", unit="groups")
+    for path in texts.paths():
+        path.unlink()
+    return spans
 
 
 def repeats_of(group: Group, min_bytes: int) -> list[tuple[int, int, int, int]]:
@@ -155,95 +175,115 @@ def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     return start, stop
 
 
-def _groups(document_files: Sequence[DocumentFile], group_bytes: int) -> list[np.ndarray]:
-    """Of each document file, int32[rows]: the group of each kept document, -1 for the others. Groups are filled in the
-    order of doc_id, each with as many documents as fit."""
-    ids, lengths, owners, rows = _all_documents(document_files)
-    too_long = np.flatnonzero(lengths >= group_bytes)
-    if len(too_long):
-        doc_id = unpacked_ids(ids[too_long[:1]])[0]
-        raise InputError(
-            f"document {doc_id} has {lengths[too_long[0]]} bytes; group_bytes={group_bytes} must be more than that"
-        )
-    order = np.lexsort((ids[:, 1], ids[:, 0]))
-    number, filled, group_of = 0, 0, np.empty(len(order), np.int32)
-    for place in order.tolist():
-        filled += int(lengths[place]) + 1
-        if filled > group_bytes:
-            number, filled = number + 1, int(lengths[place]) + 1
-        group_of[place] = number
-    found = []
-    for index, document_file in enumerate(document_files):
-        groups = np.full(len(document_file.kept_mask()), -1, np.int32)
-        mine = owners == index
-        groups[rows[mine]] = group_of[mine]
-        found.append(groups)
-    return found
+def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engine: Engine, folder: Path) -> Path:
+    """uint64[groups, 2] on disk: the packed id of the first document of each group."""
+    path = folder / "groups.npy"
+    if not path.exists():
+        num_rows = sum(num_rows_of(document_file) for document_file in document_files)
+        lengths = Shuffle(folder / "lengths", LENGTH, len(document_files), ranges_for(num_rows))
+        tasks = [(each, group_bytes, lengths, n) for n, each in enumerate(document_files) if not lengths.has(n)]
+        engine.map(_write_lengths, tasks, "lengths", [task[0].bytes for task in tasks], "B")
+        sized = engine if lengths.ranges > 1 else LocalEngine(1, engine.reporter)
+        sized.map(_fill_groups, [(lengths, group_bytes, path), None], "groups", unit="tasks")
+    return path
 
 
-def _all_documents(document_files: Sequence[DocumentFile]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(packed ids, lengths in bytes, number of the document file, row) of all kept documents."""
-    ids, lengths, owners, rows = [np.empty((0, 2), np.uint64)], [], [], []
-    for number, document_file in enumerate(document_files):
-        for row, doc_ids, texts in document_file.batches():
-            ids.append(packed_ids(doc_ids, document_file.path))
-            lengths.append(np.diff(utf8_of(texts)[1]))
-            owners.append(np.full(len(row), number))
-            rows.append(row)
-    length, owner, place = (np.concatenate([np.empty(0, np.int64), *column]) for column in (lengths, owners, rows))
-    return np.concatenate(ids), length, owner, place
+def _write_lengths(task: tuple[DocumentFile, int, Shuffle, int]) -> None:
+    document_file, group_bytes, lengths, number = task
+    found = [np.empty(0, LENGTH)]
+    for _, doc_ids, texts in document_file.batches():
+        records = np.empty(len(doc_ids), LENGTH)
+        records["id"] = packed_ids(doc_ids, document_file.path)
+        records["length"] = np.diff(utf8_of(texts)[1])
+        found.append(records)
+        too_long = records[records["length"] >= group_bytes]
+        if len(too_long):
+            raise InputError(
+                f"document {unpacked_ids(too_long['id'][:1])[0]} has {too_long['length'][0]} bytes; "
+                f"group_bytes={group_bytes} must be more than that"
+            )
+    records = np.concatenate(found)
+    lengths.write_unsorted(number, records, range_of_keys(records["id"][:, 0], lengths.ranges))
 
 
-def _texts_file(folder: Path, group: int) -> Path:
-    return folder / f"texts-{group:05d}.arrow"
+def _fill_groups(task: tuple[Shuffle, int, Path] | None) -> None:
+    """Memory: 60 bytes for each document of a range of the ids."""
+    if task is None:  # a map of one task would run in this process
+        return
+    lengths, group_bytes, path = task
+    firsts, filled = [np.empty((0, 2), np.uint64)], group_bytes
+    for number in range(lengths.ranges):
+        records = lengths.read(number)
+        records = records[np.lexsort((records["id"][:, 1], records["id"][:, 0]))]
+        ends = np.cumsum(records["length"] + 1)
+        starts, filled = group_starts(ends, filled, group_bytes)
+        firsts.append(records["id"][starts])
+    save_array(path, np.concatenate(firsts))
 
 
-def _gather(
-    document_files: Sequence[DocumentFile],
-    group_of: Sequence[np.ndarray],
-    numbers: Sequence[int],
-    folder: Path,
-    engine: Engine,
-) -> None:
-    """The documents of each of these groups in a file of its own, in one pass over the document_files."""
-    with (
-        ExitStack() as files,
-        engine.reporter.meter("groups of documents", sum(p.bytes for p in document_files), "B") as meter,
-    ):
-        writers = {}
-        for number in numbers:
-            path = files.enter_context(sealed_path(_texts_file(folder, number)))
-            writers[number] = files.enter_context(pa.ipc.new_stream(path, TEXTS))
-        for document_file, groups in zip(document_files, group_of, strict=True):
-            for rows, doc_ids, texts in document_file.batches(np.isin(groups, numbers)):
-                priorities = pa.array(np.full(len(rows), document_file.priority))
-                batch = pa.record_batch(
-                    [doc_ids.cast(pa.string()), texts.cast(pa.large_string()), priorities], schema=TEXTS
-                )
-                for number in np.unique(groups[rows]).tolist():
-                    writers[number].write_batch(batch.filter(pa.array(groups[rows] == number)))
-            meter.advance(document_file.bytes)
+def group_starts(ends: np.ndarray, filled: int, group_bytes: int) -> tuple[list[int], int]:
+    """(which documents begin a new group, bytes of the last group). ends: int64[documents], bytes up to the end of
+    each. filled: bytes of the group before them.
+
+    Lengths 3, 3, 4, 2 after 5 bytes of 8 -> the second begins a group, and the fourth: ([1, 3], 2)."""
+    starts: list[int] = []
+    before, last = -filled, len(ends)
+    while (first := int(np.searchsorted(ends, before + group_bytes, side="right"))) < last:
+        starts.append(first)
+        before = int(ends[first - 1]) if first else 0
+    return starts, int(ends[-1]) - before if last else filled
 
 
-def _search_group(task: tuple[Path, int, Path]) -> None:
+def _gather(task: tuple[DocumentFile, Path, Shuffle, int]) -> None:
+    """The file's texts by group: of each group an Arrow stream."""
+    document_file, firsts, texts, number = task
+    starts = sortable_ids(load_array(firsts))
+    tables, groups = [], []
+    for _, doc_ids, found in document_file.batches():
+        tables.append(pa.table([doc_ids.cast(pa.string()), found.cast(pa.large_string())], schema=TEXTS))
+        ids = sortable_ids(packed_ids(doc_ids, document_file.path))
+        groups.append(np.searchsorted(starts, ids, side="right") - 1)
+    group = np.concatenate([np.empty(0, np.int64), *groups])
+    table = pa.concat_tables([TEXTS.empty_table(), *tables]).append_column(
+        "priority", pa.array(np.full(len(group), document_file.priority))
+    )
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(texts.ranges + 1))
+    content, ends = io.BytesIO(), [0]
+    for first, last in pairwise(bounds.tolist()):
+        if last > first:
+            mine = table.take(pa.array(order[first:last]))
+            with pa.ipc.new_stream(content, mine.schema) as stream:
+                stream.write_table(mine)
+        ends.append(content.tell())
+    texts.write(number, np.frombuffer(content.getbuffer(), np.uint8), np.array(ends))
+
+
+def _search_group(task: tuple[Shuffle, int, Shuffle, int]) -> None:
     """Writes the group's repeats."""
-    texts, min_bytes, path = task
-    group = _read_group(texts)
-    found = repeats_of(group, min_bytes)
-    ids = unpacked_ids(group.ids)
-    rows = [(ids[owner], start, stop, ids[keeper]) for owner, start, stop, keeper in found]
-    columns = list(zip(*rows, strict=True)) or [()] * len(REPEATS)
-    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, REPEATS, strict=True)], schema=REPEATS)
-    with sealed_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    texts, min_bytes, spans, number = task
+    group, files = _read_group(texts, number)
+    found = np.array(repeats_of(group, min_bytes), np.int64).reshape(-1, 4)
+    owner, keeper = found[:, 0], found[:, 3]
+    records = np.empty(len(found), REPEAT)
+    records["file"], records["id"], records["kept_in"] = files[owner], group.ids[owner], group.ids[keeper]
+    records["start"], records["stop"] = found[:, 1], found[:, 2]
+    records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0], records["file"]))]
+    spans.write_sorted(number, records, records["file"])
 
 
-def _read_group(path: Path) -> Group:
-    with pa.ipc.open_stream(path) as stream:
-        table = stream.read_all()
-    packed = packed_ids(table.column("doc_id"), path)
-    texts = [text.encode() for text in table.column("text").to_pylist()]
-    lengths = np.array([len(text) for text in texts])
+def _read_group(texts: Shuffle, number: int) -> tuple[Group, np.ndarray]:
+    """(the group, int32[documents]: the file of each)."""
+    tables, files = [], [np.empty(0, np.int32)]
+    for part, content in texts.pieces(number):
+        with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
+            tables.append(stream.read_all())
+        files.append(np.full(len(tables[-1]), part, np.int32))
+    table = pa.concat_tables(tables)
+    packed = packed_ids(table.column("doc_id"), texts.prefix)
+    encoded = [text.encode() for text in table.column("text").to_pylist()]
+    lengths = np.array([len(text) for text in encoded])
     order = keep_order(table.column("priority").to_numpy(), lengths, packed)
-    data = np.frombuffer(b"".join(texts[i] + bytes([BETWEEN]) for i in order), np.uint8)
-    return Group(packed[order], data, np.append(0, np.cumsum(lengths[order] + 1)))
+    data = np.frombuffer(b"".join(encoded[i] + bytes([BETWEEN]) for i in order), np.uint8)
+    group = Group(packed[order], data, np.append(0, np.cumsum(lengths[order] + 1)))
+    return group, np.concatenate(files)[order]

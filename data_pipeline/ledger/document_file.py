@@ -173,6 +173,11 @@ def _is_doc_id(digits: str | None) -> bool:
     return digits is not None and len(digits) == ID_DIGITS and all(c in "0123456789abcdefABCDEF" for c in digits)
 
 
+def sortable_ids(packed: np.ndarray) -> np.ndarray:
+    """Packed ids as values of 16 bytes that sort as the ids do."""
+    return np.ascontiguousarray(packed.astype(">u8")).view("S16").ravel()
+
+
 def unpacked_ids(packed: np.ndarray) -> pa.Array:
     """The hex digits of packed ids, as a string array."""
     digits = HEX_DIGITS[packed.astype(">u8").view(np.uint8).ravel()]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -78,24 +77,6 @@ class RemovalStep:
         taken = {name: None if (held := getattr(self, name)) is None else held[chosen] for name in arrays}
         return RemovalStep(**{**vars(self), **taken})
 
-    def stored(self, prefix: Path, num_files: int) -> "StoredRemovals":
-        """The same on disk, in a file whose path begins with `prefix`. num_files: annotated files there are."""
-        ordered = self.sorted()
-        arrays = {
-            "row": ordered.rows,
-            "value": ordered.values,
-            "duplicate_of": ordered.duplicate_of,
-            "threshold": ordered.thresholds,
-            "rule": ordered.rules,
-        }
-        held = {name: values for name, values in arrays.items() if values is not None}
-        records = np.empty(len(ordered.rows), removed_dtype(*held))
-        for name, values in held.items():
-            records[name] = values
-        removed = Shuffle(prefix, records.dtype, 1, num_files)
-        removed.write_sorted(0, records, ordered.files)
-        return StoredRemovals(self.step, self.threshold, removed, tuple(self.rule_names))
-
 
 def removed_dtype(*fields: str) -> np.dtype:
     """A record of a removed document with these of REMOVED_FIELDS."""
@@ -106,18 +87,36 @@ def _fields(names: Sequence[str]) -> list[tuple]:
     return [(name, kind) for name, kind in REMOVED_FIELDS.items() if name in names]
 
 
+def write_removed(removed: Shuffle, number: int, **columns: np.ndarray) -> None:
+    """What a step removed of one annotated file, as that part of `removed`, which has one range. columns: the fields of
+    its records."""
+    records = np.empty(len(columns["row"]), removed.dtype)
+    for name, values in columns.items():
+        records[name] = values
+    removed.write(number, records, np.array([0, len(records)]))
+
+
 @dataclass(frozen=True)
 class StoredRemovals:
-    """A step whose documents are on disk: `removed` has a range an annotated file and at least the fields row and
-    value. A few bytes, whatever the step removed."""
+    """A step whose documents are on disk: `removed` has at least the fields row and value. A few bytes, whatever the
+    step removed.
+
+    is_by_part: `removed` has a part an annotated file, or none for a file that loses nothing (`write_removed`); else
+    it has a range an annotated file."""
 
     step: str
     threshold: float
     removed: Shuffle
     rule_names: Sequence[str] = ()
+    is_by_part: bool = False
+
+    def _records(self, number: int) -> np.ndarray:
+        if not self.is_by_part:
+            return self.removed.read(number)
+        return self.removed.part(number)[1] if self.removed.has(number) else np.empty(0, self.removed.dtype)
 
     def in_file(self, number: int) -> RemovalStep:
-        records = self.removed.read(number)
+        records = self._records(number)
         records = records[np.argsort(records["row"], kind="stable")]
         files = np.full(len(records), number, np.int32)
         duplicate_of, thresholds, rules = (
@@ -131,6 +130,5 @@ class StoredRemovals:
 
     def removed_mask(self, file: int, num_rows: int) -> np.ndarray:
         mask = np.zeros(num_rows, bool)
-        for _, records in self.removed.pieces(file):
-            mask[records["row"]] = True
+        mask[self._records(file)["row"]] = True
         return mask

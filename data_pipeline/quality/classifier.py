@@ -15,7 +15,9 @@ from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS, QualityConfig
 from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.task_files import fetch_folder
 
+SCORE_STEPS = 1_000_000  # scores are rounded to 6 digits
 WEIGHTS_NAME, METADATA_NAME = "quality.safetensors", "quality.json"
 
 
@@ -44,6 +46,7 @@ class QualityClassifier:
 
 def load_classifier(folder: Path) -> QualityClassifier:
     """Load the classifier. Raises InputError if the folder holds no complete one."""
+    fetch_folder(folder)
     if not (folder / METADATA_NAME).is_file() or not (folder / WEIGHTS_NAME).is_file():
         raise InputError(f"{folder}: no classifier in this folder; the curate stage writes it")
     tensors = load_file(folder / WEIGHTS_NAME)
@@ -84,10 +87,22 @@ def train_classifier(
     return QualityClassifier(weights, float(model.intercept_[0]), metadata)
 
 
-def select_documents(scores: np.ndarray, ids: np.ndarray, config: QualityConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return (bool[N] kept documents of one source, float64[N] minimum score for each to be kept).
+def lowest_of_best(counts: np.ndarray, share: float) -> float:
+    """The lowest score of the best `share` of a source's documents; 0 for a source without any. counts: int64[], how
+    many documents have the score 0, 1, 2, ... / SCORE_STEPS."""
+    total = int(counts.sum())
+    if not total:
+        return 0.0
+    place = min(max(total - round(share * total), 0), total - 1)
+    return float(np.searchsorted(np.cumsum(counts), place, side="right")) / SCORE_STEPS
 
-    ids: uint64[N, 2], packed; only `pareto` reads them.
+
+def select_documents(
+    scores: np.ndarray, ids: np.ndarray, config: QualityConfig, min_score: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (bool[N] kept documents, float64[N] minimum score for each to be kept).
+
+    ids: uint64[N, 2], packed; only `pareto` reads them. min_score: of `quantile`, from `lowest_of_best`.
 
     pareto: GPT-3 keeps a document if np.random.pareto(alpha) > 1 - score; the draw is (1 - u)**(-1/alpha) - 1 with u
     from the document's id, so it does not depend on the order of the documents."""
@@ -96,8 +111,7 @@ def select_documents(scores: np.ndarray, ids: np.ndarray, config: QualityConfig)
     elif config.keep == "threshold":
         min_scores = np.full(len(scores), config.value)
     elif config.keep == "quantile":
-        place = min(max(len(scores) - round(config.value * len(scores)), 0), len(scores) - 1)
-        min_scores = np.full(len(scores), np.sort(scores)[place])
+        min_scores = np.full(len(scores), min_score)
     else:
         min_scores = 1.0 - pareto_draws(ids, config.value)
         return scores > min_scores, min_scores

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -10,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.ledger.document_file import packed_ids
+from gristmill.data_pipeline.ledger.document_file import Mask, packed_ids
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
 from gristmill.data_pipeline.quality.classifier import (
     METADATA_NAME,
+    SCORE_STEPS,
     WEIGHTS_NAME,
     QualityClassifier,
     load_classifier,
+    lowest_of_best,
     select_documents,
     train_classifier,
 )
@@ -28,8 +30,10 @@ from gristmill.foundation.checksum_files import is_sealed, seal, sealed_path
 from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.nearest_name import did_you_mean
+from gristmill.foundation.shuffle import Shuffle
 
 SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
+COUNT = np.dtype([("score", "<u4"), ("times", "<i8")])  # score: in SCORE_STEPS
 LOWEST = np.dtype([("hash", np.uint64), ("id", np.uint64, 2), ("file", np.int64), ("row", np.int64)])
 
 
@@ -42,7 +46,18 @@ class ScoredSource(Protocol):
     def paths(self) -> tuple[Path, ...]: ...
     @property
     def files(self) -> range: ...
+    def kept(self) -> Sequence[Mask]: ...
     def kept_masks(self) -> Iterator[np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class QualityFolders:
+    """cache: takes classifiers and scores. corpus: takes the classifier that is used. work: takes intermediate
+    files."""
+
+    cache: Path
+    corpus: Path
+    work: Path
 
 
 @dataclass(frozen=True)
@@ -55,25 +70,26 @@ class ScoreTask:
 
 
 def score_quality(
-    sources: Sequence[ScoredSource], config: QualityConfig, cache: Path, folder: Path, engine: Engine
-) -> tuple[RemovalStep, dict[Path, Path]]:
-    """Return (the removal step, annotated file -> file of its scores); save the classifier in `folder`.
+    sources: Sequence[ScoredSource], config: QualityConfig, folders: QualityFolders, engine: Engine
+) -> tuple[StoredRemovals, dict[Path, Path]]:
+    """Return (the removal step, annotated file -> file of its scores).
 
-    It is trained on the documents that the filters kept. Raises RecipeError for a source that is not in the recipe."""
+    The classifier is trained on the documents that the filters kept. This process holds nothing of a document but the
+    texts that it trains on. Raises RecipeError for a source that is not in the recipe."""
     by_name = {one.source.name: one for one in sources}
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
-    work = cache / fingerprint(_identity(sources, config))
+    work = folders.cache / fingerprint(_identity(sources, config))
     if not all(is_sealed(work / name) for name in (WEIGHTS_NAME, METADATA_NAME)):
         _train(by_name, config).save(work)
         for name in (WEIGHTS_NAME, METADATA_NAME):
             seal(work / name)
-    load_classifier(work).save(folder)
+    load_classifier(work).save(folders.corpus)
     scored_sources = [by_name[name] for name in config.scored]
     tasks = [ScoreTask(path, work, work / f"{path.stem}.npy") for one in scored_sources for path in one.paths]
     engine.map(score, tasks, "quality", [float(task.annotated.stat().st_size) for task in tasks], "B")
     scores = {task.annotated: task.path for task in tasks}
-    return _removed(scored_sources, scores, config), scores
+    return _remove_documents(scored_sources, scores, config, folders.work, engine), scores
 
 
 def score(task: ScoreTask) -> None:
@@ -88,35 +104,71 @@ def score(task: ScoreTask) -> None:
         np.save(file, np.concatenate([np.empty(0), *found]))
 
 
-def _removed(scored_sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig) -> RemovalStep:
-    """The documents of these sources with too low a score."""
-    removed: dict[str, list[np.ndarray]] = {
-        "files": [np.empty(0, np.int32)],
-        "rows": [np.empty(0, np.int64)],
-        "values": [np.empty(0)],
-        "thresholds": [np.empty(0)],
-    }
-    for one in scored_sources:
-        kept_rows = [np.flatnonzero(mask) for mask in one.kept_masks()]
-        file_of = np.repeat(np.array(one.files, np.int32), [len(kept) for kept in kept_rows])
-        row_of = np.concatenate([np.empty(0, np.int64), *kept_rows])
-        pairs = zip(one.paths, kept_rows, strict=True)
-        found = np.concatenate([np.empty(0), *(np.load(scores[path])[kept] for path, kept in pairs)])
-        ids = _ids(one) if config.keep == "pareto" else np.empty((0, 2), np.uint64)
-        kept_mask, min_scores = select_documents(found, ids, config)
-        for name, of_document in (("files", file_of), ("rows", row_of), ("values", found), ("thresholds", min_scores)):
-            removed[name].append(of_document[~kept_mask])
-    columns = {name: np.concatenate(column) for name, column in removed.items()}
-    files, rows, values = columns["files"], columns["rows"], columns["values"]
-    return RemovalStep("quality", config.value, files, rows, values, thresholds=columns["thresholds"]).sorted()
+@dataclass(frozen=True)
+class SelectTask:
+    """Choose the documents of an annotated file that are removed. scores: its file of scores. min_score: see
+    `select_documents`. number: of the file among those of all sources; removed, counts: take its part."""
+
+    annotated: Path
+    scores: Path
+    kept: Mask
+    config: QualityConfig
+    min_score: float
+    number: int
+    removed: Shuffle
+    counts: Shuffle
+
+    def kept_scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """(int64[kept documents] rows, float64[kept documents] scores)."""
+        rows = np.flatnonzero(self.kept.mask())
+        return rows, np.load(self.scores)[rows]
 
 
-def _ids(one: ScoredSource) -> np.ndarray:
-    """uint64[N, 2]: the packed ids of the source's kept documents."""
-    found = [np.empty((0, 2), np.uint64)]
-    for path, mask in zip(one.paths, one.kept_masks(), strict=True):
-        found.append(packed_ids(pq.read_table(path, columns=["doc_id"]).column("doc_id"), path)[mask])
-    return np.concatenate(found)
+def _remove_documents(
+    sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig, folder: Path, engine: Engine
+) -> StoredRemovals:
+    """Removes the documents of these sources with too low a score. Memory of this process: 8 MB, for the counts of the
+    scores of one source."""
+    num_files = max((one.files.stop for one in sources), default=0)
+    removed = Shuffle(folder / "removed", removed_dtype("row", "value", "threshold"), num_files, 1)
+    counts = Shuffle(folder / "counts", COUNT, num_files, 1)
+    tasks: list[SelectTask] = []
+    for one in sources:
+        files = zip(one.paths, one.files, one.kept(), strict=True)
+        mine = [SelectTask(path, scores[path], kept, config, 0.0, n, removed, counts) for path, n, kept in files]
+        if config.keep == "quantile":
+            engine.map(_count_scores, mine, "scores", unit="files")
+            min_score = lowest_of_best(_summed(counts, [task.number for task in mine]), config.value)
+            mine = [replace(task, min_score=min_score) for task in mine]
+        tasks += mine
+    engine.map(_select, tasks, "select", unit="files")
+    return StoredRemovals("quality", config.value, removed, is_by_part=True)
+
+
+def _count_scores(task: SelectTask) -> None:
+    values, times = np.unique(np.rint(task.kept_scores()[1] * SCORE_STEPS).astype(np.uint32), return_counts=True)
+    records = np.empty(len(values), COUNT)
+    records["score"], records["times"] = values, times
+    task.counts.write(task.number, records, np.array([0, len(records)]))
+
+
+def _summed(counts: Shuffle, numbers: Sequence[int]) -> np.ndarray:
+    """int64[SCORE_STEPS + 1]: how many documents of these files have each score."""
+    found = np.zeros(SCORE_STEPS + 1, np.int64)
+    for number in numbers:
+        records = counts.part(number)[1]
+        found[records["score"]] += records["times"]
+    return found
+
+
+def _select(task: SelectTask) -> None:
+    rows, found = task.kept_scores()
+    ids = np.empty((0, 2), np.uint64)
+    if task.config.keep == "pareto":
+        ids = packed_ids(pq.read_table(task.annotated, columns=["doc_id"]).column("doc_id"), task.annotated)[rows]
+    kept, min_scores = select_documents(found, ids, task.config, task.min_score)
+    columns = {"row": rows, "value": found, "threshold": min_scores}
+    write_removed(task.removed, task.number, **{name: values[~kept] for name, values in columns.items()})
 
 
 def _train(by_name: dict[str, ScoredSource], config: QualityConfig) -> QualityClassifier:

@@ -1,8 +1,7 @@
 """Removes spans from the texts of document files and records every removed span."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, open_document_file, unpacked_ids
+from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
 from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS, complement, removed_span_row, sorted_spans
 from gristmill.foundation.checksum_files import sealed_path
 from gristmill.foundation.engine.engine import Engine
@@ -23,20 +22,16 @@ from gristmill.foundation.shuffle import Shuffle
 
 EDITED_ROWS = 1024  # documents in memory at a time as Python strings
 EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
-# row: of the document in its file. share: of the document's bytes that the spans hold. left: characters that remain,
-# without white space at the ends.
-REMAINING = pa.schema([("doc_id", pa.string()), ("row", pa.int64()), ("share", pa.float64()), ("left", pa.int64())])
 
 
 @dataclass(frozen=True)
 class EditedFile:
     """document_files: row for row the files given; a file without spans is the file given. span_files: by file, its
-    REMOVED_SPANS. left: rows of REMAINING with `file`, the file's number, one for each document that had spans, ordered
-    by file and row."""
+    REMOVED_SPANS. removals: the documents that the edit leaves nothing of, or that hold too many spans."""
 
     document_files: list[DocumentFile]
     span_files: list[Path]
-    left: pa.Table
+    removals: StoredRemovals
 
     @property
     def removed_spans(self) -> pa.Table:
@@ -46,76 +41,72 @@ class EditedFile:
 
 @dataclass(frozen=True)
 class SpanRemoval:
-    """rule: recorded with every span. in_bytes: spans are bytes of UTF-8, not characters. is_applied: False records
-    the spans and leaves the texts as they are."""
+    """step, reason: of the rule STEP.REASON that is recorded with every span. in_bytes: spans are bytes of UTF-8, not
+    characters. is_applied: spans are removed, and with them documents of which only white space is left; otherwise
+    spans are recorded and texts stay. drop_share: removes documents of whose bytes the spans hold more than this."""
 
-    rule: str
+    step: str
+    reason: str
     in_bytes: bool = False
     is_applied: bool = True
+    drop_share: float | None = None
+
+    @property
+    def rule(self) -> str:
+        return f"{self.step}.{self.reason}"
+
+    def removals(self, removed: Shuffle) -> StoredRemovals:
+        reason, threshold = ("nothing_left", 1.0) if self.drop_share is None else ("drop_share", self.drop_share)
+        return StoredRemovals(self.step, threshold, removed, (reason,), is_by_part=True)
+
+    def value_of_removed(self, share: float, left: str) -> float | None:
+        """What is recorded of a document that is removed; None for one that stays. share: of its bytes that the spans
+        hold. left: its text without them."""
+        if self.drop_share is not None:
+            return share if share > self.drop_share else None
+        return 0.0 if self.is_applied and not left.strip() else None
 
 
 @dataclass(frozen=True)
 class EditTask:
+    """number: of the document file. removed: takes the documents that the edit removes; its part is written last."""
+
     document_file: DocumentFile
-    spans: Path | Shuffle
+    spans: Shuffle
     number: int
     removal: SpanRemoval
     path: Path
+    removed: Shuffle
 
     @property
     def removed_spans(self) -> Path:
         return self.path.with_suffix(".removed.parquet")
 
-    @property
-    def left(self) -> Path:
-        return self.path.with_suffix(".left.parquet")
-
 
 def edit_document_files(
     document_files: Sequence[DocumentFile],
-    spans: pa.Table | Shuffle,
+    spans: Shuffle,
     removal: SpanRemoval,
     engine: Engine,
     folder: Path,
 ) -> EditedFile:
     """The files without the spans; if not removal.is_applied, the texts stay and the spans are only recorded.
 
-    spans: columns doc_id, start, stop (characters, or bytes of UTF-8), kept_in, as `repeated_substrings` returns them,
-    or records with a range a document file, as `find_duplicate_spans` does; spans of a document are disjoint. Texts of
-    removed rows are left out. Files are in `folder`; called again with the same arguments after a kill, it resumes from
-    them."""
-    table = None if isinstance(spans, Shuffle) else _ordered(spans)
-    open_workspace(
-        folder,
-        {
-            **asdict(removal),
-            "document_files": [document_file_identity(document_file) for document_file in document_files],
-            "spans": [file_digest(path) for path in spans.paths()] if table is None else _digest(table),
-        },
-    )
-    held: Path | Shuffle = spans if isinstance(spans, Shuffle) else folder / "spans.parquet"
-    if table is not None and not (folder / "spans.parquet").exists():
-        with sealed_path(folder / "spans.parquet") as temporary:
-            pq.write_table(table, temporary, compression="zstd")
+    spans: records with a range a document file and the fields id, start, stop (characters, or bytes of UTF-8) and
+    kept_in; spans of a document are disjoint. Texts of removed rows are left out. This process holds nothing of a
+    document. Files are in `folder`; called again with the same arguments after a kill, it resumes from them."""
+    identities = [document_file_identity(document_file) for document_file in document_files]
+    digests = [file_digest(path) for path in spans.paths()]
+    open_workspace(folder, {**asdict(removal), "document_files": identities, "spans": digests})
+    removed = Shuffle(folder / "removed", removed_dtype("row", "value"), len(document_files), 1)
     tasks = [
-        EditTask(document_file, held, number, removal, folder / f"part-{number:05d}.parquet")
+        EditTask(document_file, spans, number, removal, folder / f"part-{number:05d}.parquet", removed)
         for number, document_file in enumerate(document_files)
     ]
-    missing = [task for task in tasks if not task.left.exists()]
+    missing = [task for task in tasks if not removed.has(task.number)]
     engine.map(_edit_file, missing, "remove spans", [task.document_file.bytes for task in missing], "B")
-    tables = [pq.read_table(task.left, schema=REMAINING) for task in tasks]
-    numbers = np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables])
-    left = pa.concat_tables([REMAINING.empty_table(), *tables]).append_column("file", pa.array(numbers))
-    return EditedFile(
-        [
-            DocumentFile(t.path, t.document_file.source, t.document_file.priority, t.document_file.kept)
-            if t.path.exists()
-            else t.document_file
-            for t in tasks
-        ],
-        [task.removed_spans for task in tasks],
-        left.combine_chunks(),
-    )
+    edited = [replace(t.document_file, path=t.path) if t.path.exists() else t.document_file for t in tasks]
+    return EditedFile(edited, [task.removed_spans for task in tasks], removal.removals(removed))
 
 
 def remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
@@ -133,23 +124,10 @@ def in_characters(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int
     return [(int(before[start]), int(before[stop])) for start, stop in spans]
 
 
-def _ordered(spans: pa.Table) -> pa.Table:
-    return spans.select(["doc_id", "start", "stop", "kept_in"]).sort_by(
-        [("doc_id", "ascending"), ("start", "ascending")]
-    )
-
-
-def _digest(table: pa.Table) -> str:
-    """Of the values, not of their memory: written as Parquet they are the same bytes."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.combine_chunks(), sink)
-    return hashlib.sha256(sink.getvalue()).hexdigest()
-
-
 def _edit_file(task: EditTask) -> None:
-    """Three files: the texts (if any changes), the removed spans and, last, what is left."""
+    """Three files: the texts (if any changes), the removed spans and, last, the removed documents."""
     spans = _spans_of(task)
-    record = Record([], [])
+    record = Record([], [], [])
     if spans and task.removal.is_applied:
         with (
             sealed_path(task.path) as temporary,
@@ -160,35 +138,29 @@ def _edit_file(task: EditTask) -> None:
     elif spans:
         for _ in _edited_batches(task, spans, record):
             pass
-    for path, rows, schema in (
-        (task.removed_spans, record.removed_spans, REMOVED_SPANS),
-        (task.left, record.left, REMAINING),
-    ):
-        with sealed_path(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
+    with sealed_path(task.removed_spans) as temporary:
+        pq.write_table(pa.Table.from_pylist(record.removed_spans, schema=REMOVED_SPANS), temporary, compression="zstd")
+    columns = {"row": np.array(record.rows, np.int64), "value": np.array(record.values, np.float64)}
+    write_removed(task.removed, task.number, **columns)
 
 
 @dataclass(frozen=True)
 class Record:
-    """Rows of REMOVED_SPANS and of REMAINING, filled document by document."""
+    """Rows of REMOVED_SPANS, and rows and values of the removed documents, filled document by document."""
 
     removed_spans: list[dict[str, Any]]
-    left: list[dict[str, Any]]
+    rows: list[int]
+    values: list[float]
 
 
 def _spans_of(task: EditTask) -> dict[str, list[dict[str, Any]]]:
     """The spans of each document of the file that has any."""
-    if isinstance(task.spans, Shuffle):
-        records = task.spans.read(task.number)
-        records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0]))]
-        ids, kept = (unpacked_ids(records[name]).to_pylist() for name in ("id", "kept_in"))
-        columns = zip(ids, records["start"].tolist(), records["stop"].tolist(), kept, strict=True)
-        rows = [dict(zip(("doc_id", "start", "stop", "kept_in"), row, strict=True)) for row in columns]
-        return {doc_id: list(group) for doc_id, group in groupby(rows, key=itemgetter("doc_id"))}
-    ids = open_document_file(task.document_file.path).read(columns=["doc_id"]).column("doc_id")
-    spans = pq.read_table(task.spans)
-    mine = spans.filter(pc.is_in(spans.column("doc_id"), value_set=ids.combine_chunks())).to_pylist()
-    return {doc_id: list(rows) for doc_id, rows in groupby(mine, key=itemgetter("doc_id"))}
+    records = task.spans.read(task.number)
+    records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0]))]
+    ids, kept = (unpacked_ids(records[name]).to_pylist() for name in ("id", "kept_in"))
+    columns = zip(ids, records["start"].tolist(), records["stop"].tolist(), kept, strict=True)
+    rows = [dict(zip(("doc_id", "start", "stop", "kept_in"), row, strict=True)) for row in columns]
+    return {doc_id: list(group) for doc_id, group in groupby(rows, key=itemgetter("doc_id"))}
 
 
 def _edited_batches(
@@ -204,7 +176,9 @@ def _edited_batches(
             text = text if kept[row] and text is not None else ""
             if kept[row] and doc_id in spans:
                 left, share = _remove(doc_id, text, spans[doc_id], task, record)
-                record.left.append({"doc_id": doc_id, "row": row, "share": share, "left": len(left.strip())})
+                if (value := task.removal.value_of_removed(share, left)) is not None:
+                    record.rows.append(row)
+                    record.values.append(value)
                 text = left
             edited.append(text)
         start += len(batch)

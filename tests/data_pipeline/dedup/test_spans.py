@@ -19,7 +19,9 @@ def after(documents: dict[str, str], config: SpanDedupConfig, folder: Path) -> d
     """The documents' texts without their duplicate spans."""
     part = write_part(folder / "p.parquet", documents)
     spans = find_duplicate_spans([part], config, engine(), folder / "work")
-    (rewritten,) = edit_document_files([part], spans, SpanRemoval("r"), engine(), folder / "rewritten").document_files
+    (rewritten,) = edit_document_files(
+        [part], spans, SpanRemoval("r", "r"), engine(), folder / "rewritten"
+    ).document_files
     left = pq.read_table(rewritten.path)
     assert left.column("doc_id").to_pylist() == [padded(doc_id) for doc_id in documents]
     return dict(zip(documents, left.column("text").to_pylist(), strict=True))

@@ -12,6 +12,7 @@ from gristmill.data_pipeline.dedup import substrings
 from gristmill.data_pipeline.dedup.substrings import (
     Group,
     SubstringDedupConfig,
+    group_starts,
     repeated_substrings,
     repeats_of,
 )
@@ -95,8 +96,26 @@ def test_groups_bound_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert max(sizes) <= 1024
     assert set(table.column("doc_id").to_pylist()) >= {padded(i) for i in "246"}  # the second of each group
     assert not list((tmp_path / "work").glob("texts-*"))
-    monkeypatch.setattr(substrings, "OPEN_GROUPS", 1)  # a pass over the corpus for each group
-    assert repeated_substrings([part], config, engine(), tmp_path / "passes").equals(table)
+    monkeypatch.setattr(substrings, "ranges_for", lambda records: records)
+    assert repeated_substrings([part], config, engine(), tmp_path / "ranges").equals(table)
+
+
+@given(st.lists(st.integers(1, 8), max_size=20), st.integers(0, 8), st.integers(0, 20))
+def test_groups_hold_as_many_documents_as_fit(lengths, filled, split):
+    expected, size = [], filled
+    for place, length in enumerate(lengths):
+        size += length
+        if size > 8:
+            expected.append(place)
+            size = length
+    assert group_starts(np.cumsum(lengths), filled, 8) == (expected, size)
+    starts, middle = group_starts(np.cumsum(lengths[:split]), filled, 8)
+    rest, end = group_starts(np.cumsum(lengths[split:]), middle, 8)
+    assert [*starts, *(split + start for start in rest)] == expected and end == size
+
+
+def test_group_starts_by_hand():
+    assert group_starts(np.cumsum([3, 3, 4, 2]), 5, 8) == ([1, 3], 2)
 
 
 def test_a_document_larger_than_a_group(tmp_path: Path):

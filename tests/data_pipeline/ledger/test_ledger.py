@@ -14,8 +14,9 @@ from gristmill.data_pipeline.filters.rule import Rule
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles
 from gristmill.data_pipeline.ledger.ledger import LEDGER_SCHEMA, LedgerRows, LedgerTask, write_ledger
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep, StoredRemovals, removed_dtype, write_removed
 from gristmill.data_pipeline.ledger.removed_spans import removed_span_row, sorted_spans
+from gristmill.foundation.shuffle import Shuffle
 
 IDS = [letter * 32 for letter in "abcdef"]
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
@@ -191,7 +192,17 @@ def test_the_mask_of_removed_documents_and_the_rows_of_some():
 @pytest.mark.parametrize("columns", [{}, {"thresholds": np.array([0.5, 0.6])}, {"rules": np.array([1, 0], np.int8)}])
 def test_removed_documents_are_the_same_on_disk(tmp_path, columns):
     near = step("near_dedup", [("f", "a", 0.875), ("b", "c", 0.9)], **columns)
-    stored, ordered = near.stored(tmp_path / "removed", 2), near.sorted()
+    ordered = near.sorted()
+    of_file = [ordered.in_file(number) for number in (0, 1)]
+    fields = {"row": "rows", "value": "values", "threshold": "thresholds", "rule": "rules"}
+    names = {"duplicate_of": "duplicate_of"} | {
+        name: k for name, k in fields.items() if getattr(ordered, k) is not None
+    }
+    removed = Shuffle(tmp_path / "removed", removed_dtype(*names), 2, 1)
+    for number, step_of_file in enumerate(of_file):
+        if len(step_of_file.rows):
+            write_removed(removed, number, **{name: getattr(step_of_file, kept) for name, kept in names.items()})
+    stored = StoredRemovals(near.step, near.threshold, removed, near.rule_names, is_by_part=True)
     for number in (0, 1):
         assert stored.removed_mask(number, 6).tolist() == near.removed_mask(number, 6).tolist()
         for name, values in vars(ordered.in_file(number)).items():

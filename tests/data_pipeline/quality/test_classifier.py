@@ -5,10 +5,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.quality.classifier import (
+    SCORE_STEPS,
     load_classifier,
+    lowest_of_best,
     pareto_draws,
     select_documents,
     train_classifier,
@@ -40,11 +44,22 @@ def test_a_classifier_tells_the_sides_apart_and_survives_the_disk(tmp_path):
 def test_threshold_and_quantile():
     scores = np.array([0.1, 0.5, 0.7, 0.9])
     ids = IDS[:4]
+    counts = np.bincount(np.rint(scores * SCORE_STEPS).astype(int))
     kept = [
-        select_documents(scores, ids, CONFIG.model_copy(update={"keep": keep, "value": value}))[0].tolist()
+        select_documents(
+            scores, ids, CONFIG.model_copy(update={"keep": keep, "value": value}), lowest_of_best(counts, value)
+        )[0].tolist()
         for keep, value in (("threshold", 0.5), ("quantile", 0.25), ("quantile", 1.0), ("all", 1.0))
     ]
     assert kept == [[False, True, True, True], [False, False, False, True], [True] * 4, [True] * 4]
+
+
+@given(st.lists(st.integers(0, SCORE_STEPS), min_size=1, max_size=30), st.floats(0, 1))
+def test_the_quantile_of_counted_scores_is_that_of_the_sorted_ones(steps, share):
+    scores = np.sort(np.round(np.array(steps) / SCORE_STEPS, 6))
+    place = min(max(len(scores) - round(share * len(scores)), 0), len(scores) - 1)
+    assert lowest_of_best(np.bincount(steps, minlength=SCORE_STEPS + 1), share) == scores[place]
+    assert lowest_of_best(np.zeros(4, np.int64), share) == 0.0
 
 
 def test_the_pareto_rule_keeps_the_share_that_its_formula_says():

@@ -249,10 +249,12 @@ KILLED_AT = (
     "verified-00000.rec",
     "pieces-00000.rec",
     "spans-00000.rec",
-    "repeats-00000.parquet",
+    "groups.npy",
+    "texts-00000.rec",
+    "repeats-00000.rec",
     "part-00000.parquet",
 )
-KILLED_AT += ("found-00000.npy", "file-00000.pieces.parquet", "report.md")
+KILLED_AT += ("found-00000.npy", "file-00000.pieces.parquet", "questions-00000.jsonl", "report.md")
 
 
 def curate_and_die(source_json: str, folder: str, settings: dict, name: str) -> None:

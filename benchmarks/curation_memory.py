@@ -1,0 +1,116 @@
+"""How the driver's memory grows with the documents in curation with a quality classifier, duplicate lines, repeated
+substrings and decontamination.
+
+Short documents of made words, of which one in five repeats a sentence, one in three scores low and one in fifty quotes
+a benchmark. Each size runs in a process of its own (the driver) with a pool of workers. Steps that the driver runs by
+intention where there is little to do are given to the workers here, as they are for larger corpora.
+`curation_driver_bytes_per_document` is the slope of the driver's peak between the two sizes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import orjson
+from measure import Figure, arguments, print_figures, process_peak_bytes
+
+from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.decontamination import step as decontamination
+from gristmill.data_pipeline.dedup import spans, substrings
+from gristmill.data_pipeline.readers.resolve import resolve
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.run_curation import CurationInputs, curate
+from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.lock import Lock
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.shuffle import ranges_for
+
+SIZES = (100_000, 400_000)
+FILE_DOCUMENTS = 10_000
+WORDS, QUESTIONS = 45, 200
+RANGE_RECORDS = 20_000  # of a shuffle's range, so that there are several
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--documents", type=float, nargs=2, default=SIZES, help="two sizes")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--run", type=int, help="one size, in the folder --work; used by this program itself")
+    parser.add_argument("--work", type=Path)
+    options = parser.parse_args()
+    if options.run:
+        return print(json.dumps(measured(options.run, options.workers, options.work)))
+    small, large = (5_000, 20_000) if options.quick else sorted(int(size) for size in options.documents)
+    peaks = {size: in_own_process(size, options.workers) for size in (small, large)}
+    print(json.dumps(peaks), file=sys.stderr)
+    slope = (peaks[large] - peaks[small]) / (large - small)
+    asked = "most that was asked for"
+    print_figures(
+        [
+            Figure("curation_driver_bytes_per_document", slope, "bytes", 1, asked),
+            Figure("curation_driver_megabytes", peaks[large] / 1e6, "MB"),
+        ]
+    )
+
+
+def in_own_process(documents: int, workers: int) -> int:
+    with tempfile.TemporaryDirectory() as work:
+        write_corpus(documents, Path(work))
+        command = [sys.executable, __file__, "--run", str(documents), "--work", work, "--workers", str(workers)]
+        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def measured(documents: int, workers: int, folder: Path) -> int:
+    """The driver's peak in bytes."""
+    for module in (decontamination, spans, substrings):
+        module.ranges_for = lambda records, most=RANGE_RECORDS: ranges_for(records, most)
+    engine = LocalEngine(workers, Reporter.silent())
+    sources = [
+        SourceConfig(name=name, format="jsonl", paths=(str(folder / f"{name}-*.jsonl"),)) for name in ("good", "web")
+    ]
+    config = CurateConfig(
+        filters=(),
+        language_id=None,
+        exact_dedup=None,
+        near_dedup=None,
+        quality={"positive": ["good"], "negative": ["web"], "keep": "quantile", "value": 0.7, "max_documents": 200},
+        span_dedup=[{"unit": "line", "min_count": 5}],
+        substring_dedup={"min_bytes": 60, "group_bytes": 4_000_000},
+        decontaminate={"benchmarks": [{"name": "b", "paths": [str(folder / "held.jsonl")], "fields": ["text"]}]},
+    )
+    lock = Lock(sources=tuple(resolve(source, engine) for source in sources))
+    found = curate(CurationInputs(sources, config, 1, lock, folder / "curate", folder / "cache", engine))
+    counts = found["sources"]["web"]
+    assert counts["removed"]["quality"]["documents"] > documents / 10 and counts["removed_spans"], counts
+    engine.close()
+    return process_peak_bytes("self")
+
+
+def write_corpus(documents: int, folder: Path) -> None:
+    """good-N.jsonl, a twentieth of the documents, web-N.jsonl and held.jsonl, the benchmark."""
+    generator = np.random.default_rng(0)
+    words = np.array([f"{first}{second}" for first in "bcdfghklmnprst" for second in generator.permutation(_ENDS)])
+    questions = [" ".join(generator.choice(words, 20)) for _ in range(QUESTIONS)]
+    (folder / "held.jsonl").write_bytes(b"".join(orjson.dumps({"text": text}) + b"\n" for text in questions))
+    shared = [" ".join(generator.choice(words, 15)) for _ in range(documents // 50)]
+    for name, size, first in (("good", documents // 20, 0), ("web", documents, len(words) // 3)):
+        for number, start in enumerate(range(0, size, FILE_DOCUMENTS)):
+            drawn = generator.choice(words[first:], (min(FILE_DOCUMENTS, size - start), WORDS))
+            lines = []
+            for place, row in enumerate(drawn):
+                text = " ".join(row)
+                if place % 5 == 0:
+                    text += f"\n{shared[generator.integers(len(shared))]}"
+                if place % 50 == 7:
+                    text += f"\n{questions[generator.integers(QUESTIONS)]}"
+                lines.append(orjson.dumps({"text": text}) + b"\n")
+            (folder / f"{name}-{number:05d}.jsonl").write_bytes(b"".join(lines))
+
+
+_ENDS = [f"{vowel}{letter}{last}" for vowel in "aeiou" for letter in "lmnrst" for last in ("", "a", "en", "ing")]
+
+
+if __name__ == "__main__":
+    main()
