@@ -8,16 +8,9 @@ from typing import Any
 import torch
 
 from gristmill.evaluation.models.conversion.families import family_for
-from gristmill.evaluation.models.conversion.megatron_bert_345m import megatron_bert_file
-from gristmill.evaluation.models.huggingface import (
-    copy_tokenizer,
-    is_huggingface,
-    open_huggingface,
-    open_nvidia_bert,
-    write_huggingface,
-)
+from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.models.load import check_tokenizer
-from gristmill.evaluation.models.weight_source import WeightSource
+from gristmill.evaluation.models.open_source import open_source
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, write_atomic
@@ -71,9 +64,9 @@ def export_checkpoint(
 
 
 def import_checkpoint(folder: Path, output: Path) -> Path:
-    """Converts a Hugging Face folder, or one with NVIDIA's megatron-bert-345m file and a tokenizer.json, to a gristmill
-    checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing
-    is downloaded, and no code of the folder is run."""
+    """Converts a Hugging Face folder, or a Megatron checkpoint with a tokenizer.json, to a gristmill checkpoint,
+    OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing is
+    downloaded, and no code of the folder is run."""
     source = open_source(folder)
     codec = load_tokenizer(folder)
     check_tokenizer(folder, codec, source.vocab_size, codec.end_of_document, padded=True)
@@ -98,12 +91,6 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
         )
     copy_tokenizer(folder, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)
-
-
-def open_source(folder: Path) -> WeightSource:
-    """The model of a folder in any of the formats that `import_checkpoint` reads."""
-    nvidias = None if is_huggingface(folder) else megatron_bert_file(folder)
-    return open_nvidia_bert(nvidias) if nvidias is not None else open_huggingface(folder)
 
 
 def model_card(

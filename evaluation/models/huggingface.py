@@ -18,9 +18,8 @@ from torch import Tensor
 
 from gristmill.evaluation.models.conversion.families import family_for, family_named
 from gristmill.evaluation.models.conversion.family import Family
-from gristmill.evaluation.models.conversion.megatron_bert_345m import read_megatron_bert
 from gristmill.evaluation.models.safetensors_folder import INDEX_NAME, WEIGHTS_NAME, SafetensorsFolder
-from gristmill.evaluation.models.weight_source import WeightSource, check_shapes, converted_source
+from gristmill.evaluation.models.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.training.checkpoint import SavedModelConfig
@@ -127,13 +126,6 @@ def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
     if not isinstance(architectures, list):
         raise InputError(f"{folder / CONFIG_NAME}: architectures is no list; fetch the file again")
     return family_named(fields.get("model_type", ""), architectures[0])
-
-
-def open_nvidia_bert(path: Path) -> WeightSource:
-    """The model of NVIDIA's megatron-bert-345m file. Raises InputError as `open_huggingface` does."""
-    config, vocab_size, tensors = read_megatron_bert(path)
-    check_shapes(path, config, vocab_size, tensors)
-    return WeightSource(path.name, config, vocab_size, 0, (path,), tuple(tensors), lambda: iter(tensors.items()))
 
 
 def _end_of_document(fields: Mapping[str, Any]) -> int:

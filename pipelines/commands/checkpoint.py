@@ -181,10 +181,10 @@ def export(
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="config.json, safetensors and a tokenizer.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, or a Megatron checkpoint.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the checkpoint and tokenizer.")],
 ) -> None:
-    """Convert a Hugging Face transformers folder to a checkpoint for evaluation or training. Downloads nothing."""
+    """Convert a Hugging Face or Megatron checkpoint to one for evaluation or training. Downloads nothing."""
     from gristmill.evaluation.models.export import import_checkpoint, require_empty
 
     require_empty(output)

@@ -1,4 +1,5 @@
-"""NVIDIA's megatron-bert-345m layout: a random model, written in all three orders of queries, keys and values."""
+"""The layout of NVIDIA's megatron-bert-345m and megatron-gpt2-345m: random models, written in all three orders of
+queries, keys and values, and on several tensor ranks."""
 
 import argparse
 import pickle
@@ -15,17 +16,20 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.bert import MEGATRON_BERT
-from gristmill.evaluation.models.conversion.megatron_bert_345m import (
+from gristmill.evaluation.models.conversion.megatron_345m import (
     LAYER_NAMES,
     ZIPPED_NAME,
-    megatron_bert_file,
-    read_megatron_bert,
+    megatron_files,
+    read_megatron_345m,
 )
 from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
+from gristmill.evaluation.models.open_source import open_source
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import read_model_config, step_folder
+from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
 from tests.training.model.test_bert import REARRANGED, VOCAB, batch, drawn_model, theirs_of
 from tests.training.objectives.test_bert_runs import bert_run
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -33,9 +37,9 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 HEADS, WIDTH = 4, 8
 
 
-def packed(parts: list[Tensor], version: float) -> Tensor:
+def packed(parts: list[Tensor], version: float, count: int = HEADS) -> Tensor:
     """Each [heads x width, ...]; the inverse of what the reader does, written out by hand."""
-    heads = [part.unflatten(0, (HEADS, WIDTH)) for part in parts]
+    heads = [part.unflatten(0, (count, WIDTH)) for part in parts]
     if version < 1.0:
         return torch.cat(parts)
     return torch.stack(heads, dim=2 if version < 2.0 else 1).flatten(0, 2)
@@ -75,17 +79,17 @@ def test_a_model_comes_back_from_every_layout(version: float, zipped: bool, tmp_
         with zipfile.ZipFile(tmp_path / "megatron_bert_345m_v0.1_cased.zip", "w") as archive:
             archive.write(tmp_path / "model_optim_rng.pt", ZIPPED_NAME)
         (tmp_path / "model_optim_rng.pt").unlink()
-    config, vocab_size, tensors = read_megatron_bert(megatron_bert_file(tmp_path))
-    assert vocab_size == VOCAB
-    assert config == type(config).model_validate(model.config.model_dump() | {"hidden": 128})
+    found = read_megatron_345m(megatron_files(tmp_path))
+    assert (found.name, found.vocab_size) == ("megatron-bert", VOCAB)
+    assert found.config == type(found.config).model_validate(model.config.model_dump() | {"hidden": 128})
     for name, value in model.named_parameters():
-        assert torch.equal(tensors[name], value.detach().float()), name
+        assert torch.equal(found.tensors[name], value.detach().float()), name
 
 
 def test_what_is_read_computes_what_transformers_does(tmp_path: Path) -> None:
     model = drawn_model(REARRANGED, "exact")
     torch.save(as_nvidias(model, 2.0), tmp_path / "model_optim_rng.pt")
-    _, _, tensors = read_megatron_bert(tmp_path / "model_optim_rng.pt")
+    tensors = read_megatron_345m([tmp_path / "model_optim_rng.pt"]).tensors
     other, fields = theirs_of("rearranged", model), batch()
     other.load_state_dict(
         {n: v.double() for n, v in MEGATRON_BERT.to_theirs(model.config, tensors).items()}, strict=False
@@ -96,6 +100,67 @@ def test_what_is_read_computes_what_transformers_does(tmp_path: Path) -> None:
     torch.testing.assert_close(ours[mask == 1], found.prediction_logits[mask == 1], rtol=0, atol=1e-5)
 
 
+GPT = ModelConfig(
+    layers=2,
+    width=32,
+    heads=HEADS,
+    sequence_length=16,
+    positions="learned",
+    norm="layernorm",
+    mlp="gelu",
+    biases=True,
+    tied_embeddings=True,
+)
+
+
+def as_gpts(model: Transformer, version: float, ranks: int) -> list[dict[str, Any]]:
+    """The content of each tensor rank's file: matrices cut by hand as Megatron-LM cuts them."""
+    ours = {name: value.detach() for name, value in model.named_parameters()}
+
+    def cut(name: str, dim: int | None, rank: int) -> Tensor:
+        return ours[name] if dim is None else ours[name].chunk(ranks, dim)[rank]
+
+    contents = []
+    for rank in range(ranks):
+        layers = {f"final_layernorm.{leaf}": ours[f"final_norm.{leaf}"] for leaf in ("weight", "bias")}
+        for number in range(model.config.layers):
+            for leaf in ("weight", "bias"):
+                cuts = {"mixer.output": 1 if leaf == "weight" else None, "mlp.up": 0}
+                cuts |= {"mlp.down": cuts["mixer.output"]}
+                for theirs, name in LAYER_NAMES.items():
+                    place = f"layers.{number}.{name}.{leaf}"
+                    layers[f"layers.{number}.{theirs}.{leaf}"] = cut(place, cuts.get(name), rank)
+                parts = [cut(f"layers.{number}.mixer.{name}.{leaf}", 0, rank) for name in ("query", "key", "value")]
+                layers[f"layers.{number}.attention.query_key_value.{leaf}"] = packed(parts, version, HEADS // ranks)
+        tables = {"word_embeddings": ("embedding", 0), "position_embeddings": ("positions", None)}
+        embedding = {theirs: {"weight": cut(f"{name}.weight", dim, rank)} for theirs, (name, dim) in tables.items()}
+        language = {"embedding": embedding, "transformer": layers}
+        arguments = argparse.Namespace(num_attention_heads=HEADS, layernorm_epsilon=1e-5)
+        contents.append(
+            {"model": {"language_model": language}, "args": arguments}
+            | ({"checkpoint_version": version} if version else {})
+        )
+    return contents
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("version", [0.0, 1.0, 3.0])
+def test_a_gpt_comes_back_from_every_layout_and_any_number_of_ranks(version: float, ranks: int, tmp_path: Path) -> None:
+    model = Transformer(GPT, 60)
+    initialise(model, 1, torch.device("cpu"), torch.float32)
+    for rank, content in enumerate(as_gpts(model, version, ranks)):
+        place = tmp_path / f"release/mp_rank_{rank:02d}"
+        place.mkdir(parents=True)
+        torch.save(content, place / "model_optim_rng.pt")
+    source = open_source(tmp_path)
+    assert (source.architecture, source.vocab_size, len(source.files)) == ("megatron-gpt2", 60, ranks)
+    assert source.config == ModelConfig.model_validate(GPT.model_dump() | {"hidden": 128})
+    found = dict(source.stream())
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, value in model.named_parameters():
+        assert torch.equal(found[name], value.detach()), name
+
+
 class Runs:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("this must not run",))
@@ -104,15 +169,15 @@ class Runs:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"model": {}}, "not a megatron-bert checkpoint"),
+        ({"model": {}}, "not a megatron-gpt2 or megatron-bert checkpoint"),
         ([1, 2], "holds list, not a checkpoint"),
-        ({"model": Runs()}, "cannot be read as model_optim_rng.pt"),
+        ({"model": Runs()}, r"cannot be read as model_optim_rng\.pt .*print"),
     ],
 )
 def test_other_files_are_refused(content: Any, says: str, tmp_path: Path, capfd: Any) -> None:
     torch.save(content, tmp_path / "model_optim_rng.pt")
     with pytest.raises(InputError, match=says):
-        read_megatron_bert(tmp_path / "model_optim_rng.pt")
+        read_megatron_345m([tmp_path / "model_optim_rng.pt"])
     assert "this must not run" not in capfd.readouterr().out
 
 
@@ -120,8 +185,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"PK no archive")
     (tmp_path / "b.pt").write_bytes(pickle.dumps({"model": 1})[:-3])
     for name in ("a.zip", "b.pt"):
-        with pytest.raises(InputError, match="cannot be read as model_optim_rng"):
-            read_megatron_bert(tmp_path / name)
+        with pytest.raises(InputError, match="cannot be read as"):
+            read_megatron_345m([tmp_path / name])
 
 
 def word_pieces(cased: bool) -> HuggingFaceTokenizer:
