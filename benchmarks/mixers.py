@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 
 
 def scaling(quick: bool, device: torch.device = CPU) -> list[Figure]:
-    """Forward seconds of single mixers over one row, by length; how their times grow from the last length but one to
-    the last; where attention becomes the slower one."""
+    """Forward seconds of single mixers over one row, by length; how their times grow from the first length to the
+    last; where attention becomes the slower one."""
     lengths = [1024, 4096] if quick else [1024, 4096, 16_384, 65_536]
     dtype = torch.float32
     if device.type == "cuda":
@@ -41,10 +41,10 @@ def scaling(quick: bool, device: torch.device = CPU) -> list[Figure]:
     for mixer, times in found.items():
         table.add_row(mixer, *(f"{1000 * time:.1f}" for time in times))
     Console(width=120).print(table)
-    growth = torch.tensor(lengths[-1] / lengths[-2]).log()
+    growth = torch.tensor(lengths[-1] / lengths[0]).log()
     figures = []
     for mixer, times in found.items():
-        power = float(torch.tensor(times[-1] / times[-2]).log() / growth)
+        power = float(torch.tensor(times[-1] / times[0]).log() / growth)
         figures.append(Figure(f"{mixer}_growth{_suffix(device)}", power, "power of the length"))
     for mixer in ("mamba2", "tcnca"):
         place = mixer_timings.crossing(lengths, found["attention"], found[mixer])

@@ -104,6 +104,11 @@ class Mixer(Config):
         input is counted."""
         raise NotImplementedError
 
+    def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:
+        """Numbers that the other context ranks get of one run of tokens in a forward pass (Segments): in the dtype of
+        the computation, and in that of statistics."""
+        return 0.0, 0.0
+
     def state_bytes(self, width: int, share: Share) -> float:
         """The decoding state after share.tokens tokens."""
         raise NotImplementedError

@@ -17,12 +17,12 @@ from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 
-WIDTH, BATCH = 64, 32
+WIDTH, BATCH = 64, 64
 
 
 @dataclass(frozen=True)
 class Task:
-    """entries: of a sample; queries: how many of them are asked for. name and value: tokens of each, and how many
+    """entries: of the longest samples; queries: how many of them are asked for. name and value: tokens of each, and how many
     tokens there are to draw each from."""
 
     title: str
@@ -41,24 +41,24 @@ class Task:
     def length(self) -> int:
         return (self.entries + self.queries) * (self.name + self.value)
 
-    def samples(self, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(tokens int64[B, T], bool[B, T]: is the token part of a value that is asked for)."""
-        every = torch.rand(rows, self.names**self.name, generator=generator).argsort(dim=1)[:, : self.entries]
+    def samples(self, rows: int, entries: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(tokens int64[B, T], bool[B, T]: is the token part of a value that is asked for), with so many entries."""
+        every = torch.rand(rows, self.names**self.name, generator=generator).argsort(dim=1)[:, :entries]
         names = torch.stack(
             [every // self.names**place % self.names + place * self.names for place in range(self.name)], dim=2
         )
         first = self.name * self.names
-        values = torch.randint(first, first + self.values, (rows, self.entries, self.value), generator=generator)
+        values = torch.randint(first, first + self.values, (rows, entries, self.value), generator=generator)
         entries_BEF = torch.cat([names, values], dim=2)
-        asked = torch.rand(rows, self.entries, generator=generator).argsort(dim=1)[:, : self.queries]
+        asked = torch.rand(rows, entries, generator=generator).argsort(dim=1)[:, : self.queries]
         again_BQF = entries_BEF.gather(1, asked.unsqueeze(2).expand(-1, -1, entries_BEF.shape[2]))
         tokens_BT = torch.cat([entries_BEF, again_BQF], dim=1).flatten(1)
-        wanted_T = torch.arange(self.length) % (self.name + self.value) >= self.name
-        wanted_T[: self.entries * (self.name + self.value)] = False
+        wanted_T = torch.arange(tokens_BT.shape[1]) % (self.name + self.value) >= self.name
+        wanted_T[: entries * (self.name + self.value)] = False
         return tokens_BT, wanted_T.expand(rows, -1)
 
 
-RECALL = Task("recall", entries=16, queries=16, name=1, names=32, value=1, values=16)
+RECALL = Task("recall", entries=8, queries=8, name=1, names=16, value=1, values=16)
 PHONEBOOK = Task("phonebook", entries=8, queries=4, name=2, names=8, value=2, values=10)
 # Task, models, tokens of a chunk of TCNCA, steps.
 COMPARISONS: tuple[tuple[Task, tuple[str, ...], int, int], ...] = (
@@ -82,7 +82,7 @@ def models(task: Task, chunk: int) -> dict[str, ModelConfig]:
 
     def model(name: str, hidden: int) -> ModelConfig:
         pattern, mixers = patterns[name]
-        shape = {"layers": len(pattern), "width": WIDTH, "heads": 2, "sequence_length": length, "init_std": 0.05}
+        shape = {"layers": len(pattern), "width": WIDTH, "heads": 2, "sequence_length": length, "init_std": 0.125}
         return ModelConfig.model_validate(
             shape | {"pattern": pattern, "mixers": mixers, "mlp": "gelu", "hidden": hidden}
         )
@@ -99,8 +99,9 @@ def models(task: Task, chunk: int) -> dict[str, ModelConfig]:
 
 
 def accuracy(task: Task, config: ModelConfig, steps: int, seed: int) -> float:
-    """Share of the asked values (every token of them) that a model answers after so many steps, on unseen samples;
-    training ends early where nearly all are right."""
+    """Share of the asked values (every token of them) that a model answers after so many steps, on unseen samples
+    with all entries; training samples have 2 entries or more, so that the short ones are learned first. Training ends
+    early where nearly all are right."""
     model = Transformer(config, task.vocabulary)
     initialise(model, seed, torch.device("cpu"), torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
@@ -109,7 +110,8 @@ def accuracy(task: Task, config: ModelConfig, steps: int, seed: int) -> float:
     for step in range(steps):
         if step and step % 100 == 0 and _right(task, model, unseen) > 0.995:
             break
-        tokens_BT, wanted_BT = task.samples(BATCH, generator)
+        entries = int(torch.randint(2, task.entries + 1, (), generator=generator))
+        tokens_BT, wanted_BT = task.samples(BATCH, entries, generator)
         logits_BTV = model(tokens_BT[:, :-1])
         loss = F.cross_entropy(logits_BTV[wanted_BT[:, 1:]], tokens_BT[:, 1:][wanted_BT[:, 1:]])
         optimizer.zero_grad()
@@ -124,7 +126,7 @@ def accuracy(task: Task, config: ModelConfig, steps: int, seed: int) -> float:
 def _right(task: Task, model: Transformer, generator: torch.Generator, batches: int = 1) -> float:
     shares = []
     for _ in range(batches):
-        tokens_BT, wanted_BT = task.samples(BATCH, generator)
+        tokens_BT, wanted_BT = task.samples(BATCH, task.entries, generator)
         right_BT = model(tokens_BT[:, :-1]).argmax(dim=-1) == tokens_BT[:, 1:]
         asked = right_BT[wanted_BT[:, 1:]].view(-1, task.value)
         shares.append(asked.all(dim=1).float().mean().item())

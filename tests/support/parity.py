@@ -409,6 +409,12 @@ MUTATIONS: dict[str | None, Any] = {
             lambda axis, x: x if axis.size == 1 else sum_over_ranks(x, axis.mesh.tensor.group),
         )
     ),
+    "no state passed from run to run": patched(
+        ("model.segments.Segments.state_before", lambda segments, kept_RX, added_RX: torch.zeros_like(added_RX))
+    ),
+    "no tokens from the runs before": patched(
+        ("model.segments.Segments.before", lambda segments, x, count: x.new_zeros(len(x), count, x.shape[2]))
+    ),
     "own channels of the wrong rank": patched(
         ("parallel.tensor.TensorAxis.own_channels", lambda axis, x_BTD: x_BTD.chunk(axis.size, dim=-1)[0])
     ),

@@ -107,7 +107,7 @@ class Attention(Mixer):
         query, key_value = self.query_width // share.tensor, self.kv_width // gcd(self.kv_heads, share.tensor)
         # The CPU kernel wants as many key/value heads as query heads, and is given copies; the ring does not.
         keys = 2 * (key_value if share.cuda or share.ring or key_value == query else query)
-        total = tokens * (2 * query + keys + self.clip * (query + 2 * key_value)) * share.compute
+        total: float = tokens * (2 * query + keys + self.clip * (query + 2 * key_value)) * share.compute
         total += self._softcapped_scores(share)
         blocks = self.block_weights(share)
         total += blocks * share.compute if blocks else tokens * heads * share.statistics

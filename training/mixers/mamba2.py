@@ -111,6 +111,11 @@ class Mamba2(Mixer):
         exact = inner * self.state / chunk + (2 * heads + groups) * chunk + 10 * inner + 8 * shared + 4 * heads + groups
         return share.rows * share.tokens * (computed * share.compute + exact * share.statistics)
 
+    def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:
+        """The last inputs of the convolutions; the state that the run adds, and how much of the one before it keeps."""
+        streams = self.inner(width) + 2 * self.group_width
+        return (self.kernel - 1) * streams / tensor, self.heads(width) / tensor * (self.head_width * self.state + 1)
+
     def state_bytes(self, width: int, share: Share) -> float:
         """The last kernel - 1 inputs of the convolutions, and the state, which is float32."""
         inner, shared = self.inner(width) // share.tensor, self.group_width // share.tensor

@@ -109,6 +109,11 @@ class Tcnca(Mixer):
             numbers += self.chunk * share.statistics
         return share.rows * share.tokens * numbers + 9 * self.chunk**2
 
+    def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:
+        """The last inputs of every convolution, and keys and values of a chunk."""
+        inputs = (self.receptive_field - 1) * width / tensor
+        return inputs + self.chunk * (self.shared_width(width) + self.expand * width / tensor), 0.0
+
     def state_bytes(self, width: int, share: Share) -> float:
         """The inputs that the convolutions still need, keys and values of a chunk, and the position, an int64."""
         inputs = (self.receptive_field - 1) * (width // share.tensor)

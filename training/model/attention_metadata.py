@@ -5,6 +5,7 @@ Built once for all layers."""
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.ring_attention import RingPlan
 from gristmill.training.model.routing_metadata import RoutingMetadata
+from gristmill.training.model.segments import Segments
 from gristmill.training.parallel.context import TokenShares
 
 Mask = Tensor | BlockMask | None  # None: all before a token, or all tokens in a bidirectional model
@@ -47,6 +49,11 @@ class AttentionMetadata:
     def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
         """The rotary angles of a layer with this window."""
         return self.rotation_BTK if window is None or self.window_rotation_BTK is None else self.window_rotation_BTK
+
+    @cached_property
+    def segments(self) -> Segments | None:
+        """The runs of this context rank's tokens, for mixers that carry a state; None without a context axis."""
+        return None if self.shares is None else Segments(self.shares, self.documents_BT)
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)

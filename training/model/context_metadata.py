@@ -29,6 +29,8 @@ def context_metadata(
         return token_shares(axis, contiguous_shares(tokens, axis.size), x.device), {}
     causal, layers = config.attention == "causal", config.layer_list
     windows = [layer.window for layer in layers if layer.mixer == "attention"]
+    if not windows:
+        return token_shares(axis, contiguous_shares(tokens, axis.size), x.device), {}
     visible = {window: visible_tokens(tokens, documents_BT, window, causal) for window in set(windows)}
     work_T = torch.stack([visible[window].work_T for window in windows]).sum(dim=0)
     return token_shares(axis, ring_shares(work_T, axis.size), x.device), visible

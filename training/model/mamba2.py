@@ -10,7 +10,9 @@ from gristmill.training.loss import upcast, upcast_dtype
 from gristmill.training.mixers.mamba2 import Mamba2
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.causal_convolution import CausalConvolution, last_inputs
-from gristmill.training.model.ssd import ScanInputs, ssd
+from gristmill.training.model.segments import Segments
+from gristmill.training.model.ssd import ChunkedScan, ScanInputs
+from gristmill.training.model.ssd_backend import scan
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
 
@@ -60,8 +62,14 @@ class Mamba2Mixer(nn.Module):
         x_BTD = self.tensor.enter(x_BTD)
         z_BTI, dt_BTH = self.z(x_BTD), self.dt(x_BTD)
         streams = (self.x(x_BTD), self.B(x_BTD), self.C(x_BTD))
-        before = (None, None, None) if state is None else state.inputs
-        convolutions, documents_BT = (self.x_convolution, self.B_convolution, self.C_convolution), metadata.documents_BT
+        convolutions = (self.x_convolution, self.B_convolution, self.C_convolution)
+        before, documents_BT, segments = (None, None, None), metadata.documents_BT, metadata.segments
+        if segments is not None:
+            streams, dt_BTH = tuple(segments.split(stream) for stream in streams), segments.split(dt_BTH)
+            before = tuple(segments.before(stream, self.mixer.kernel - 1) for stream in streams)
+            documents_BT = segments.documents_RL
+        elif state is not None:
+            before = state.inputs
         x_BTI, B_BTF, C_BTF = (
             F.silu(convolve(stream, documents_BT, inputs))
             for convolve, stream, inputs in zip(convolutions, streams, before, strict=True)
@@ -69,9 +77,11 @@ class Mamba2Mixer(nn.Module):
         y_BTHP, scan_BHPN = self.scan(
             (x_BTI, dt_BTH, B_BTF, C_BTF),
             documents_BT,
-            None if state is None else state.scan_BHPN,
+            segments if state is None else state.scan_BHPN,
             metadata.keep_state,
         )
+        if segments is not None:
+            y_BTHP = segments.join(y_BTHP)
         y_BTD = self.output(self.norm(y_BTHP.flatten(2), z_BTI))
         if scan_BHPN is None:
             return y_BTD, None
@@ -97,11 +107,12 @@ class Scan(nn.Module):
         self,
         streams: tuple[Tensor, Tensor, Tensor, Tensor],
         documents_BT: Tensor | None,
-        state_BHPN: Tensor | None,
+        before: Tensor | Segments | None,
         keep_state: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """streams: x, dt, B, C. Returns y_BTHP in the dtype of x, and the state if it is kept. Neither is a view in
-        training: FSDP warns of those that its modules return."""
+        """streams: x, dt, B, C. before: the state, or the runs of a sample that other ranks have before these. Returns
+        y_BTHP in the dtype of x, and the state if it is kept. Neither is a view in training: FSDP warns of those that
+        its modules return."""
         dtype, exact = streams[0].dtype, upcast_dtype(streams[0])
         x_BTI, dt_BTH, B_BTF, C_BTF = (upcast(stream) for stream in streams)
         A_log_H, D_H, dt_bias_H = (
@@ -117,7 +128,12 @@ class Scan(nn.Module):
             C_BTF.unflatten(-1, (-1, self.mixer.state)),
             documents_BT,
         )
-        y_BTHP, state_BHPN = ssd(inputs, self.mixer.chunk_of(x_BTHP.shape[1]), state_BHPN)
+        chunk = self.mixer.chunk_of(x_BTHP.shape[1])
+        if isinstance(before, Segments):
+            chunks = ChunkedScan(inputs, chunk)
+            y_BTHP, state_BHPN = chunks.run(before.state_before(*chunks.summary()))
+        else:
+            y_BTHP, state_BHPN = scan(inputs, chunk, before)
         return torch.addcmul(y_BTHP, x_BTHP, D_H.unsqueeze(-1)).to(dtype), state_BHPN if keep_state else None
 
 

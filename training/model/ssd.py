@@ -29,21 +29,47 @@ class ScanInputs:
 def ssd(inputs: ScanInputs, chunk: int, state_BHPN: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(y_BTHP, the state after the last token). state_BHPN: of the tokens before, which belong to the document of the
     first token."""
-    rows, tokens, heads, head_width = inputs.x_BTHP.shape
-    groups, size = inputs.B_BTGN.shape[2:]
-    cut = _Chunks(inputs, min(chunk, tokens))
-    if state_BHPN is None:
-        state_BHPN = inputs.x_BTHP.new_zeros(rows, heads, head_width, size)
-    state_BGRPN = state_BHPN.unflatten(1, (groups, -1))
-    within_BcQGRP, added_BcGRPN = cut.within()
-    kept_BcGR, read_BcQGR = cut.carried()
-    before = []
-    for index in range(added_BcGRPN.shape[1]):
-        before.append(state_BGRPN)
-        state_BGRPN = state_BGRPN * kept_BcGR[:, index, ..., None, None] + added_BcGRPN[:, index]
-    from_state = torch.einsum("bcqgn,bcgrpn->bcqgrp", cut.C_BcQGN, torch.stack(before, dim=1))
-    y_BcQGRP = within_BcQGRP + from_state * read_BcQGR.unsqueeze(-1)
-    return y_BcQGRP.flatten(1, 2)[:, :tokens].flatten(2, 3), state_BGRPN.flatten(1, 2)
+    return ChunkedScan(inputs, chunk).run(state_BHPN)
+
+
+class ChunkedScan:
+    """The chunks, each computed as if no token were before it; `run` passes the state on from chunk to chunk."""
+
+    def __init__(self, inputs: ScanInputs, chunk: int):
+        self.inputs = inputs
+        self.chunks = _Chunks(inputs, min(chunk, inputs.x_BTHP.shape[1]))
+        self.within_BcQGRP, self.added_BcGRPN = self.chunks.within()
+        self.kept_BcGR, self.read_BcQGR = self.chunks.carried()
+
+    def run(self, state_BHPN: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(y_BTHP, the state after the last token)."""
+        tokens = self.inputs.x_BTHP.shape[1]
+        state_BGRPN = self._first(state_BHPN)
+        before = []
+        for index in range(self.added_BcGRPN.shape[1]):
+            before.append(state_BGRPN)
+            state_BGRPN = self._next(state_BGRPN, index)
+        from_state = torch.einsum("bcqgn,bcgrpn->bcqgrp", self.chunks.C_BcQGN, torch.stack(before, dim=1))
+        y_BcQGRP = self.within_BcQGRP + from_state * self.read_BcQGR.unsqueeze(-1)
+        return y_BcQGRP.flatten(1, 2)[:, :tokens].flatten(2, 3), state_BGRPN.flatten(1, 2)
+
+    def summary(self) -> tuple[Tensor, Tensor]:
+        """(kept_BHPN, added_BHPN): the state after the last token is kept x the state before the first + added. The
+        last two dimensions of kept are 1."""
+        state_BGRPN = self._first(None)
+        for index in range(self.added_BcGRPN.shape[1]):
+            state_BGRPN = self._next(state_BGRPN, index)
+        return self.kept_BcGR.prod(dim=1).flatten(1)[..., None, None], state_BGRPN.flatten(1, 2)
+
+    def _first(self, state_BHPN: Tensor | None) -> Tensor:
+        rows, _, heads, head_width = self.inputs.x_BTHP.shape
+        groups, size = self.inputs.B_BTGN.shape[2:]
+        if state_BHPN is None:
+            state_BHPN = self.inputs.x_BTHP.new_zeros(rows, heads, head_width, size)
+        return state_BHPN.unflatten(1, (groups, -1))
+
+    def _next(self, state_BGRPN: Tensor, index: int) -> Tensor:
+        return state_BGRPN * self.kept_BcGR[:, index, ..., None, None] + self.added_BcGRPN[:, index]
 
 
 class _Chunks:

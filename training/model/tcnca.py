@@ -17,6 +17,7 @@ from gristmill.training.model.chunked_attention import (
     position_in_document,
 )
 from gristmill.training.model.ring_buffer import RingBuffer
+from gristmill.training.model.segments import Segments
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.tensor import ColumnParallelLinear, Sharding, TensorAxis
 
@@ -80,14 +81,20 @@ class TcncaMixer(nn.Module):
         """The mixed tokens and, if the metadata keeps state, the state after them."""
         all_BTD = self.tensor.enter(x_BTD)
         steps = state is not None and all_BTD.shape[1] == 1 and metadata.keep_state
-        documents_BT = None if steps else metadata.documents_BT
-        mixed_BTDt, inputs = self._convolve(self.tensor.own_channels(all_BTD), documents_BT, state, metadata.keep_state)
+        documents_BT, segments = None if steps else metadata.documents_BT, metadata.segments
+        own_BTDt = self.tensor.own_channels(all_BTD)
+        if segments is None:
+            mixed_BTDt, inputs = self._convolve(own_BTDt, documents_BT, state, metadata.keep_state)
+        else:
+            mixed_BTDt, inputs = segments.join(self._convolve_segments(segments.split(own_BTDt), segments)), ()
         mixed_BTD = self.tensor.gather_channels(mixed_BTDt)
         summed_BTZ = self.tensor.sum_for_all(self.shared(mixed_BTDt))
         query_BTZ, key_BTZ = self.query_key(F.silu(summed_BTZ + self.shared.local_bias(x_BTD.dtype)))
         value_BTVt = F.silu(self.value(all_BTD)) if self.mixer.gated else self.value(mixed_BTD)
         streams = query_BTZ * self.scale, key_BTZ, value_BTVt
-        if steps:
+        if segments is not None:
+            read_BTVt, kept = self._read_segments(streams, segments), None
+        elif steps:
             read_BTVt, kept = self._read_ring(streams, state)
         else:
             read_BTVt, kept = self._read(streams, documents_BT, state, metadata.keep_state)
@@ -108,6 +115,32 @@ class TcncaMixer(nn.Module):
             if (index + 1) % self.mixer.depth == 0:
                 change_BTDt = x_BTDt = x_BTDt + change_BTDt
         return x_BTDt, tuple(buffers)
+
+    def _convolve_segments(self, x_RLDt: Tensor, segments: Segments) -> Tensor:
+        """The same on the runs of a context rank, each convolution with the last inputs of the runs before."""
+        change_RLDt = x_RLDt
+        for index, convolution in enumerate(self.convolutions):
+            before_RKDt = segments.before(change_RLDt, convolution.reach) if convolution.reach else None
+            change_RLDt = F.silu(convolution(change_RLDt, segments.documents_RL, before_RKDt))
+            if (index + 1) % self.mixer.depth == 0:
+                change_RLDt = x_RLDt = x_RLDt + change_RLDt
+        return x_RLDt
+
+    def _read_segments(self, streams: tuple[Tensor, Tensor, Tensor], segments: Segments) -> Tensor:
+        """Attention of the runs of a context rank, whose chunks may begin in the runs before."""
+        query_RLZ, key_RLZ, value_RLVt = (segments.split(stream) for stream in streams)
+        bias_C, tokens = self.distances(), segments.shares.tokens
+        size, rows = len(bias_C), len(streams[0])
+        like_BT = segments.shares.own_T.new_empty(rows, tokens)
+        chunk_BT = chunk_numbers(position_in_document(segments.documents_BT, None, like_BT), size)
+        chunk_RL = segments.own(chunk_BT)
+        before = (
+            segments.before(key_RLZ, size),
+            segments.before(value_RLVt, size),
+            segments.known_before(chunk_BT, size, fill=-1),
+        )
+        joined = tuple(torch.cat(pair, dim=1) for pair in zip(before, (key_RLZ, value_RLVt, chunk_RL), strict=True))
+        return segments.join(attend_in_packed_chunks(query_RLZ, joined, chunk_RL, bias_C))
 
     def _read(
         self, streams: tuple[Tensor, Tensor, Tensor], documents_BT: Tensor | None, state: TcncaState | None, keep: bool

@@ -104,8 +104,6 @@ def _context(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
     size = layout.context
     if size == 1:
         return
-    for name in model.stateful_mixers:
-        yield f"context {size} is not built for the mixer {name} yet; set context: 1"
     if train.compile:
         yield f"compile is not built for context {size} yet; set compile: false"
     if model.sequence_length % (unit := context_unit(layout)):

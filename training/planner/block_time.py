@@ -294,11 +294,15 @@ def _context_comm(
     block: Block, w: Widths, layout: Layout, link: GroupLink, core: tuple[float, float]
 ) -> tuple[float, float]:
     """Exposed (forward, backward). Keys and values go around the ring while attention computes the block before, which
-    takes `core` over all blocks; the exchanges of heads wait for the projections and attention for them."""
-    if layout.context == 1 or not block.heads:
+    takes `core` over all blocks; the exchanges of heads wait for the projections and attention for them, and so do
+    the states and tokens that other mixers pass on."""
+    if layout.context == 1 or not block.has_mixer:
         return 0.0, 0.0
-    forward, backward = context_numbers(block, layout, w.tokens)
-    sent = (2 * forward.compute, 2 * backward.compute + 4 * backward.statistics)
+    forward, backward = context_numbers(block, layout, w.tokens, layout.micro_batch)
+    sent = [2 * each.compute + 4 * each.statistics for each in (forward, backward)]
+    if not block.heads:
+        gathered = [each / link.bandwidth + link.latency * log2(layout.context) for each in sent]
+        return gathered[0], gathered[1]
     if layout.context_method == "all_to_all":
         exchanged = [each / link.bandwidth + 4 * link.latency * log2(layout.context) for each in sent]
         return exchanged[0], exchanged[1]

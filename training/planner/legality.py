@@ -15,8 +15,6 @@ def context_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
     context, method = layout.context, layout.context_method
     if context == 1:
         return None
-    if any(block.mixer is not None and not block.heads for block in shape.distinct):
-        return f"context {context} is not built for mixers other than attention"
     if shape.sequence_length % (context * (2 if method == "ring" else 1)):
         return f"context {context} ({method}) does not split {shape.sequence_length} tokens"
     if layout.sequence_parallel and shape.sequence_length // context % layout.tensor:

@@ -74,17 +74,19 @@ def _sent_again(layout: Layout, framework: Framework) -> float:
 
 
 def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
-    """Of attention in the model's average layer. The ring: a rank's keys and values go to all others forward and again
+    """Of the mixer of the model's average layer. The ring: a rank's keys and values go to all others forward and again
     backward, and their gradients in the dtype of statistics all around. all_to_all: queries, keys, values and results
-    each way. Recomputed attention sends its forward pass again."""
-    block = next((block for block in shape.blocks if block.heads), None)
-    if layout.context == 1 or block is None:
+    each way. Other mixers pass states and the last tokens of their runs. A recomputed mixer sends its forward pass
+    again."""
+    if layout.context == 1:
         return 0.0
-    attending = layers * sum(block.heads > 0 for block in shape.blocks) / len(shape.blocks)
-    forward, backward = context_numbers(block, layout, _tokens(shape, layout, samples))
-    again = forward.compute if layout.recompute != "none" else 0.0
-    numbers = forward.compute + again + backward.compute
-    return attending * (numbers * compute_bytes + backward.statistics * max(4, compute_bytes))
+    passes, statistics_bytes, total = 2 if layout.recompute != "none" else 1, max(4, compute_bytes), 0.0
+    for kind, block in enumerate(shape.distinct):
+        forward, backward = context_numbers(block, layout, _tokens(shape, layout, samples), samples // layout.data)
+        numbers = passes * forward.compute + backward.compute
+        statistics = passes * forward.statistics + backward.statistics
+        total += shape.kinds.count(kind) * (numbers * compute_bytes + statistics * statistics_bytes)
+    return layers / len(shape.blocks) * total
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,15 @@ class ContextNumbers:
     statistics: float = 0.0
 
 
-def context_numbers(block: Block, layout: Layout, tokens: int) -> tuple[ContextNumbers, ContextNumbers]:
-    """(forward, backward) of one layer. tokens: on this context rank."""
+def context_numbers(block: Block, layout: Layout, tokens: int, rows: int) -> tuple[ContextNumbers, ContextNumbers]:
+    """(forward, backward) of one layer. tokens, of so many samples: on this context rank."""
+    if block.mixer is None:
+        return ContextNumbers(0.0), ContextNumbers(0.0)
+    if not block.heads:
+        runs = rows * (2 if layout.context_method == "ring" else 1) * (layout.context - 1)
+        compute, statistics = block.mixer.context_numbers(block.width, layout.tensor)
+        passed = ContextNumbers(runs * compute, runs * statistics)
+        return passed, passed
     context, heads = layout.context, block.heads // layout.tensor
     kv_heads = block.kv_heads // gcd(block.kv_heads, layout.tensor)
     if layout.context_method == "ring":

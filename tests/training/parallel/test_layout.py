@@ -59,8 +59,6 @@ def test_what_context_ranks_cut() -> None:
     assert "share of the sequence, 8 does not split evenly; set sequence_parallel: false" in refusal(
         {"tensor": 3, "context": 6}, 18
     )
-    mamba = {"mixer": "mamba2", "mixers": {"mamba2": {"head_width": 16, "groups": 2}}}
-    assert "context 2 is not built for the mixer mamba2 yet; set context: 1" in refusal({"context": 2}, 2, mamba)
 
 
 def test_what_a_pipeline_needs() -> None:

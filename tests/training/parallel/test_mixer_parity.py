@@ -40,6 +40,14 @@ GRID = [
     Case(PP2 | {"schedule": "interleaved"}, "tcnca"),
     Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "three_mixers"),
     Case(CUBE | {"schedule": "zbv"}, "three_mixers", documents=True),
+    # the context axis: states passed from run to run, halos of convolutions and chunks
+    Case({"context": 2}, "mamba2"),
+    Case({"context": 4}, "tcnca", documents=True),
+    Case({"context": 2}, "three_mixers", documents=True),
+    Case({"context": 2, "context_method": "all_to_all", "tensor": 2}, "three_mixers", documents=True),
+    Case({"context": 2, "tensor": 2}, "tcnca_simple"),
+    Case({"context": 2} | PP2 | {"schedule": "zbv", "recompute": "full"}, "three_mixers"),
+    Case({"context": 2, "data": 2, "recompute": "attention"}, "mamba2", documents=True),
 ]
 
 
@@ -78,6 +86,8 @@ def test_parameters_declared_fp32_are_not_cast(pool: Any) -> None:
 CONTROLS = [
     ("no sum in the reduce-scatter", Case({"tensor": 2, "micro_batch": 8}, "mamba2"), "gradients"),
     ("no sum of queries' and keys' gradients", Case({"tensor": 2, "micro_batch": 8}, "tcnca"), "gradients"),
+    ("no state passed from run to run", Case({"context": 2}, "mamba2"), "gradients"),
+    ("no tokens from the runs before", Case({"context": 2}, "tcnca"), "gradients"),
     ("own channels of the wrong rank", Case({"tensor": 2, "micro_batch": 8}, "tcnca_simple"), "loss"),
     ("gradients averaged over data ranks", Case({"data": 2}, "hybrid"), "gradients"),
     ("a replicated norm counted twice", Case({"tensor": 2, "micro_batch": 8}, "hybrid"), "norm"),
