@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import lcm
 from pathlib import Path
 
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.generation.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.prompt_file import PromptFile, generate_file
 from gristmill.evaluation.generation.request import Generation, GenerationSettings, TextStream
 from gristmill.evaluation.models.huggingface import is_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded
@@ -187,12 +189,8 @@ def generate_text(
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document.
 
     stream is called with (prompt index, new text) as the text is generated."""
-    for name, texts in (("--prompt", prompts), ("--stop", settings.stops)):
-        for text in texts:
-            if not text.isascii() and text != text.encode(errors="replace").decode():
-                raise RecipeError(f"{name} {text!r} is not valid UTF-8; give whole characters")
-    if "" in settings.stops:
-        raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
+    _check_texts("--prompt", prompts)
+    _check_stops(settings)
     loaded = load_for_evaluation(source, config or EvaluateConfig(), local_device(ONLY_PROCESS))
     max_tokens = loaded.causal_lm.sequence_length - 1
     end = loaded.codec.end_of_document
@@ -203,3 +201,31 @@ def generate_text(
                 f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {max_tokens}; shorten it"
             )
     return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=stream)
+
+
+def generate_to_file(
+    source: CheckpointPaths, files: PromptFile, settings: GenerationSettings, reporter: Reporter, sequences: int | None
+) -> int:
+    """`gristmill generate --checkpoint DIR --prompts FILE --output FILE`; returns the number of records with an error.
+
+    sequences: of the running batch; None: by device."""
+    files.check()
+    _check_stops(settings)
+    loaded = load_for_evaluation(source, EvaluateConfig(), local_device(ONLY_PROCESS))
+    batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
+    options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
+    run = {"model": loaded.digest, "options": options}
+    end = loaded.codec.end_of_document
+    return generate_file(files, batch, lambda text: [end, *loaded.codec.encode(text)], settings, run, reporter)
+
+
+def _check_stops(settings: GenerationSettings) -> None:
+    _check_texts("--stop", settings.stops)
+    if "" in settings.stops:
+        raise RecipeError("--stop is empty and would end every text at once; give the text to stop at")
+
+
+def _check_texts(name: str, texts: Sequence[str]) -> None:
+    for text in texts:
+        if not text.isascii() and text != text.encode(errors="replace").decode():
+            raise RecipeError(f"{name} {text!r} is not valid UTF-8; give whole characters")

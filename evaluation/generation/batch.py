@@ -48,6 +48,14 @@ class BatchLimits:
         return max(1, min(self.sequences, self.cache_bytes // each))
 
 
+def default_limits(causal_lm: CausalLM, sequences: int | None = None) -> BatchLimits:
+    """For the model's device: 32 sequences and 4 GiB of cache on a CPU, 256 and half of the free memory on a GPU."""
+    if causal_lm.device.type == "cpu":
+        return BatchLimits(sequences or 32, cache_bytes=4 << 30)
+    free_bytes, _ = torch.cuda.mem_get_info(causal_lm.device)
+    return BatchLimits(sequences or 256, prompt_tokens=16_384, cache_bytes=free_bytes // 2)
+
+
 @dataclass
 class _Job:
     number: int

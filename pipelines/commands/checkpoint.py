@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,10 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.recipe_file import validate_config
 from gristmill.pipelines.remote_work import fetched, local_folder
+
+if TYPE_CHECKING:
+    from gristmill.evaluation.generation.request import GenerationSettings
+    from gristmill.evaluation.workdir import CheckpointPaths
 
 CheckpointOption = Annotated[
     Path, typer.Option(metavar="DIR", help="A checkpoint, a run (its newest checkpoint), or a Hugging Face folder.")
@@ -124,27 +128,51 @@ class SamplingOptions:
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0
     top_k: Annotated[int | None, typer.Option(min=1)] = None
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None
+    min_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Smallest share of the likeliest token's probability.")
+    ] = None
     repetition_penalty: Annotated[float, typer.Option(min=0.0)] = 1.0
     seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0
+
+
+@dataclass(frozen=True)
+class PromptFileOptions:
+    """Options of `gristmill generate` for a file of prompts."""
+
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON lines with a prompt each; results go to --output.")
+    ] = None
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file of JSON lines, of --prompts.")] = None
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Sequences that run at once, of --prompts (default: by device).")
+    ] = None
 
 
 @with_option_groups
 def generate(
     checkpoint: CheckpointOption,
-    prompt: Annotated[str, typer.Option(help="The prompt text.")],
     sampling: SamplingOptions,
+    file: PromptFileOptions,
+    prompt: Annotated[str | None, typer.Option(help="The prompt text.")] = None,
     tokenizer: TokenizerOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 128,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None,
 ) -> None:
-    """Generate text from a prompt, streamed to the terminal."""
+    """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
     from gristmill.evaluation.commands import generate_text
     from gristmill.evaluation.generation.request import GenerationSettings
     from gristmill.evaluation.workdir import CheckpointPaths
 
+    source = CheckpointPaths(checkpoint, tokenizer)
+    config = validate_config(SamplingConfig, asdict(sampling))
+    generation = GenerationSettings(tokens, config, tuple(stop or ()))
+    if prompt is None or file.prompts is not None:
+        _generate_to_file(source, file, generation, both=prompt is not None)
+        return
+    if file.output is not None:
+        raise RecipeError("--output is for --prompts; the text of --prompt is printed")
     if not prompt:
         raise RecipeError("--prompt is empty; give some text to continue")
-    config = validate_config(SamplingConfig, asdict(sampling))
     begun = False
 
     def show(_: int, text: str) -> None:
@@ -153,9 +181,28 @@ def generate(
         sys.stdout.flush()
         begun = True
 
-    generation = GenerationSettings(tokens, config, tuple(stop or ()))
-    generate_text(CheckpointPaths(checkpoint, tokenizer), [prompt], generation, stream=show)
+    generate_text(source, [prompt], generation, stream=show)
     sys.stdout.write("\n" if begun else f"{prompt}\n")
+
+
+def _generate_to_file(
+    source: "CheckpointPaths", file: PromptFileOptions, settings: "GenerationSettings", both: bool
+) -> None:
+    from gristmill.evaluation.commands import generate_to_file
+    from gristmill.evaluation.generation.prompt_file import PromptFile
+
+    if file.prompts is None or both:
+        raise RecipeError("give --prompt TEXT, or --prompts FILE with --output FILE")
+    if file.output is None:
+        raise RecipeError("--prompts needs --output FILE, a new file for the results")
+    files = PromptFile(file.prompts, file.output)
+    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences)
+    if errors:
+        raise InputError(
+            f"{file.prompts}: {errors} records have errors, which stand in {file.output} in the field error; "
+            "all other records are done"
+        )
+    print(file.output)
 
 
 def export(

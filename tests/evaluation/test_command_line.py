@@ -61,6 +61,18 @@ def test_generate_streams_what_it_draws(call, random_checkpoint, tokenizer_folde
     assert code == 0 and stop not in stopped[len("The mill") :] and said[0].startswith(stopped.rstrip("\n"))
 
 
+def test_generate_from_a_file(call, tmp_path, random_checkpoint, tokenizer_folder):
+    checkpoint, prompts, output = random_checkpoint(), tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "The mill"}\n{"prompt": 3}\n')
+    options = ("--prompts", prompts, "--output", output, "--tokens", 9)
+    code, said = call("generate", "--checkpoint", checkpoint, *options)
+    assert code == 1 and "prompts.jsonl: 1 records have errors" in said
+    first, second = map(json.loads, output.read_text().splitlines())
+    expected = call("generate", "--checkpoint", checkpoint, "--prompt", "The mill", "--tokens", 9)[1]
+    assert "The mill" + first["completions"][0]["text"] == expected.removesuffix("\n")
+    assert "line 2: prompt: Input should be a valid string" in second["error"]
+
+
 def test_errors_of_generate(call, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint()
     assert call("generate", "--checkpoint", checkpoint, "--prompt", "")[0] == 2
