@@ -22,8 +22,8 @@ WIDTH, BATCH = 64, 64
 
 @dataclass(frozen=True)
 class Task:
-    """entries: of the longest samples; queries: how many of them are asked for. name and value: tokens of each, and how many
-    tokens there are to draw each from."""
+    """entries: of the longest samples; queries: how many of them are asked for. name and value: tokens of each, and how
+    many tokens there are to draw each from."""
 
     title: str
     entries: int

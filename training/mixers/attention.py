@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from gristmill.training.divisors import divisors
 from gristmill.training.layer_config import LayerConfig
-from gristmill.training.mixer import Mixer, MixerParameter, MixerSharding, Share, norm_bytes
+from gristmill.training.mixer import Mixer, MixerParameter, MixerSharding, ParameterRole, Share, norm_bytes
 
 BLOCK = 64  # queries of a block of the CPU's kernel, and its largest number of scores (training/model/causal.py)
 MAX_SCORES = 2**24
@@ -77,7 +77,7 @@ class Attention(Mixer):
 
     def parameters(self, width: int) -> tuple[MixerParameter, ...]:
         def linear(name: str, shape: tuple[int, int], sharding: MixerSharding, bias: bool) -> list[MixerParameter]:
-            role = "output" if name == "output" else "hidden"
+            role: ParameterRole = "output" if name == "output" else "hidden"
             found = [MixerParameter(f"{name}.weight", shape, sharding, role)]
             of_bias: MixerSharding = "replicated" if sharding == "input" else sharding
             return found + [MixerParameter(f"{name}.bias", shape[:1], of_bias, "bias")] * bias
