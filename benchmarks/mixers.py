@@ -10,10 +10,11 @@ Bits per byte on a corpus at equal parameters and tokens need a work folder whos
     gristmill run tcnca_tiny --to index --workdir DIR
     python benchmarks/mixers.py --parts corpus --data DIR
 
+Each run's result is kept, so a comparison that was stopped goes on where it was.
+
 --parts gpu repeats times and decoding on a GPU where there is one, at 4K to 128K tokens in bfloat16."""
 
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 from support import mixer_corpus, mixer_recall, mixer_timings
+
+from gristmill.training.host_allocator import keep_freed_memory
 
 CPU = torch.device("cpu")
 
@@ -128,10 +131,9 @@ def recall(quick: bool) -> list[Figure]:
     return figures
 
 
-def corpus(index: Path, seeds: int, tokens: int | None) -> list[Figure]:
+def corpus(kept: Path, index: Path, seeds: int, tokens: int | None) -> list[Figure]:
     """Bits per byte with the 95 % confidence interval over seeds."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = mixer_corpus.compare(Path(folder), index, seeds, tokens)
+    found = mixer_corpus.compare(kept, index, seeds, tokens)
     table = Table("model", "bits per byte", "95 % interval", "of each seed")
     for name, values in found.items():
         each = ", ".join(f"{value:.4f}" for value in values)
@@ -175,14 +177,17 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--parts", nargs="*", choices=[*parts, "corpus"], default=list(parts))
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 6))
+    parser.add_argument("--kept", type=Path, help="folder of the results of runs; the default is mixers in --data")
     options = parser.parse_args()
     if "corpus" in options.parts and options.data is None:
         parser.error("--parts corpus needs --data, a work folder of tcnca_tiny with its index")
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the train stage does
     figures = [figure for name in options.parts if name in parts for figure in parts[name](options.quick)]
     if "corpus" in options.parts:
         tokens = 20 * 2048 if options.quick else None
-        figures += corpus(options.data / "index", 1 if options.quick else options.seeds, tokens)
+        kept = options.kept or options.data / "mixers"
+        figures += corpus(kept, options.data / "index", 1 if options.quick else options.seeds, tokens)
     print_figures(figures)
 
 

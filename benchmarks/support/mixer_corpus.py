@@ -1,12 +1,16 @@
 """Bits per byte of mixers on a corpus, at equal parameters and tokens, by gristmill's own training loop."""
 
+import json
 import math
 import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.foundation.canonical_json import fingerprint
+from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.recipe_file import load_recipe
@@ -67,16 +71,25 @@ def bits_per_byte(folder: Path, config: RunConfig, data: TrainingData) -> float:
     return statistics.mean(source["bits_per_byte"] for source in last["validation"]["sources"].values())
 
 
-def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> dict[str, list[float]]:
-    """Bits per byte by model, one a seed."""
+def compare(kept: Path, index: Path, seeds: int, tokens: int | None) -> dict[str, list[float]]:
+    """Bits per byte by model, one a seed. Each result is kept in a file of the folder; those that are there are not
+    computed again."""
     recipe = load_recipe("tcnca_tiny")
     _, plain = recipe.training()
     changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
     train, data = TrainConfig.model_validate(plain.model_dump() | changes), open_data(recipe, index)
-    return {
-        name: [bits_per_byte(work / f"{name}-{seed}", RunConfig(model, train, seed), data) for seed in range(seeds)]
-        for name, model in models(recipe).items()
-    }
+
+    def result(model: ModelConfig, seed: int) -> float:
+        settings = [model.model_dump(), train.model_dump(), seed, data.samples.fingerprint]
+        path = kept / f"{fingerprint(json.loads(json.dumps(settings, default=str)))}.json"
+        if not path.is_file():
+            with tempfile.TemporaryDirectory() as work:
+                found = bits_per_byte(Path(work) / "run", RunConfig(model, train, seed), data)
+            write_atomic(path, json.dumps(found).encode())
+        return float(path.read_text())
+
+    kept.mkdir(parents=True, exist_ok=True)
+    return {name: [result(model, seed) for seed in range(1, seeds + 1)] for name, model in models(recipe).items()}
 
 
 def interval(values: list[float]) -> float:

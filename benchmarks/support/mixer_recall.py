@@ -62,8 +62,8 @@ RECALL = Task("recall", entries=8, queries=8, name=1, names=16, value=1, values=
 PHONEBOOK = Task("phonebook", entries=8, queries=4, name=2, names=8, value=2, values=10)
 # Task, models, tokens of a chunk of TCNCA, steps.
 COMPARISONS: tuple[tuple[Task, tuple[str, ...], int, int], ...] = (
-    (RECALL, ("attention", "SSD", "hybrid", "TCNCA", "chunked attention"), 32, 1000),
-    (PHONEBOOK, ("attention", "SSD", "hybrid"), 32, 1000),
+    (RECALL, ("attention", "SSD", "hybrid", "TCNCA", "chunked attention"), 8, 1500),
+    (PHONEBOOK, ("attention", "SSD", "hybrid"), 8, 1500),
 )
 MAMBA2 = {"head_width": 32, "state": 8}
 
@@ -82,7 +82,14 @@ def models(task: Task, chunk: int) -> dict[str, ModelConfig]:
 
     def model(name: str, hidden: int) -> ModelConfig:
         pattern, mixers = patterns[name]
-        shape = {"layers": len(pattern), "width": WIDTH, "heads": 2, "sequence_length": length, "init_std": 0.125}
+        shape = {
+            "layers": len(pattern),
+            "width": WIDTH,
+            "heads": 2,
+            "positions": "alibi",
+            "sequence_length": length,
+            "init_std": 0.125,
+        }
         return ModelConfig.model_validate(
             shape | {"pattern": pattern, "mixers": mixers, "mlp": "gelu", "hidden": hidden}
         )
