@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support.huggingface_shapes import LLAMA_SHAPE
+from tests.support.huggingface_shapes import LLAMA_SHAPE, NEMOTRON_H_SHAPE
 
 SHAPE = LLAMA_SHAPE
 EQUAL_HEADS = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
@@ -105,6 +105,21 @@ CONFIGS = {
     ),
     "falcon_sequential": transformers.FalconConfig(**FALCON, parallel_attn=False, multi_query=False, bias=True),
     "nemotron": transformers.NemotronConfig(**SHAPE, **turned(0.5), head_dim=16, hidden_act="relu2"),
+}
+
+EXPERTS = SHAPE | {"num_experts_per_tok": 2}
+MIXTURES = {
+    "mixtral": transformers.MixtralConfig(**EXPERTS, num_local_experts=4),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **EXPERTS, head_dim=16, num_experts=6, moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[1]
+    ),
+    "olmoe": transformers.OlmoeConfig(**EXPERTS, num_experts=8),
+}
+HYBRIDS = {
+    "mamba2": transformers.Mamba2Config(
+        num_hidden_layers=3, hidden_size=32, num_heads=8, head_dim=8, state_size=8, n_groups=1, vocab_size=99
+    ),
+    "nemotron_h": transformers.NemotronHConfig(**NEMOTRON_H_SHAPE, vocab_size=99),
 }
 
 

@@ -38,7 +38,7 @@ def shard(name: str, whole: Tensor, ranks: int, rank: int) -> Tensor:
 
 
 def write(folder: Path, model, ranks: int) -> None:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     tensors = {name.removeprefix("transformer."): value for name, value in model.state_dict().items()}
     files: dict[int, dict[str, Tensor]] = {1: {}}
     for name, value in tensors.items():

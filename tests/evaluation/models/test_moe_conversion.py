@@ -12,18 +12,10 @@ from gristmill.foundation.errors import InputError
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
-from tests.support.huggingface_shapes import LLAMA_SHAPE
 
 transformers = pytest.importorskip("transformers")
 
-SHAPE = LLAMA_SHAPE | {"num_experts_per_tok": 2}
-CONFIGS = {
-    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4),
-    "qwen3_moe": transformers.Qwen3MoeConfig(
-        **SHAPE, head_dim=16, num_experts=6, moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[1]
-    ),
-    "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=8),
-}
+CONFIGS = pytest.importorskip("tests.support.huggingface_models").MIXTURES
 TOKENS = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
