@@ -1,10 +1,11 @@
 """Configuration of the evaluation. Every field but `data` can change the results."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.foundation.config import Config
+from gristmill.training.limits import MAX_SEQUENCE
 
 
 class SamplingConfig(Config):
@@ -21,6 +22,7 @@ class SamplingConfig(Config):
     seed: int = Field(0, ge=0, lt=2**63)
 
 
+RECALL_TASKS = ("needle", "phonebook")  # generated, one task for each length
 CPU_BATCH_TOKENS = 1024  # the activations of a small model stay in the cache: 8,192 took 1.5 times as long a token
 GPU_BATCH_TOKENS = 65_536
 
@@ -28,8 +30,8 @@ GPU_BATCH_TOKENS = 65_536
 class EvaluateConfig(Config):
     """The `evaluate` section of a recipe.
 
-    tasks: `bits_per_byte` and `cloze` are made from the held-out documents; any other name is a task of
-        evaluation/tasks/ over pinned local files.
+    tasks: `bits_per_byte` and `cloze` are made from the held-out documents, `needle` and `phonebook` are generated;
+        any other name is a task of evaluation/tasks/ over pinned local files.
     limit: maximum number of documents of each task; None takes all.
     shots: few-shot examples before each question; None takes the task's own number.
     batch_tokens: rows times padded length of one forward pass; None takes a default for the device.
@@ -48,6 +50,13 @@ class EvaluateConfig(Config):
     weights: Literal["as_trained", "int8"] = "as_trained"
     cloze_items: int = Field(400, ge=1, le=1_000_000)
     cloze_choices: int = Field(4, ge=2, le=100)
+    recall_lengths: tuple[Annotated[int, Field(ge=1, le=MAX_SEQUENCE)], ...] = Field(
+        (),
+        description="tokens of the questions of needle and phonebook; empty: the model's sequence length and its "
+        "halves down to 128",
+    )
+    recall_items: int = Field(100, ge=1, le=1_000_000, description="questions of needle and phonebook for each length")
+    recall_choices: int = Field(8, ge=2, le=100, description="numbers to choose from in needle and phonebook")
     group_by: Literal["source", "language"] = "source"
     text_bytes: int = Field(300_000, ge=1)
     samples: int = Field(4, ge=0, le=10_000)

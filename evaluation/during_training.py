@@ -17,7 +17,7 @@ from gristmill.evaluation.models.load import check_tokenizer
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.sharded_causal_lm import ShardedCausalLM
 from gristmill.evaluation.results.table import ScoreRow, score_rows
-from gristmill.evaluation.run import build_held_out_tasks
+from gristmill.evaluation.run import build_held_out_tasks, generated_tasks
 from gristmill.evaluation.scoring.language_model import LanguageModel
 from gristmill.evaluation.tasks.harness import require_tasks, run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
@@ -152,7 +152,8 @@ def _rows(model: LanguageModel, config: EvaluateConfig, task: str, sources: Live
     """The rows of one task or suite, on every process."""
     one_task = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})
     held_out = build_held_out_tasks(one_task, model.codec, sources.corpus)
-    results = run_tasks(model, held_out.tasks or [task], one_task, TaskSources(sources.data))
+    made = [*held_out.tasks, *generated_tasks(one_task, model)]
+    results = run_tasks(model, made or [task], one_task, TaskSources(sources.data))
     rows = []
     if results is not None:
         add_groups(results, held_out.unigram, config.group_by)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gristmill.evaluation.bits_per_byte_groups import add_groups
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.config import RECALL_TASKS, EvaluateConfig
 from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation
 from gristmill.evaluation.results.table import ScoreRow, score_rows
 from gristmill.evaluation.results.transfer import transfer_markdown, transfer_table
@@ -36,6 +36,7 @@ from gristmill.evaluation.tasks.corpus_tasks import (
 )
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.multilingual import family_of
+from gristmill.evaluation.tasks.recall_tasks import recall_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
 from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
@@ -107,8 +108,8 @@ def evaluate(
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
     model = LanguageModel(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
     held_out = build_held_out_tasks(config, loaded.codec, paths.corpus)
-    named = [name for name in config.tasks if name not in HELD_OUT_TASKS]
-    results = run_tasks(model, [*held_out.tasks, *named], config, paths.tasks)
+    named = [name for name in config.tasks if name not in (*HELD_OUT_TASKS, *RECALL_TASKS)]
+    results = run_tasks(model, [*held_out.tasks, *generated_tasks(config, model), *named], config, paths.tasks)
     if results is None or not writes:
         return []
     add_groups(results, held_out.unigram, config.group_by)
@@ -120,6 +121,15 @@ def evaluate(
     if transfer := transfer_table(rows, family_of):
         write_atomic(paths.output / "transfer.md", transfer_markdown(transfer).encode())
     return rows
+
+
+def generated_tasks(config: EvaluateConfig, model: LanguageModel) -> list[dict[str, Any]]:
+    """The recall tasks of config.tasks, at the lengths that the model reads."""
+
+    def count_tokens(texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in model.codec.encode_batch(texts)]
+
+    return recall_tasks(config, count_tokens, model.causal_lm.sequence_length)
 
 
 def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: HeldOutCorpus | None) -> HeldOutTasks:

@@ -12,7 +12,7 @@ from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warn
 from gristmill.data_pipeline.readers.file_kinds import check_kinds
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.config import RECALL_TASKS, EvaluateConfig
 from gristmill.foundation.addresses import is_address
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
@@ -242,7 +242,9 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
         )
     if "cloze" in tasks:
         yield from _cloze(field, recipe.training().model.sequence_length, recipe.evaluate)
-    named = [name for name in tasks if name not in HELD_OUT_TASKS]
+    if set(tasks) & set(RECALL_TASKS):
+        yield from _recall(recipe.training().model.sequence_length, recipe.evaluate)
+    named = [name for name in tasks if name not in (*HELD_OUT_TASKS, *RECALL_TASKS)]
     if named:
         # Loaded here: lm-eval takes seconds, and recipes that name only the held-out tasks need it later.
         from gristmill.evaluation.tasks.harness import require_tasks
@@ -252,6 +254,15 @@ def _tasks(field: str, tasks: Sequence[str], recipe: Recipe) -> Iterator[Finding
                 require_tasks([name], Path(recipe.evaluate.data) if recipe.evaluate.data else None)
             except (RecipeError, InputError) as error:
                 yield Finding(f"{field}: {error}", type(error))
+
+
+def _recall(sequence_length: int, evaluate: EvaluateConfig) -> Iterator[Finding]:
+    for length in evaluate.recall_lengths:
+        if length > sequence_length:
+            yield Finding(
+                f"evaluate.recall_lengths: {length} is above model.sequence_length {sequence_length}; leave it out, or "
+                "raise model.sequence_length"
+            )
 
 
 def _cloze(field: str, sequence_length: int, evaluate: EvaluateConfig) -> Iterator[Finding]:

@@ -28,7 +28,11 @@ def check_init_from(folder: Path, saved_config: Mapping[str, Any]) -> None:
     """Raises InputError unless the checkpoint is complete and has the model described by `saved_config`."""
     checkpoint.verified(folder)
     there = checkpoint.read_model_config(folder)
-    wrong = differing(architecture(there["model"]), architecture(saved_config["model"]))
+    before, after = architecture(there["model"]), architecture(saved_config["model"])
+    if saved_config["model"]["sequence_length"] > there["model"]["sequence_length"]:
+        for fields in (before, after):  # the run extends the context
+            del fields["rope_scaling"], fields["rope_base"]
+    wrong = differing(before, after)
     if wrong:
         raise InputError(
             f"train.init_from: {folder} holds another model than the recipe's: {'; '.join(wrong)}; set the recipe's "
@@ -59,7 +63,8 @@ def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> list[str]:
 
 def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that must be equal for weights to fit, with derived defaults written out. Dropout
-    and initialisation may differ, so may the sequence length unless learned positions depend on it, and the outputs."""
+    and initialisation may differ, so may the sequence length unless learned positions depend on it, and the outputs;
+    rotary base and scaling where a run has longer samples than the checkpoint."""
     config = ModelConfig.model_validate(model)
     found = config.model_dump(mode="json", exclude=MAY_DIFFER)
     if config.positions != "learned":

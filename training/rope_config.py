@@ -15,9 +15,10 @@ class RopeScaling(Config):
     original length by `factor`, those that turn more than high_freq_factor times not at all, between them by a share
     that rises linearly with the turns (Llama 3.1, arXiv 2407.21783; the rule of the published models). yarn: the same
     idea with beta_slow and beta_fast turns and a ramp over the features, and cosine and sine scaled by attention_factor
-    (arXiv 2309.00071, sections 3.2 and 3.4)."""
+    (arXiv 2309.00071, sections 3.2 and 3.4). ntk: by a larger base, so that the fastest feature keeps its frequency and
+    the slowest turns `factor` times slower (the same, section 3.1); transformers has it as a changed rope_theta."""
 
-    rope_type: Literal["linear", "llama3", "yarn"] = Field(description="the rule, as above")
+    rope_type: Literal["linear", "ntk", "llama3", "yarn"] = Field(description="the rule, as above")
     factor: float = Field(ge=1, description="by which frequencies are lowered")
     original_max_position_embeddings: int = Field(
         0, ge=0, le=MAX_SEQUENCE, description="tokens of a sample in pretraining; llama3 and yarn need it"
@@ -30,10 +31,15 @@ class RopeScaling(Config):
 
     @model_validator(mode="after")
     def bounds_are_in_order(self) -> Self:
-        if self.rope_type != "linear" and not self.original_max_position_embeddings:
+        if self.rope_type in ("llama3", "yarn") and not self.original_max_position_embeddings:
             raise ValueError(f"rope_scaling of type {self.rope_type} needs original_max_position_embeddings")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(f"low_freq_factor={self.low_freq_factor} must be below {self.high_freq_factor=}")
         if self.beta_slow >= self.beta_fast:
             raise ValueError(f"beta_slow={self.beta_slow} must be below {self.beta_fast=}")
         return self
+
+    def ntk_base(self, base: float, width: int) -> float:
+        """The larger base of ntk, for heads that turn `width` features: base x factor^(width / (width - 2)). 10000, 128
+        and factor 4 -> 40890."""
+        return base * self.factor ** (width / max(width - 2, 1))

@@ -18,7 +18,7 @@ def bits_per_byte_task(group: str, texts: Sequence[HeldOutDocument]) -> dict[str
     return {
         "task": f"{BITS_PER_BYTE}_{group}",
         "task_alias": f"{BITS_PER_BYTE} {group}",
-        "custom_dataset": _documents([asdict(text) for text in texts]),
+        "custom_dataset": documents_of([asdict(text) for text in texts]),
         "output_type": "loglikelihood_rolling",
         "test_split": "test",
         "doc_to_text": "",
@@ -40,7 +40,7 @@ def cloze_task(questions: Sequence[ClozeQuestion]) -> dict[str, Any]:
     listed = [{**asdict(question), "choices": list(question.choices)} for question in questions]
     return {
         "task": CLOZE,
-        "custom_dataset": _documents(listed),
+        "custom_dataset": documents_of(listed),
         "output_type": "multiple_choice",
         "test_split": "test",
         "doc_to_text": "context",
@@ -61,7 +61,9 @@ def cloze_task(questions: Sequence[ClozeQuestion]) -> dict[str, Any]:
     }
 
 
-def _documents(records: Sequence[Mapping[str, Any]]) -> Callable[..., dict[str, Dataset]]:
+def documents_of(records: Sequence[Mapping[str, Any]]) -> Callable[..., dict[str, Dataset]]:
+    """lm-eval's `custom_dataset` with these records as its test split."""
+
     def load(**kwargs: Any) -> dict[str, Dataset]:
         return {"test": Dataset.from_list(list(records))}
 

@@ -14,7 +14,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
 
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.config import RECALL_TASKS, EvaluateConfig
 from gristmill.evaluation.results.not_evaluated import exclude_skipped, gather_skip_reasons, skipped_notes
 from gristmill.evaluation.results.standard_errors import add_standard_errors
 from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
@@ -116,7 +116,7 @@ def _error_text(error: Exception) -> str:
 def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
     """Checks that the named tasks load. Raises RecipeError on an unknown name, InputError where a task's file is
     absent, empty or not the pinned one."""
-    named = [name for name in tasks if name not in HELD_OUT_TASKS]
+    named = [name for name in tasks if name not in (*HELD_OUT_TASKS, *RECALL_TASKS)]
     if named:
         printed = io.StringIO()
         with offline(), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):

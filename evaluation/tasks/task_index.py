@@ -8,6 +8,7 @@ from typing import Any
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Entry, Kind, TaskIndex
 
+from gristmill.evaluation.config import RECALL_TASKS
 from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
 from gristmill.evaluation.tasks.multilingual import multilingual_configs
 from gristmill.evaluation.tasks.suites import SUITES, absent_file
@@ -38,7 +39,7 @@ class KnownTasks:
 
     def require(self, download: bool) -> None:
         """Raises RecipeError on an unknown task, with the nearest name and the errors of task files."""
-        known = [*self.manager.task_index, *SUITES, *HELD_OUT_TASKS]
+        known = [*self.manager.task_index, *SUITES, *HELD_OUT_TASKS, *RECALL_TASKS]
         for name in self.names:
             if name not in known:
                 near = nearest_name(name, known, cutoff=0.0)

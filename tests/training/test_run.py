@@ -20,6 +20,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import load_model, step_folder
 from gristmill.training.config import CheckpointConfig
 from gristmill.training.engine.local_model import LocalModel
+from gristmill.training.init_from import check_init_from
 from gristmill.training.metrics import read_metrics
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
@@ -238,12 +239,23 @@ def test_a_run_begins_with_the_weights_of_another(undisturbed: Path, tmp_path: P
     assert digests(tmp_path) == before
 
 
+def test_a_run_with_longer_samples_may_scale_the_rotary_positions(undisturbed: Path) -> None:
+    """The second phase of a two-phase recipe."""
+    last = step_folder(undisturbed / "checkpoints", STEPS)
+    longer = MODEL.model_dump() | {"sequence_length": 64, "rope_scaling": {"rope_type": "ntk", "factor": 4}}
+    saved = {"vocab_size": 50, "end_of_document": 0}
+    check_init_from(last, saved | {"model": longer})
+    with pytest.raises(InputError, match="rope_scaling null instead of"):
+        check_init_from(last, saved | {"model": longer | {"sequence_length": 16}})
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"heads": 2, "kv_heads": 0}, "head_width 8 instead of 16; heads 4 instead of 2"),
         ({"qk_norm": True}, "qk_norm false instead of true; set the recipe's model as"),
         ({"hidden": 32}, "hidden 128 instead of 32"),
+        ({"rope_base": 20000.0}, "rope_base 10000.0 instead of 20000.0"),
     ],
 )
 def test_weights_of_another_model_are_refused(

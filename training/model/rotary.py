@@ -43,6 +43,9 @@ def _scaled(frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Ten
     lowered = frequencies / scaling.factor
     if scaling.rope_type == "linear":
         return lowered, 1.0
+    if scaling.rope_type == "ntk":
+        larger = scaling.ntk_base(base, 2 * len(frequencies))
+        return frequencies ** (math.log(larger) / math.log(base)), 1.0
     if scaling.rope_type == "llama3":
         turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor

@@ -18,10 +18,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def write_rope(config: ModelConfig) -> Fields:
     """As transformers 4 and as transformers 5 read it."""
-    scaling = config.rope_scaling
+    scaling, base = config.rope_scaling, config.rope_base
+    if scaling is not None and scaling.rope_type == "ntk":
+        scaling, base = None, scaling.ntk_base(base, config.rope_width or config.head_dim)
     if scaling is None:
-        default = {"rope_type": "default", "rope_theta": config.rope_base}
-        return {"rope_theta": config.rope_base, "rope_parameters": default}
+        return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
     names = ("rope_type", "factor", *SCALING_FIELDS[scaling.rope_type])
     stated = {name: getattr(scaling, name) for name in names}
     stated = {name: value for name, value in stated.items() if value is not None}
