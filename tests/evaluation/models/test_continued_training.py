@@ -29,12 +29,11 @@ CONFIGS = {
     "phi": transformers.PhiConfig(**SHAPE),
 }
 LAYOUTS = [{"tensor": 2, "micro_batch": 2}, {"data": 2, "pipeline": 2, "micro_batch": 1}]
-STEPS = 3
+STEPS = 4
 SETTINGS = {
     "precision": "fp64",
     "tokens": STEPS * BATCH * MODEL.sequence_length,
     "checkpoint": {"every": STEPS},
-    "validation": None,
 }
 
 
