@@ -185,14 +185,15 @@ def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementS
 
 
 def _products(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
-    """Bytes that `recompute: operators` keeps: results of matmuls and of attention."""
+    """Bytes that `recompute: operators` keeps: results of matmuls and of attention, but for the ring's."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
     outputs = block.has_mixer + bool(block.hidden)
     declared = sum(columns for _, columns in declared_linears(block, layout))
     mixer = w.query + 2 * w.key_value if block.heads else declared - block.width * block.has_mixer
     count = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute
-    if not isinstance(block.mixer, Attention) or block.mixer.block_weights(_share(layout, sequence_length, sizes)):
+    share = _share(layout, sequence_length, sizes)
+    if not isinstance(block.mixer, Attention) or share.ring or block.mixer.block_weights(share):
         return count
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
 

@@ -200,8 +200,9 @@ class StepModel:
                 again = again.plus(one.selective, count)
             elif layout.recompute == "operators":
                 products = self.framework.products_again * one.full.matmul
-                scan = 0.0 if block.heads else one.full.attention
-                again = again.plus(TimeParts(products, scan, one.full.memory, one.full.tensor), count)
+                fused = block.heads and (layout.context == 1 or layout.context_method == "all_to_all")
+                scan = 0.0 if fused else one.full.attention
+                again = again.plus(TimeParts(products, scan, one.full.memory, one.full.tensor, one.full.context), count)
         for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)

@@ -347,3 +347,17 @@ def test_an_editor_knows_that_a_layout_may_be_left_to_the_planner():
     schema = TrainConfig.model_json_schema()["properties"]["layout"]
     assert {"const": "auto", "type": "string"} in schema["anyOf"]
     assert TrainConfig(tokens=1024, batch_tokens=1024, layout="auto").layout.auto
+
+
+def test_operators_recompute_the_attention_of_the_ring_and_not_that_of_whole_heads():
+    shape = named_shape("llama3-8b", 65536)
+    planner = Planner(make_request(shape, 8, PlanOptions("h100", 8 * 65536)))
+    seconds, kept = {}, {}
+    for method in ("ring", "all_to_all"):
+        plain = Layout(context=8, micro_batch=1, context_method=method)
+        again = replace(plain, recompute="operators")
+        seconds[method] = planner.forecast(again).time.total - planner.forecast(plain).time.total
+        kept[method] = planner.memory(again).activations
+    attention = planner.forecast(Layout(context=8, micro_batch=1)).time.attention
+    assert seconds["ring"] > 0.2 * attention > 5 * seconds["all_to_all"]  # the forward pass is 1 of 3.5 parts
+    assert kept["ring"] < kept["all_to_all"]
