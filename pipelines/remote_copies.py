@@ -1,4 +1,5 @@
-"""`verify` and `reproduce` of a work folder in a store: of a fresh copy, not of the mirror, which may be in use."""
+"""`verify`, `reproduce` and `plan` of a work folder in a store: of a fresh copy, not of the mirror, which may be in
+use."""
 
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,22 @@ def manifest_folder(location: str) -> Iterator[Path]:
     else:
         path = Path(location)
         yield path.parent if path.name == MANIFEST_NAME else path
+
+
+@contextmanager
+def plan_folder(folder: Path) -> Iterator[Path]:
+    """The work folder; of a mirror a folder with the manifests that are published now, and with its interrupted
+    stages."""
+    remote = RemoteWork.behind(folder)
+    if remote is None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as name:
+        copy = RemoteWork(Path(name), remote.store)
+        copy.fetch(with_outputs=False)
+        for path in folder.glob(".*-*"):
+            (copy.mirror / path.name).mkdir()
+        yield copy.mirror
 
 
 @contextmanager

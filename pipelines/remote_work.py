@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 import orjson
 import xxhash
 
+from gristmill.data_pipeline.indexed.format import block_mark
 from gristmill.foundation.addresses import is_address
+from gristmill.foundation.block_file import BlockFile
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree, write_atomic
@@ -24,6 +26,7 @@ from gristmill.foundation.store import Store
 from gristmill.foundation.task_files import scratch_root
 from gristmill.pipelines.remote_lease import RemoteLease
 
+MIN_BLOCKS_BYTES = 64_000_000  # of a file of tokens; smaller ones are downloaded whole, and their digests compared
 MARK_NAME = ".remote.json"  # in a mirror: the address behind it
 STAGE_NAMES = ("curate", "tokenizer", "index", "train", "evaluate", "report")
 
@@ -73,6 +76,11 @@ class RemoteWork:
         prefix = f"{stage}/{manifest.fingerprint}"
         published = self.store.read(f"{prefix}/{MANIFEST_NAME}")
         if published is None:
+            if any(block_mark(path).is_file() for path in output_files(folder)):
+                raise InputError(
+                    f"{self.store.address}/{prefix}: was deleted, and {folder} holds a part of it; remove that folder "
+                    "and run the stage again"
+                )
             for path in output_files(folder):
                 self.store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path)
             check()
@@ -92,8 +100,12 @@ class RemoteWork:
         if self.store.read(name) != content:
             self.store.put_bytes(name, content)
 
-    def fetch(self, stages: Sequence[str] = STAGE_NAMES, with_outputs: bool = True) -> list[str]:
-        """Downloads the published stages that the mirror lacks, and the lock; returns the published stages' names."""
+    def fetch(
+        self, stages: Sequence[str] = STAGE_NAMES, with_outputs: bool = True, in_blocks: bool = False
+    ) -> list[str]:
+        """Downloads the published stages that the mirror lacks, and the lock; returns the published stages' names.
+
+        in_blocks: large files of tokens are downloaded as they are read."""
         if (lock := self.store.read(LOCK_NAME)) is not None and not (self.mirror / LOCK_NAME).exists():
             write_atomic(self.mirror / LOCK_NAME, lock)
         found = []
@@ -101,10 +113,17 @@ class RemoteWork:
             pointer = self.store.read(f"{stage}.json")
             if pointer is not None:
                 found.append(stage)
-                self._fetch_stage(stage, orjson.loads(pointer)["fingerprint"], with_outputs)
+                self._fetch_stage(stage, orjson.loads(pointer)["fingerprint"], with_outputs, in_blocks)
         return found
 
-    def _fetch_stage(self, stage: str, fingerprint: str, with_outputs: bool) -> None:
+    def address_of(self, stage: str) -> str:
+        """Of the published stage's folder. Raises InputError if it is not published."""
+        pointer = self.store.read(f"{stage}.json")
+        if pointer is None:
+            raise InputError(f"{self.store.address}: the stage {stage} is not published here ({stage}.json); run it")
+        return f"{self.store.address}/{stage}/{orjson.loads(pointer)['fingerprint']}"
+
+    def _fetch_stage(self, stage: str, fingerprint: str, with_outputs: bool, in_blocks: bool) -> None:
         folder, prefix = self.mirror / stage, f"{stage}/{fingerprint}"
         content = self.store.read(f"{prefix}/{MANIFEST_NAME}")
         if content is None:
@@ -120,7 +139,11 @@ class RemoteWork:
         for output in manifest.outputs if with_outputs else ():
             if PurePosixPath(output.path).is_absolute() or ".." in PurePosixPath(output.path).parts:
                 raise InputError(f"{self.store.address}/{prefix}/{MANIFEST_NAME}: lists {output.path!r}, outside of it")
-            self.store.download(f"{prefix}/{output.path}", new / output.path, (output.bytes, output.sha256))
+            name, path = f"{prefix}/{output.path}", new / output.path
+            if in_blocks and stage == "index" and path.suffix == ".bin" and output.bytes >= MIN_BLOCKS_BYTES:
+                BlockFile.create(path, block_mark(path), (self.store, name), output.bytes)
+            else:
+                self.store.download(name, path, (output.bytes, output.sha256))
         remove_tree(folder)
         new.rename(folder)
 
@@ -155,6 +178,6 @@ class Publisher:
 def fetched(folder: Path, stages: Sequence[str] = STAGE_NAMES) -> Path:
     """The folder; a mirror is filled first. Raises InputError if nothing is published behind it."""
     remote = RemoteWork.behind(folder)
-    if remote is not None and not remote.fetch(stages):
+    if remote is not None and not remote.fetch(stages, in_blocks=True):
         raise InputError(f"{remote.store.address}: no published stage here (STAGE.json); check the address")
     return folder

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gristmill.data_pipeline.corpus.document_history import corpus_folder
+from gristmill.foundation.addresses import as_os_errors, filesystem_of
 from gristmill.foundation.checked_outputs import check_outputs
 from gristmill.foundation.errors import InputError
 
@@ -24,9 +25,29 @@ def open_corpus(folder: Path) -> "duckdb.DuckDBPyConnection":
     corpus = corpus_folder(folder)
     check_outputs(corpus, lambda path: path.startswith("ledger/"))
     connection = duckdb.connect()
+    _create_views(connection, glob.escape(str(corpus)), str(corpus))
+    return connection
+
+
+def open_address(corpus: str) -> "duckdb.DuckDBPyConnection":
+    """As `open_corpus`, of the folder at an address. DuckDB reads the columns and row groups that a query needs,
+    through fsspec and so with the credentials of the environment."""
+    import duckdb  # as above
+
+    connection = duckdb.connect()
+    connection.register_filesystem(filesystem_of(corpus)[0])
+    with as_os_errors():
+        _create_views(connection, corpus, corpus)
+    return connection
+
+
+def _create_views(connection: "duckdb.DuckDBPyConnection", root: str, corpus: str) -> None:
+    """root: the corpus as a glob pattern."""
+    import duckdb  # as above
+
     for name in TABLES:
         files = "*.parquet" if name == "ledger" else "*/*.parquet"
-        pattern = f"{glob.escape(str(corpus))}/{name}/{files}".replace("'", "''")
+        pattern = f"{root}/{name}/{files}".replace("'", "''")
         split = "" if name == "ledger" else ", split_part(filename, '/', -2) AS split"
         columns = "*" if name == "ledger" else "* EXCLUDE (filename)"
         view = (
@@ -37,5 +58,4 @@ def open_corpus(folder: Path) -> "duckdb.DuckDBPyConnection":
             connection.execute(view)
         except duckdb.Error as error:
             said = str(error).splitlines()[0]
-            raise InputError(f"{corpus / name}: {said}; `gristmill verify {corpus}` lists what is damaged") from error
-    return connection
+            raise InputError(f"{corpus}/{name}: {said}; `gristmill verify {corpus}` lists what is damaged") from error

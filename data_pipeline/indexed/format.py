@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gristmill.foundation.manifest import CACHE_FOLDER
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER_BYTES = 34
@@ -67,6 +69,12 @@ def dtype_for(vocab_size: int) -> np.dtype:
 def bin_path(prefix: Path) -> Path:
     """ "data/books" -> data/books.bin. A prefix may hold dots; it is no file name with a suffix to replace."""
     return prefix.with_name(prefix.name + ".bin")
+
+
+def block_mark(path: Path) -> Path:
+    """The mark of a .bin of an index folder that is a BlockFile: index/train/books.bin ->
+    index/cache/blocks/train/books.bin.json."""
+    return path.parents[1] / CACHE_FOLDER / "blocks" / path.parent.name / f"{path.name}.json"
 
 
 def idx_path(prefix: Path) -> Path:

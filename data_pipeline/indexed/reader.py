@@ -2,17 +2,29 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.format import CODES, HEADER_BYTES, MAGIC, VERSION, Header, bin_path, idx_path
+from gristmill.data_pipeline.indexed.format import (
+    CODES,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Header,
+    bin_path,
+    block_mark,
+    idx_path,
+)
 from gristmill.data_pipeline.indexed.tables import check_bounds, check_sequences, first_id_outside
+from gristmill.foundation.block_file import BlockArray, BlockFile
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.task_files import fetch
 
 
 class IndexedReader:
-    """tokens: dtype[num_tokens], the whole .bin. lengths: int32[S]. pointers: int64[S], in bytes. bounds: int64[D + 1].
+    """tokens: dtype[num_tokens], the whole .bin, of which slices may be downloaded (`block_file.py`). lengths:
+    int32[S]. pointers: int64[S], in bytes. bounds: int64[D + 1].
 
     The .idx is read whole and checked, entry by entry, unless `tables_checked` says that it was before (verify.py):
     then only the header and the sizes are looked at, and opening costs the same for any size.
@@ -37,13 +49,21 @@ class IndexedReader:
         self.bounds = self._index[pointers_end:bounds_end].view("<i8")
         modes = self._index[bounds_end:].view(np.int8)
         self.modes = modes if len(modes) else None
-        raw = _map_file(bin_path(prefix))
-        self._check_bin_size(raw)
-        self.tokens = raw.view(self.dtype.newbyteorder("<"))
+        self.tokens, num_bytes = self._open_tokens()
+        self._check_bin_size(num_bytes)
         self.num_tokens = len(self.tokens)
         if not tables_checked:
-            check_sequences(idx_path(prefix), self.lengths, self.pointers, self.dtype.itemsize, len(raw))
+            check_sequences(idx_path(prefix), self.lengths, self.pointers, self.dtype.itemsize, num_bytes)
             check_bounds(idx_path(prefix), self.bounds, self.num_sequences)
+
+    def _open_tokens(self) -> tuple[Any, int]:
+        """(tokens, bytes of the .bin)."""
+        path, dtype = bin_path(self.prefix), self.dtype.newbyteorder("<")
+        if (mark := block_mark(path)).is_file():
+            file = BlockFile(path, mark)
+            return BlockArray(file, dtype), file.num_bytes
+        raw = _map_file(path)
+        return raw.view(dtype), len(raw)
 
     def __len__(self) -> int:
         return self.num_documents
@@ -79,7 +99,7 @@ class IndexedReader:
         name = f"{bin_path(self.prefix)}" + (f" (source {source!r})" if source else "")
         if self.dtype.kind not in "iu":
             raise InputError(f"{name}: holds {self.dtype}, which are no token ids; write the index again")
-        place = first_id_outside(self.tokens, vocab_size)
+        place = first_id_outside(np.asarray(self.tokens), vocab_size)
         if place is None:
             return
         sequence = int(np.searchsorted(self.pointers, place * self.dtype.itemsize, side="right")) - 1
@@ -91,16 +111,16 @@ class IndexedReader:
             "`gristmill index` again"
         )
 
-    def _check_bin_size(self, raw: np.ndarray) -> None:
+    def _check_bin_size(self, num_bytes: int) -> None:
         name = bin_path(self.prefix)
-        if len(raw) % self.dtype.itemsize:
+        if num_bytes % self.dtype.itemsize:
             raise InputError(
-                f"{name}: {len(raw)} bytes are no whole number of {self.dtype}; it was cut short: write it again"
+                f"{name}: {num_bytes} bytes are no whole number of {self.dtype}; it was cut short: write it again"
             )
         ends = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if self.num_sequences else 0
-        if ends != len(raw):
+        if ends != num_bytes:
             raise InputError(
-                f"{name}: {len(raw)} bytes, the index needs {ends}; the .bin was cut short, written on, or belongs to "
+                f"{name}: {num_bytes} bytes, the index needs {ends}; the .bin was cut short, written on, or belongs to "
                 "another .idx: write both again"
             )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, source_prefix
-from gristmill.data_pipeline.indexed.format import bin_path, idx_path
+from gristmill.data_pipeline.indexed.format import bin_path, block_mark, idx_path
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.file_state_cache import (
@@ -99,7 +99,8 @@ def _states(folder: Path, prefix: Path, digests: dict[str, str] | None) -> dict[
 
 def _state(folder: Path, path: Path, digests: dict[str, str] | None) -> dict[str, Any]:
     try:
-        state = file_state(path)
+        mark = block_mark(path)  # of a file that is downloaded as it is read, and so changes
+        state = file_state(mark if mark.is_file() else path)
     except OSError as error:
         raise InputError(
             f"{path}: no such file, or it cannot be read ({error.strerror}); run `gristmill index` again"
@@ -124,7 +125,8 @@ def _check(
     if digests is None:
         reader.check_ids(vocab_size, source)
         return
-    for path in (idx_path(prefix), bin_path(prefix)):
+    is_partial = block_mark(bin_path(prefix)).is_file()  # its digest would need all of it
+    for path in (idx_path(prefix),) if is_partial else (idx_path(prefix), bin_path(prefix)):
         if digests.get(_relative(folder, path)) != file_digest(path):
             reader.check_ids(vocab_size, source)
             raise InputError(f"{path}: {_altered(folder)}")

@@ -112,7 +112,7 @@ def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:
     remote.store.check_writable()
     publisher = Publisher(remote, RemoteLease(remote.store, reporter.say), reporter.say)
     try:
-        remote.fetch()
+        remote.fetch(in_blocks=True)
     except BaseException:
         publisher.close()
         raise

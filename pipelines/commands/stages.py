@@ -29,6 +29,7 @@ from gristmill.pipelines.console import print_block
 from gristmill.pipelines.preflight import check_workdir, preflight, raise_all
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.remote_copies import plan_folder
 from gristmill.pipelines.runner import Runner
 from gristmill.training.limits import MAX_PROCESSES
 
@@ -104,11 +105,12 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
     """Show which stages would run or be skipped, and why. Writes nothing."""
     loaded = load_recipe(recipe, set_ or [])
     stages, skip_reason = selected_stages(loaded, None)
-    folder, reporter = workdir_of(loaded, workdir), Reporter.to_terminal()
-    lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
+    reporter = Reporter.to_terminal()
     table = rich_table.Table("stage", "action", "reason", "fingerprint")
-    for planned in Runner(loaded, folder, stages, lock, reporter).plan():
-        table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
+    with plan_folder(workdir_of(loaded, workdir)) as folder:
+        lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
+        for planned in Runner(loaded, folder, stages, lock, reporter).plan():
+            table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
     print_block(table)
     if skip_reason:
         print(skip_reason)

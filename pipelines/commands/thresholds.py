@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from gristmill.data_pipeline.corpus.sql import TABLES, open_corpus
+from gristmill.data_pipeline.corpus.sql import TABLES, open_address, open_corpus
 from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep
 from gristmill.data_pipeline.filters.threshold_sweep import sweep as count
 from gristmill.data_pipeline.run_curation import annotated
@@ -22,7 +22,7 @@ from gristmill.pipelines.console import print_block
 from gristmill.pipelines.preflight import check_workdir
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.pipelines.remote_work import fetched, local_folder
+from gristmill.pipelines.remote_work import RemoteWork, local_folder
 
 
 @with_option_groups
@@ -60,7 +60,8 @@ def explore(
     sql: Annotated[str | None, typer.Option(help="One query; without it, queries are read line by line.")] = None,
 ) -> None:
     """Query documents, signals and ledger with SQL (DuckDB)."""
-    connection = open_corpus(fetched(corpus, ("curate",)))
+    remote = RemoteWork.behind(corpus)
+    connection = open_corpus(corpus) if remote is None else open_address(remote.address_of("curate"))
     if sql is not None:
         _print_result(connection, sql)
         return

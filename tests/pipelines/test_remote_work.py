@@ -4,18 +4,23 @@ import json
 import socket
 import time
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import s3fs
 
-from gristmill.foundation import addresses
+from gristmill.data_pipeline.indexed.config import IndexConfig
+from gristmill.data_pipeline.indexed.format import block_mark
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.foundation import addresses, block_file
 from gristmill.foundation.canonical_json import digested_json, read_digested_json
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, StageIdentity, write_manifest
 from gristmill.foundation.store import Store
-from gristmill.pipelines import remote_lease
+from gristmill.pipelines import remote_lease, remote_work
 from gristmill.pipelines.remote_lease import RemoteLease
-from gristmill.pipelines.remote_work import RemoteWork, mirror_of
+from gristmill.pipelines.remote_work import RemoteWork, fetched, mirror_of
 from tests.support.corpora import prose, tree_digests, write_jsonl
 from tests.support.s3_server import KEY, SECRET, s3_server
 
@@ -80,12 +85,48 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     doc_id = pq.read_table(ledger, columns=["doc_id"])["doc_id"][0].as_py()
     code, said = call("why", doc_id, "--corpus", RUN)
     assert code == 0 and said == call("why", doc_id, "--corpus", "local")[1]
-    code, said = call("explore", f"{RUN}/curate", "--sql", "SELECT count(*) AS n FROM ledger")
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "third-machine"))
+    query = "SELECT split, count(*) AS n, sum(length(text)) AS characters FROM documents GROUP BY split ORDER BY split"
+    code, said = call("explore", f"{RUN}/curate", "--sql", query)
+    assert code == 0 and said == call("explore", "local", "--sql", query)[1] and "train" in said
+    code, said = call("explore", RUN, "--sql", "SELECT count(*) AS n FROM ledger")
     assert code == 0 and "40" in said
+    assert not (mirror_of(RUN) / "curate").exists()  # nothing was downloaded as a whole
+    code, said = call("explore", "s3://corpus/other", "--sql", "SELECT 1")
+    assert code == 1 and "the stage curate is not published here (curate.json); run it" in said
+    code, said = call("plan", "recipe.yaml", "--workdir", RUN)
+    assert code == 0 and "skip" in said and "complete" in said, said
     code, said = call("verify", RUN)
     assert code == 0 and "files, identical" in said, said
     code, said = call("reproduce", f"{RUN}/curate/{MANIFEST_NAME}", "--workdir", "again", "--workers", 1)
     assert code == 0 and "identical:" in said, said
+
+
+def test_training_data_is_downloaded_as_it_is_read(bucket, call, tmp_path, monkeypatch):
+    """Another machine reads the samples of the local run, block by block."""
+    (tmp_path / "recipe.yaml").write_text((tmp_path / "recipe.yaml").read_text() + "tokenizer: {vocab_size: 300}\n")
+    code, said = call("run", "recipe.yaml", "--to", "index", "--workdir", RUN, "--workers", 1)
+    assert code == 0, said
+    first = mirror_of(RUN) / "index"
+    local = open_samples(first, "train", 64, 1, IndexConfig())
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
+    monkeypatch.setattr(remote_work, "MIN_BLOCKS_BYTES", 1)
+    monkeypatch.setattr(block_file, "BLOCK_BYTES", 1000)
+    folder = fetched(mirror_of(RUN)) / "index"
+    there = open_samples(folder, "train", 64, 1, IndexConfig())
+    path = folder / "train/lines.bin"
+    blocks = np.memmap(block_mark(path).with_suffix(".blocks"), np.uint8, "r")
+    assert len(blocks) == -(-path.stat().st_size // 1000) > 5 and blocks.sum() == 0
+    there.sample(0)
+    assert 0 < blocks.sum() <= 2
+    for k in range(10):
+        assert all(np.array_equal(there.sample(k)[name], values) for name, values in local.sample(k).items())
+    IndexedReader(path.with_suffix("")).check_ids(300)  # reads all of it
+    assert blocks.all() and path.read_bytes() == (first / "train/lines.bin").read_bytes()
+    for key in keys(bucket):
+        bucket.delete_object(Bucket="corpus", Key=key)
+    with pytest.raises(InputError, match=r"was deleted, and .* holds a part of it"):
+        RemoteWork.behind(mirror_of(RUN)).publish("index", lambda: None)
 
 
 def test_verify_finds_a_changed_and_an_extra_object(bucket, call, tmp_path):
