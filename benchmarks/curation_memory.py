@@ -65,7 +65,7 @@ def in_own_process(documents: int, workers: int) -> int:
 def measured(documents: int, workers: int, folder: Path) -> int:
     """The driver's peak in bytes."""
     for module in (decontamination, spans, substrings):
-        module.ranges_for = lambda records, most=RANGE_RECORDS: ranges_for(records, most)
+        vars(module)["ranges_for"] = lambda records, most=RANGE_RECORDS: ranges_for(records, most)
     engine = LocalEngine(workers, Reporter.silent())
     sources = [
         SourceConfig(name=name, format="jsonl", paths=(str(folder / f"{name}-*.jsonl"),)) for name in ("good", "web")

@@ -69,11 +69,7 @@ def _found_address(address: str) -> str:
             f"--address {address}: the Ray Client is not supported; run the command on a node of the cluster with "
             "--address auto"
         )
-    found = address
-    if address == "auto":
-        found = ray_services.canonicalize_bootstrap_address("auto") or ""
-        if not found:
-            raise InputError(f"--address auto: no Ray cluster runs on this machine; {HOW_TO_START}")
+    found = _address_of_this_machine() if address == "auto" else address
     host, colon, port = found.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
         raise RecipeError(f"--address {address}: not an address; write auto, or HOST:PORT such as 10.0.0.1:6379")
@@ -85,6 +81,15 @@ def _found_address(address: str) -> str:
         ) from error
     if not _is_ray(found):
         raise InputError(f"--address {address}: what answers there is not a Ray cluster; {HOW_TO_START}")
+    return found
+
+
+def _address_of_this_machine() -> str:
+    found = None
+    with suppress(ConnectionError):  # which Ray raises, or it returns None, by the traces that ended clusters left
+        found = ray_services.canonicalize_bootstrap_address("auto")
+    if not found:
+        raise InputError(f"--address auto: no Ray cluster runs on this machine; {HOW_TO_START}")
     return found
 
 

@@ -129,6 +129,30 @@ def test_training_data_is_downloaded_as_it_is_read(bucket, call, tmp_path, monke
         RemoteWork.behind(mirror_of(RUN)).publish("index", lambda: None)
 
 
+@pytest.mark.slow
+def test_machines_that_train_and_evaluate_from_a_store_get_the_local_scores(bucket, call, tmp_path, monkeypatch):
+    more = "tokenizer: {vocab_size: 300}\nevaluate: {tasks: [bits_per_byte], text_bytes: 3000}\n"
+    recipe = (tmp_path / "recipe.yaml").read_text().replace("test: 0.1", "test: 0.3")
+    (tmp_path / "recipe.yaml").write_text(recipe + more)
+    monkeypatch.setattr(remote_work, "MIN_BLOCKS_BYTES", 1)
+    for work, command in ((RUN, ("run", "--to", "index")), (RUN, ("train",)), ("local", ("run", "--to", "train"))):
+        code, said = call(command[0], "recipe.yaml", *command[1:], "--workdir", work)
+        assert code == 0, said
+        monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
+    assert block_mark(mirror_of(RUN) / "index/train/lines.bin").is_file()
+    losses = [(folder / "train/metrics.jsonl").read_text() for folder in (mirror_of(RUN), tmp_path / "local")]
+    of_run, of_local = ([json.loads(line).get("loss") for line in text.splitlines()] for text in losses)
+    assert of_run == of_local and len(of_run) > 10
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "third-machine"))
+    tables = []
+    for work in (RUN, "local"):
+        command = ("evaluate", "--checkpoint", work, "--corpus", work, "--tasks", "bits_per_byte", "--output")
+        code, said = call(*command, f"results-{work[:2]}")
+        assert code == 0, said
+        tables.append((tmp_path / f"results-{work[:2]}/table.md").read_text())
+    assert tables[0] == tables[1] and "bits_per_byte" in tables[0]
+
+
 def test_verify_finds_a_changed_and_an_extra_object(bucket, call, tmp_path):
     write_stage(tmp_path / "mirror").publish("curate", lambda: None)
     counts = next(key for key in keys(bucket) if key.endswith("counts.json"))

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,6 +134,20 @@ def test_curation_gives_the_bytes_of_the_local_engine(engine, tmp_path, monkeypa
     here = curate_with(LocalEngine(1, Reporter.silent()), [source], tmp_path / "local", **steps)
     assert there == here
     assert tree_digests(tmp_path / "ray" / "curate") == tree_digests(tmp_path / "local" / "curate")
+
+
+@pytest.mark.parametrize("outcome", [None, ConnectionError("Could not find any running Ray instance.")])
+def test_no_cluster_on_this_machine(monkeypatch, outcome):
+    """Ray returns None or raises."""
+
+    def canonicalize(address):
+        if outcome is not None:
+            raise outcome
+
+    services = SimpleNamespace(canonicalize_bootstrap_address=canonicalize)
+    monkeypatch.setattr(connection, "ray_services", services)
+    with pytest.raises(InputError, match=r"^--address auto: no Ray cluster runs on this machine; start a cluster"):
+        connection._found_address("auto")
 
 
 def nap(number):
