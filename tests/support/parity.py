@@ -96,7 +96,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "opt": GPT2 | {"mlp": "relu", "position_offset": 2},
     # norms without parameters and clipped projections; norms of what attention and MLP return
     "olmo": {"norm": "plain_layernorm", "qkv_clip": 0.1},
-    "olmo2": {"norm_order": "output", "rope_layers": (True, False)},
+    "olmo2": {"norm_order": "output", "rope_layers": (True, False), "qk_norm": "width"},
     "gemma2": {
         "norm_order": "sandwich",
         "norm_plus_one": True,

@@ -8,6 +8,7 @@ from gristmill.training.divisors import divisors
 from gristmill.training.layer_config import LayerConfig
 from gristmill.training.mixer import Mixer, MixerParameter, MixerSharding, ParameterRole, Share, norm_bytes
 
+NORMS = ("query_norm", "key_norm")
 BLOCK = 64  # queries of a block of the CPU's kernel, and its largest number of scores (training/model/causal.py)
 MAX_SCORES = 2**24
 
@@ -67,8 +68,8 @@ class Attention(Mixer):
         return None
 
     def tensor_problem(self, width: int, tensor: int) -> str | None:
-        if self.qk_norm == "width":
-            return "qk_norm: width looks at all heads, which is not built over ranks yet; use qk_norm: true"
+        if self.qk_norm == "width" and not self.rmsnorm:
+            return "qk_norm: width with a LayerNorm is not built over ranks yet; use norm: rmsnorm"
         if self.heads % tensor:
             return f"{self.heads} heads do not split evenly"
         if self.kv_heads % tensor and tensor % self.kv_heads:
@@ -88,9 +89,11 @@ class Attention(Mixer):
         found += linear("output", (width, self.query_width), "input", self.output_biases)
         if self.qk_norm:
             over_heads = self.qk_norm == "width"
-            for name, size in (("query_norm", self.query_width), ("key_norm", self.kv_width)):
+            shardings: tuple[MixerSharding, MixerSharding] = ("output", "key_value")
+            for name, size, own in zip(NORMS, (self.query_width, self.kv_width), shardings, strict=True):
                 shape = (size if over_heads else self.head_dim,)
-                found += [MixerParameter(f"{name}.{leaf}", shape, role="norm") for leaf in self.norm_leaves]
+                sharding: MixerSharding = own if over_heads else "replicated"
+                found += [MixerParameter(f"{name}.{leaf}", shape, sharding, "norm") for leaf in self.norm_leaves]
         return tuple(found)
 
     def scan_flops(self, width: int, tokens: int) -> float:

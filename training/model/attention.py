@@ -77,8 +77,9 @@ class Attention(nn.Module):
         self.query_norm = self.key_norm = None
         self.norms_width = config.qk_norm == "width"
         if self.norms_width:
-            self.query_norm = Norm(config, tensor, query_width)
-            self.key_norm = Norm(config, tensor, key_width)
+            copies = tensor.size // math.gcd(config.num_kv_heads, tensor.size)
+            self.query_norm = Norm(config, tensor, query_width, Sharding.OUTPUT)
+            self.key_norm = Norm(config, tensor, key_width, Sharding.KEY_VALUE, copies)
         elif config.qk_norm:
             self.query_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
             self.key_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)

@@ -95,7 +95,11 @@ BATCH = {"tokens": 10**6, "batch_tokens": 16 * 16}
             {"float8": True, "precision": "bf16"},
             "float8 is not built for experts yet; set float8: false",
         ),
-        ({"qk_norm": "width"}, {"layout": {"tensor": 2}}, "qk_norm: width looks at all heads"),
+        (
+            {"qk_norm": "width", "norm": "layernorm"},
+            {"layout": {"tensor": 2}},
+            "qk_norm: width with a LayerNorm is not built over ranks yet; use norm: rmsnorm",
+        ),
     ],
 )
 def test_what_experts_cannot_be_laid_over_is_refused(model: dict, train: dict, says: str) -> None:

@@ -97,6 +97,7 @@ GRID = [
     Case({"tensor": 2} | PP2, "opt"),
     Case({"data": 2, "tensor": 2}, "olmo"),
     Case(CUBE, "olmo2"),
+    Case({"tensor": 4, "sequence_parallel": False, "recompute": "attention"}, "olmo2"),  # 2 key/value heads, each twice
     Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "gemma2"),
     Case(CUBE, "gemma2", documents=True),
     # Muon, which needs whole matrices

@@ -47,6 +47,7 @@ MODELS = {
     "gptj": ModelConfig(**(GPT2 | {"positions": "rope", "biases": "mlp", "parallel_residual": "one_norm"})),
     "olmo": ModelConfig(**LLAMA, norm="plain_layernorm"),
     "gemma3": ModelConfig(**LLAMA, mlp="geglu", norm_order="sandwich", norm_plus_one=True, qk_norm=True),
+    "olmo2": ModelConfig(**LLAMA, norm_order="output", qk_norm="width"),
     "qk_norm": ModelConfig(**LLAMA, qk_norm=True, tied_embeddings=True),
     "qk_layernorm": ModelConfig(**LLAMA, qk_norm=True, norm="layernorm", hidden=192),
 }
@@ -145,7 +146,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba2", "olmo", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba2", "olmo", "olmo2", "gemma3"])
 def test_parameters_gradients_and_moments_of_every_rank_equal_the_engines(name, axes, hardware, engine_shapes):
     """fp32 weights, gradients and two moments each: 4, 4 and 8 bytes of what the engine keeps, to the byte."""
     model, layout = MODELS[name], LayoutConfig(**axes)
