@@ -123,8 +123,8 @@ def decoding(quick: bool, device: torch.device = CPU) -> list[Figure]:
 def recall(quick: bool) -> list[Figure]:
     """Share of values that each model answers; chance is one in the number of values."""
     figures = []
-    for task, names, chunk, steps in mixer_recall.COMPARISONS:
-        models = mixer_recall.models(task, chunk)
+    for task, names, chunk, state, steps in mixer_recall.COMPARISONS:
+        models = mixer_recall.models(task, chunk, state)
         for name in names:
             right = mixer_recall.accuracy(task, models[name], 20 if quick else steps, seed=1)
             figures.append(Figure(f"{task.title}_{name.replace(' ', '_')}", 100 * right, "% of the values"))
@@ -177,6 +177,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--parts", nargs="*", choices=[*parts, "corpus"], default=list(parts))
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 6))
+    parser.add_argument("--tokens", type=int, help="of a run on a corpus; the default is the recipe's")
     parser.add_argument("--kept", type=Path, help="folder of the results of runs; the default is mixers in --data")
     options = parser.parse_args()
     if "corpus" in options.parts and options.data is None:
@@ -185,7 +186,7 @@ def main() -> None:
     keep_freed_memory()  # as the train stage does
     figures = [figure for name in options.parts if name in parts for figure in parts[name](options.quick)]
     if "corpus" in options.parts:
-        tokens = 20 * 2048 if options.quick else None
+        tokens = 20 * 2048 if options.quick else options.tokens
         kept = options.kept or options.data / "mixers"
         figures += corpus(kept, options.data / "index", 1 if options.quick else options.seeds, tokens)
     print_figures(figures)

@@ -58,24 +58,26 @@ class Task:
         return tokens_BT, wanted_T.expand(rows, -1)
 
 
-RECALL = Task("recall", entries=8, queries=8, name=1, names=16, value=1, values=16)
+RECALL = Task("recall", entries=16, queries=16, name=1, names=32, value=1, values=16)
+SHORT_RECALL = Task("short_recall", entries=8, queries=8, name=1, names=16, value=1, values=16)
 PHONEBOOK = Task("phonebook", entries=8, queries=4, name=2, names=8, value=2, values=10)
-# Task, models, tokens of a chunk of TCNCA, steps.
-COMPARISONS: tuple[tuple[Task, tuple[str, ...], int, int], ...] = (
-    (RECALL, ("attention", "SSD", "hybrid", "TCNCA", "chunked attention"), 8, 1500),
-    (PHONEBOOK, ("attention", "SSD", "hybrid"), 8, 1500),
+# Task, models, tokens of a chunk of TCNCA, numbers of state for each channel of Mamba-2, steps.
+COMPARISONS: tuple[tuple[Task, tuple[str, ...], int, int, int], ...] = (
+    (RECALL, ("attention", "SSD", "hybrid"), 8, 4, 1500),
+    (PHONEBOOK, ("attention", "SSD", "hybrid"), 8, 8, 1500),
+    (SHORT_RECALL, ("TCNCA", "chunked attention"), 8, 8, 1500),
 )
-MAMBA2 = {"head_width": 32, "state": 8}
 
 
-def models(task: Task, chunk: int) -> dict[str, ModelConfig]:
+def models(task: Task, chunk: int, state: int) -> dict[str, ModelConfig]:
     """Of two mixers and two MLPs each, with as many parameters, to half a percent, as the largest."""
     length = -(-task.length // chunk) * chunk
+    mamba2 = {"head_width": 32, "state": state}
     tcnca: dict[str, Any] = {"kernel": 5, "dilation": 4, "blocks": 3, "chunk": chunk}
     patterns: dict[str, tuple[str, dict[str, Any]]] = {
         "attention": ("*-*-", {}),
-        "SSD": ("M-M-", {"mamba2": MAMBA2}),
-        "hybrid": ("M-*-", {"mamba2": MAMBA2}),
+        "SSD": ("M-M-", {"mamba2": mamba2}),
+        "hybrid": ("M-*-", {"mamba2": mamba2}),
         "TCNCA": ("T-T-", {"tcnca": tcnca}),
         "chunked attention": ("T-T-", {"tcnca": tcnca | {"kernel": 1, "blocks": 1, "depth": 1}}),
     }
