@@ -35,7 +35,13 @@ RUN: dict[str, Any] = {
     "monitoring": {"tensorboard": False},
     "validation": {"every": 0},
 }
-CHAIN = [({"tensor": 2}, 2), ({"pipeline": 2, "schedule": "zbv", "micro_batch": 1}, 3), ({"data": 2}, 5), ({}, STEPS)]
+CHAIN = [
+    ({"tensor": 2}, 2),
+    ({"pipeline": 2, "schedule": "zbv", "micro_batch": 1}, 3),
+    ({"data": 2}, 4),
+    ({"context": 2}, 5),
+    ({}, STEPS),
+]
 
 
 @pytest.fixture(scope="module")
