@@ -123,10 +123,11 @@ def decoding(quick: bool, device: torch.device = CPU) -> list[Figure]:
 def recall(quick: bool) -> list[Figure]:
     """Share of values that each model answers; chance is one in the number of values."""
     figures = []
-    for task, names, chunk, state, steps in mixer_recall.COMPARISONS:
-        models = mixer_recall.models(task, chunk, state)
+    steps = 20 if quick else mixer_recall.STEPS
+    for task, names in mixer_recall.COMPARISONS:
+        models = mixer_recall.models(task)
         for name in names:
-            right = mixer_recall.accuracy(task, models[name], 20 if quick else steps, seed=1)
+            right = mixer_recall.accuracy(task, models[name], steps, seed=1)
             figures.append(Figure(f"{task.title}_{name.replace(' ', '_')}", 100 * right, "% of the values"))
     return figures
 
