@@ -1,7 +1,10 @@
 """Reading training samples: our `Samples` compared with Megatron's GPTDataset in a BlendedDataset, on the same files.
 
-`loader_throughput`: tokens per CPU second, samples 0, 1, 2 ... as torch tensors, two sources blended 0.7 : 0.3.
-`loader_start`: seconds until the first sample, opened anew; the peer's index files are built first, as in a first run.
+`loader_throughput`: tokens per CPU second in batches of 8 as torch tensors, two sources blended 0.7 : 0.3; the peer's
+samples are collated by torch's default_collate, as its DataLoader does. `_masked`: the same where positions restart
+behind each document and its last token is not learned from; `_best_fit`: best_fit packing with document masks, ours alone.
+`loader_first_batch`: seconds until the first batch, opened anew; the peer's index files are built first, as in a first
+run.
 `loader_start_1e12`: ours on a sparse dataset of 10^12 tokens and 10^9 documents whose check is remembered; asked for:
 no more than at 10^8, and under a second. `loader_start_best_fit_1e9`: the same with best_fit, whose table is kept.
 `loader_check`: what the one check of a first start reads, .idx and .bin: its tables and digests, in GB per CPU second.
@@ -16,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +27,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
+from torch.utils.data import default_collate
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource, SplitCounts, source_prefix, write_dataset
@@ -35,11 +40,15 @@ from gristmill.data_pipeline.indexed.verify import checked_state, record_path
 from gristmill.data_pipeline.indexed.writer import indexed_writer
 from gristmill.foundation.file_state_cache import write_cached
 from gristmill.foundation.manifest import StageIdentity, write_manifest
+from gristmill.training.batches import collate
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.causal import Causal
+from gristmill.training.objectives.objective import NoOptions, ObjectiveInputs
 
 CONTEXT = 2048
 WEIGHTS = {"books": 0.7, "notes": 0.3}
 VOCABULARY, END = 32_000, 0
-DRAWN = 2000
+DRAWN, BATCH = 2000, 8
 
 
 def main() -> None:
@@ -55,8 +64,8 @@ def main() -> None:
         write(data, num_tokens)
         print_figures(
             [
-                throughput(data, Path(folder), name),
-                start(data, Path(folder), name),
+                *throughput(data, Path(folder), name),
+                first_batch(data, Path(folder), name),
                 *growth(Path(folder)),
                 *checks(data, Path(folder), 10**6 if options.quick else 10**7),
                 memory(data, Path(folder), name),
@@ -91,17 +100,17 @@ def describe(folder: Path, sources: list[IndexedSource]) -> None:
     )
 
 
-def ours(folder: Path, packing: str = "concat"):
-    samples = open_samples(folder, "train", CONTEXT, seed=1, config=IndexConfig(packing=packing))
+def ours(folder: Path, packing: str = "concat", mask_documents: bool = False):
+    config = IndexConfig(packing=packing, mask_documents=mask_documents)
+    model = ModelConfig(layers=1, width=1, heads=1, positions="none", sequence_length=CONTEXT)
+    samples = open_samples(folder, "train", CONTEXT, seed=1, config=config)
+    objective = Causal(ObjectiveInputs(samples, model, VOCABULARY, END, 0, mask_documents), NoOptions())
+    return partial(collate, objective)
 
-    def draw(k: int) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(values) for name, values in samples.sample(k).items()}
 
-    return draw
-
-
-def theirs(folder: Path, cache: Path):
-    """A BlendedDataset over GPTDatasets in its fastest setting: no attention mask, masks and positions cached."""
+def theirs(folder: Path, cache: Path, mask_documents: bool = False):
+    """A BlendedDataset over GPTDatasets in its fastest setting: no attention mask; masks and positions cached unless
+    documents are masked."""
     from megatron.core.datasets.blended_dataset import BlendedDataset  # optional extra `bench`
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -117,9 +126,9 @@ def theirs(folder: Path, cache: Path):
         blend=([str(source_prefix(folder, "train", name)) for name in WEIGHTS], list(WEIGHTS.values())),
         path_to_cache=str(cache),
         tokenizer=tokenizer,
-        reset_position_ids=False,
+        reset_position_ids=mask_documents,
         reset_attention_mask=False,
-        eod_mask_loss=False,
+        eod_mask_loss=mask_documents,
         create_attention_mask=False,
     )
     size = max(2 * DRAWN, num_windows(folder))  # one epoch
@@ -130,31 +139,41 @@ def theirs(folder: Path, cache: Path):
         documents = np.arange(indexed.document_indices.shape[0] - 1, dtype=np.int32)
         wanted = int(size * weight * 1.005) + 1
         parts.append(GPTDataset(indexed, prefix, documents, wanted, Split.train, config))
-    return BlendedDataset(parts, list(WEIGHTS.values()), size, config).__getitem__
+    blended = BlendedDataset(parts, list(WEIGHTS.values()), size, config)
+    return lambda numbers: default_collate([blended[k] for k in numbers])
 
 
 def num_windows(folder: Path) -> int:
     return sum(bin_path(source_prefix(folder, "train", name)).stat().st_size for name in WEIGHTS) // (2 * CONTEXT)
 
 
-def throughput(data: Path, folder: Path, name: str) -> Figure:
-    own_draw, their_draw = ours(data), theirs(data, folder / "cache")
-    own, other, ratio = in_turn(
-        lambda: [own_draw(k)["tokens"] for k in range(DRAWN)],
-        lambda: [their_draw(k)["tokens"] for k in range(DRAWN)],
-        5,
-    )
+def throughput(data: Path, folder: Path, name: str) -> list[Figure]:
     tokens = DRAWN * CONTEXT
-    return Figure("loader_throughput", tokens / own, "tokens/s/core", tokens / other, name, ratio, goal=2)
+    batches = [range(first, first + BATCH) for first in range(0, DRAWN, BATCH)]
+    figures = []
+    for suffix, masked, goal in (("", False, 6), ("_masked", True, None)):
+        own_draw, their_draw = ours(data, mask_documents=masked), theirs(data, folder / f"cache{suffix}", masked)
+        own, other, ratio = in_turn(partial(each, own_draw, batches), partial(each, their_draw, batches), 5)
+        figures.append(
+            Figure(f"loader_throughput{suffix}", tokens / own, "tokens/s/core", tokens / other, name, ratio, goal)
+        )
+    packed = ours(data, "best_fit", mask_documents=True)
+    seconds = sorted(cpu_seconds(lambda: each(packed, batches)) for _ in range(5))[2]
+    return [*figures, Figure("loader_throughput_best_fit", tokens / seconds, "tokens/s/core")]
 
 
-def start(data: Path, folder: Path, name: str) -> Figure:
+def each(draw: Callable[[range], dict[str, torch.Tensor]], batches: list[range]) -> None:
+    for numbers in batches:
+        draw(numbers)
+
+
+def first_batch(data: Path, folder: Path, name: str) -> Figure:
     def first_of_theirs() -> None:
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        theirs(data, folder / "cache")(0)
+        theirs(data, folder / "cache")(range(BATCH))
 
-    own, other, ratio = in_turn(lambda: ours(data)(0), first_of_theirs, 3)
-    return Figure("loader_start", own, "s", other, name, ratio)
+    own, other, ratio = in_turn(lambda: ours(data)(range(BATCH)), first_of_theirs, 3)
+    return Figure("loader_first_batch", own, "s", other, name, ratio)
 
 
 def growth(folder: Path) -> list[Figure]:
@@ -171,8 +190,11 @@ def growth(folder: Path) -> list[Figure]:
         )
         for name in WEIGHTS:
             note_as_checked(data, name, num_tokens // 2000)
-        for packing, k in (("concat", 0), ("best_fit", None)):  # windows of best_fit would read lengths that are holes
-            runs = sorted(wall_seconds(partial(first, data, packing, k)) for _ in range(5))
+        for packing, numbers in (
+            ("concat", range(1)),
+            ("best_fit", range(0)),
+        ):  # windows of best_fit would read lengths that are holes
+            runs = sorted(wall_seconds(partial(first, data, packing, numbers)) for _ in range(5))
             seconds[packing, num_tokens] = runs[2]
     print(json.dumps({f"{p} {n:.0e}": round(value, 5) for (p, n), value in seconds.items()}), file=sys.stderr)
     return [
@@ -181,10 +203,10 @@ def growth(folder: Path) -> list[Figure]:
     ]
 
 
-def first(folder: Path, packing: str, k: int | None) -> None:
+def first(folder: Path, packing: str, numbers: range) -> None:
     draw = ours(folder, packing)
-    if k is not None:
-        draw(k)
+    if numbers:
+        draw(numbers)
 
 
 def note_as_checked(folder: Path, name: str, documents: int) -> None:
@@ -249,11 +271,11 @@ def memory(data: Path, folder: Path, name: str) -> Figure:
 def grown(data: Path, cache: Path | None) -> int:
     """Bytes of anonymous memory that opening and 1000 samples take, after a first round that loads every library."""
     draws = [ours(data) if cache is None else theirs(data, cache)]
-    draws[0](0)
+    draws[0](range(1))
     before = anonymous()
     draws.append(ours(data) if cache is None else theirs(data, cache))
     for k in range(1000):
-        draws[1](k)
+        draws[1](range(k, k + 1))
     return anonymous() - before
 
 

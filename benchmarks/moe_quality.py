@@ -32,6 +32,7 @@ from gristmill.training.costs.parameters import active_parameters, parameter_cou
 from gristmill.training.engine.expert_balance import ExpertBalance
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.objective import stack_samples
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import CHECKPOINTS, Run, RunConfig
 from gristmill.training.training_data import TrainingData
@@ -66,6 +67,9 @@ class Skewed:
             if ranks[place] >= self.common:
                 tokens[place] = (31 * tokens[place - 1] + ranks[place]) % self.vocab_size
         return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": np.ones(self.sequence_length, np.float32)}
+
+    def batch(self, numbers: range) -> dict[str, np.ndarray]:
+        return stack_samples([self.sample(k) for k in numbers])
 
     def source_of(self, k: int) -> str:
         return "skewed"

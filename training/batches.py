@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.training.objective_errors import user_errors_named, wrong
+from gristmill.training.objective_errors import wrong
 from gristmill.training.parallel.mesh import Axis
 
 
 class SampleSource(Protocol):
     """The samples that batches are made of, by field; an objective is one."""
 
-    def sample(self, k: int) -> Mapping[str, np.ndarray]: ...
+    def batch(self, numbers: range) -> Mapping[str, np.ndarray]: ...
 
     def source_of(self, k: int) -> str: ...
 
@@ -64,19 +64,10 @@ class Batches:
 def collate(source: SampleSource, numbers: range) -> dict[str, Tensor]:
     """The fields of the samples, each [samples, ...], integers as int64; and `samples`, their numbers. Raises
     RecipeError where an objective fails, or where its samples do not have the same fields and shapes."""
-    drawn = []
-    for k in numbers:
-        with user_errors_named(f"sample({k}) fails"):
-            drawn.append(source.sample(k))
-    try:
-        batch = {name: _stack([sample[name] for sample in drawn]) for name in drawn[0]}
-    except (ValueError, TypeError, KeyError) as error:
-        message = f"the samples {numbers[0]} to {numbers[-1]} do not fit together ({error}); give all the same fields"
-        raise wrong(source, "sample", f"{message}, shapes and dtypes") from error
-    batch["samples"] = torch.tensor(numbers, dtype=torch.int64)
+    batch = {name: _tensor(values) for name, values in source.batch(numbers).items()}
+    batch["samples"] = torch.arange(numbers.start, numbers.stop)
     return batch
 
 
-def _stack(values: list[np.ndarray]) -> Tensor:
-    stacked = np.stack(values)
-    return torch.from_numpy(stacked.astype(np.int64, copy=False) if stacked.dtype.kind in "iu" else stacked)
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64, copy=False) if values.dtype.kind in "iu" else values)

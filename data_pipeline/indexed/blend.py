@@ -6,7 +6,7 @@ in every block; the c % P left over are spread evenly over the blocks by systema
 So a block differs from the exact share by less than one sample of each source, and a round by less than one as well.
 Inside a block a keyed permutation places the samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -51,6 +51,15 @@ def _bit_reversed(size: int) -> np.ndarray:
     return order
 
 
+def places_of_values(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """[5, 2, 5] -> (2, [1]), (5, [0, 2]): where each value stands."""
+    if len(values) and (values == values[0]).all():
+        yield int(values[0]), np.arange(len(values))
+        return
+    for value in np.unique(values).tolist():
+        yield value, np.flatnonzero(values == value)
+
+
 class Blend:
     """The stream of one phase: slot j (0, 1, 2 ...) -> (source index, how many of that source came before).
 
@@ -67,7 +76,16 @@ class Blend:
     def locate(self, slot: int) -> tuple[int, int]:
         block, inside = divmod(slot, self.block_samples)
         sources, ordinals = self._placed(block)
-        return sources[inside], ordinals[inside]
+        return int(sources[inside]), int(ordinals[inside])
+
+    def locate_many(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 each: `locate` of all these slots."""
+        blocks, inside = np.divmod(slots, self.block_samples)
+        found = np.empty((2, len(slots)), np.int64)
+        for block, chosen in places_of_values(blocks):
+            for column, values in zip(found, self._placed(block), strict=True):
+                column[chosen] = values[inside[chosen]]
+        return found[0], found[1]
 
     def drawn(self, num_slots: int) -> np.ndarray:
         """int64[S]: samples of each source among the first `num_slots`."""
@@ -82,7 +100,7 @@ class Blend:
         rounds, in_round = divmod(block, len(self._before) - 1)
         return rounds * self._before[-1] + self._before[in_round]
 
-    def _place(self, block: int) -> tuple[list[int], list[int]]:
+    def _place(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """Of every slot of the block: its source, and how many samples of that source stand before it in the blend."""
         before = self._before_block(block)
         counts = self._before_block(block + 1) - before
@@ -92,7 +110,7 @@ class Blend:
         by_source = np.argsort(sources, kind="stable")
         ordinals = np.empty(self.block_samples, dtype=np.int64)
         ordinals[by_source] = np.arange(self.block_samples) + np.repeat(before - (edges - counts), counts)
-        return sources.tolist(), ordinals.tolist()
+        return sources, ordinals
 
 
 class Schedule:
@@ -117,6 +135,15 @@ class Schedule:
         phase = self.phase_of(k)
         source, ordinal = self._blends[phase].locate(k - self._starts[phase])
         return source, ordinal + int(self._drawn_before[phase][source])
+
+    def locate_many(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 each: `locate` of all these samples."""
+        phases = np.searchsorted(self._starts, samples, side="right") - 1
+        sources, ordinals = np.empty((2, len(samples)), np.int64)
+        for phase, chosen in places_of_values(phases):
+            sources[chosen], ordinals[chosen] = self._blends[phase].locate_many(samples[chosen] - self._starts[phase])
+            ordinals[chosen] += self._drawn_before[phase][sources[chosen]]
+        return sources, ordinals
 
     def phase_of(self, k: int) -> int:
         phase = len(self._starts) - 1

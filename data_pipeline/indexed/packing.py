@@ -1,14 +1,15 @@
 """Packs one source's documents into windows of sequence_length + 1 tokens: inputs and, one to the right, targets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from gristmill.data_pipeline.indexed.blend import places_of_values
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.window_batch import WindowBatch, copy_pieces, copy_windows
 from gristmill.foundation.cached_njit import cached_njit
 
 
@@ -23,14 +24,25 @@ class Window:
     num_valid: int
 
 
+class Order(Protocol):
+    """The window at a place of an epoch, and those at many places."""
+
+    def __call__(self, index: int) -> int: ...
+
+    def many(self, indices: np.ndarray) -> np.ndarray: ...
+
+
 class Packing(Protocol):
-    """num_windows: how many windows one epoch has. order: in which order an epoch of that key takes them."""
+    """num_windows: how many windows one epoch has. order: in which order an epoch of that key takes them. fill: writes
+    windows into rows of a batch."""
 
     num_windows: int
 
     def window(self, index: int) -> Window: ...
 
-    def order(self, key: int) -> Callable[[int], int]: ...
+    def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None: ...
+
+    def order(self, key: int) -> Order: ...
 
 
 class Concat:
@@ -51,7 +63,13 @@ class Concat:
         ends = np.flatnonzero(tokens[:-2] == self._end)
         return Window(tokens, np.concatenate([_ZERO, ends + 1]), len(tokens))
 
-    def order(self, key: int) -> Callable[[int], int]:
+    def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None:
+        firsts = indices * self._sequence_length
+        copy_windows(
+            self._tokens, firsts, rows, self._end, batch.tokens, batch.targets, batch.is_start, batch.num_valid
+        )
+
+    def order(self, key: int) -> Order:
         return Permutation(self.num_windows, key)
 
 
@@ -78,7 +96,7 @@ class BestFit:
         self.num_windows = int(first_window[-1])
 
     def window(self, index: int) -> Window:
-        group = self._group_of(index)
+        group = int(group_of(self._first_window, index))
         edges, pieces = self._pack(group)
         place = index - int(self._first_window[group])
         tokens = np.full(self._sequence_length + 1, self._end, dtype=np.int64)
@@ -91,26 +109,53 @@ class BestFit:
             starts.append(filled)
         return Window(tokens, np.array(starts, dtype=np.int64), filled)
 
-    def order(self, key: int) -> Callable[[int], int]:
-        offset = key % max(1, self.num_windows)
-        inside = lru_cache(maxsize=4)(self._order_of_group)
+    def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None:
+        groups = group_of(self._first_window, indices)
+        for group, chosen in places_of_values(groups):
+            edges, pieces = self._pack(group)
+            places = indices[chosen] - self._first_window[group]
+            counts = edges[places + 1] - edges[places]
+            taken = pieces[np.repeat(edges[places] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())]
+            starts, _ = self._reader.token_ranges(taken[:, 0])
+            copied = np.stack([np.repeat(rows[chosen], counts), starts + taken[:, 1], taken[:, 2]], axis=1)
+            copy_pieces(
+                self._reader.tokens, copied, self._end, batch.tokens, batch.targets, batch.is_start, batch.num_valid
+            )
 
-        def window_at(position: int) -> int:
-            index = (position + offset) % self.num_windows
-            group = self._group_of(index)
-            first = int(self._first_window[group])
-            return first + inside(group, key)(index - first)
-
-        return window_at
-
-    def _order_of_group(self, group: int, key: int) -> Permutation:
-        return Permutation(int(self._first_window[group + 1] - self._first_window[group]), key_of(key, group))
-
-    def _group_of(self, index: int) -> int:
-        return int(np.searchsorted(self._first_window, index, side="right")) - 1
+    def order(self, key: int) -> Order:
+        return GroupOrder(self._first_window, key)
 
     def _pack_group(self, group: int) -> tuple[np.ndarray, np.ndarray]:
         return pack_group(self._reader, self._sequence_length, group)
+
+
+class GroupOrder:
+    """The order of one epoch of BestFit: from group to group, inside a group by a keyed permutation."""
+
+    def __init__(self, first_window: np.ndarray, key: int):
+        self._first_window, self._key = first_window, key
+        self._inside = lru_cache(maxsize=4)(self._permutation)
+
+    def __call__(self, index: int) -> int:
+        return int(self.many(np.array([index]))[0])
+
+    def many(self, indices: np.ndarray) -> np.ndarray:
+        num_windows = int(self._first_window[-1])
+        places = (indices + self._key % num_windows) % num_windows
+        groups = group_of(self._first_window, places)
+        for group, chosen in places_of_values(groups):
+            first = self._first_window[group]
+            places[chosen] = first + self._inside(group).many(places[chosen] - first)
+        return places
+
+    def _permutation(self, group: int) -> Permutation:
+        windows = int(self._first_window[group + 1] - self._first_window[group])
+        return Permutation(windows, key_of(self._key, group))
+
+
+def group_of(first_window: np.ndarray, indices: Any) -> Any:
+    """The group of documents that these windows are packed from."""
+    return np.searchsorted(first_window, indices, side="right") - 1
 
 
 def first_windows(reader: IndexedReader, sequence_length: int) -> np.ndarray:

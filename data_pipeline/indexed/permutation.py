@@ -10,7 +10,8 @@ import math
 
 import numpy as np
 
-from gristmill.foundation.splitmix64 import INCREMENT, mix, mix_array
+from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.splitmix64 import INCREMENT, MULTIPLIER_1, MULTIPLIER_2, mix
 
 # Luby and Rackoff need 4 rounds for large domains; small ones (a few documents) mix well from 6 on.
 ROUNDS = 6
@@ -55,17 +56,28 @@ class Permutation:
 
     def many(self, indices: np.ndarray) -> np.ndarray:
         """int64 of the same shape: the values at these positions, by the same arithmetic on arrays."""
-        values = indices.astype(np.uint64)
-        outside = np.arange(len(values))
-        while len(outside):
-            values[outside] = self._once(values[outside])
-            outside = outside[values[outside] >= self.size]
-        return values.astype(np.int64)
+        values = np.empty(indices.shape, np.int64)
+        _permute(indices, np.uint64(self.size), np.uint64(self._side), np.array(self._keys, np.uint64), values)
+        return values
 
-    def _once(self, values: np.ndarray) -> np.ndarray:
-        side = np.uint64(self._side)
-        left: np.ndarray = values // side
-        right: np.ndarray = values % side
-        for key in self._keys:
-            left, right = right, (left + mix_array(right ^ np.uint64(key)) % side) % side
-        return left * side + right
+
+@cached_njit(forceinline=True)
+def _mix(word):
+    """splitmix64.mix of a uint64."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
+    return word ^ (word >> np.uint64(31))
+
+
+@cached_njit()
+def _permute(indices, size, side, keys, values):
+    for place in range(len(indices)):
+        value = np.uint64(indices[place])
+        while True:
+            left, right = value // side, value % side
+            for key in keys:
+                left, right = right, (left + _mix(right ^ key) % side) % side
+            value = left * side + right
+            if value < size:
+                break
+        values[place] = value

@@ -4,22 +4,23 @@ and time.
 Nothing is built before training and nothing is stored: resuming is the one integer k, on any number of ranks.
 k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation of the epoch -> window."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.blend import Schedule
+from gristmill.data_pipeline.indexed.blend import Schedule, places_of_values
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, Dataset, IndexedSource, read_dataset, source_prefix
 from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, cap_of, overdrawn
 from gristmill.data_pipeline.indexed.fim import FillInTheMiddle
 from gristmill.data_pipeline.indexed.language_shares import language_of
-from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Packing
+from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Order, Packing
 from gristmill.data_pipeline.indexed.packing_table import kept_first_windows
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.verify import CheckedSource, manifest_digests, open_checked
+from gristmill.data_pipeline.indexed.window_batch import WindowBatch
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 
@@ -84,6 +85,36 @@ class Samples(DrawForecast):
             "document_bounds": bounds,
         }
 
+    def batch(self, numbers: Sequence[int]) -> Sample:
+        """tokens, targets, weights and positions of many samples, each [N, sequence_length], and `documents`: int64,
+        which document of its window each token is in (0 without mask_documents)."""
+        if self._fim is not None:
+            return _stacked([self.sample(k) for k in numbers])
+        windows = self._windows(np.asarray(numbers, dtype=np.int64))
+        if self._mask:
+            positions, documents = windows.places()
+        else:
+            positions = np.broadcast_to(self._positions, windows.tokens.shape)
+            documents = np.zeros(windows.tokens.shape, np.int64)
+        return {
+            "tokens": windows.tokens,
+            "targets": windows.targets,
+            "weights": windows.weights(self._mask),
+            "positions": positions,
+            "documents": documents,
+        }
+
+    def _windows(self, numbers_N: np.ndarray) -> WindowBatch:
+        windows = WindowBatch.empty(len(numbers_N), self.sequence_length)
+        sources_N, ordinals_N = self._schedule.locate_many(numbers_N)
+        for source, rows in places_of_values(sources_N):
+            packing, ordinals = self._packings[source], ordinals_N[rows]
+            self._check_cap(source, int(ordinals.max()))
+            epochs, places = np.divmod(ordinals, packing.num_windows)
+            for epoch, chosen in places_of_values(epochs):
+                packing.fill(windows, rows[chosen], self._order(source, epoch).many(places[chosen]))
+        return windows
+
     def source_of(self, k: int) -> str:
         return self.sources[self._schedule.locate(k)[0]]
 
@@ -105,7 +136,7 @@ class Samples(DrawForecast):
         if cap is not None and ordinal + 1 > cap * windows:
             raise InputError(overdrawn(self.sources[source], (ordinal + 1) / windows, cap))
 
-    def _epoch_order(self, source: int, epoch: int) -> Callable[[int], int]:
+    def _epoch_order(self, source: int, epoch: int) -> Order:
         return self._packings[source].order(key_of(self._seed, "epoch", self.sources[source], epoch))
 
 
@@ -143,6 +174,18 @@ def open_samples(
         [dataset.model_dump(mode="json"), split, sequence_length, seed, config.model_dump(mode="json")]
     )
     return Samples(dataset, packings, sequence_length, seed, config, identity)
+
+
+def document_numbers(bounds: np.ndarray) -> np.ndarray:
+    """Which document each token is in. [0, 3, 5] -> [0, 0, 0, 1, 1]."""
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+
+
+def _stacked(samples: Sequence[Sample]) -> Sample:
+    fields = {
+        name: np.stack([sample[name] for sample in samples]) for name in ("tokens", "targets", "weights", "positions")
+    }
+    return {**fields, "documents": np.stack([document_numbers(sample["document_bounds"]) for sample in samples])}
 
 
 def _is_trained_on(source: IndexedSource, config: IndexConfig) -> bool:

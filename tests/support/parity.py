@@ -20,7 +20,7 @@ from gristmill.training.engine.forward_backward import side_losses_scaled_by
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model.ring_attention import visible_tokens
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.objectives.objective import LossFunction
+from gristmill.training.objectives.objective import LossFunction, stack_samples
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
 from gristmill.training.parallel.context import Passing, exchange_tokens
@@ -233,13 +233,17 @@ class Uneven:
         weights = (generator.random(CONTEXT) < generator.random() * (k % 5 > 0)).astype(np.float32)
         bounds = np.array([0, *sorted(generator.choice(np.arange(1, CONTEXT), 2, replace=False)), CONTEXT])
         positions = np.arange(CONTEXT) - np.repeat(bounds[:-1], np.diff(bounds))
+        documents = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         return {
             "tokens": tokens[:-1],
             "targets": tokens[1:],
             "weights": weights,
             "positions": positions,
-            "document_bounds": bounds,
+            "documents": documents,
         }
+
+    def batch(self, numbers: range) -> dict[str, np.ndarray]:
+        return stack_samples([self.sample(k) for k in numbers])
 
     def source_of(self, k: int) -> str:
         return "all"

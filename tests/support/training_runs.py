@@ -10,6 +10,7 @@ import numpy as np
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config import TrainConfig
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.objectives.objective import stack_samples
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
 from gristmill.training.training_data import TrainingData
@@ -32,6 +33,9 @@ class Counting:
         weights = np.ones(MODEL.sequence_length, dtype=np.float32)
         weights[10:] = float(k % 3 > 0)
         return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
+
+    def batch(self, numbers: range) -> dict[str, np.ndarray]:
+        return stack_samples([self.sample(k) for k in numbers])
 
     def source_of(self, k: int) -> str:
         return ("even", "odd")[k % 2]

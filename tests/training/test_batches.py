@@ -17,13 +17,15 @@ class Numbered:
 
     vocab_size, fingerprint = 100, "numbered"
 
-    def sample(self, k: int) -> dict[str, np.ndarray]:
+    def batch(self, numbers: range) -> dict[str, np.ndarray]:
+        rows = np.ones((len(numbers), 8), dtype=np.int64)
+        tokens = rows * np.array(numbers)[:, None]
         return {
-            "tokens": np.full(8, k),
-            "targets": np.full(8, k + 1),
-            "weights": np.ones(8, dtype=np.float32),
-            "positions": np.array([0, 1, 2, 0, 1, 2, 3, 4]),
-            "document_bounds": np.array([0, 3, 8], dtype=np.int32),
+            "tokens": tokens,
+            "targets": tokens + 1,
+            "weights": rows.astype(np.float32),
+            "positions": rows * [0, 1, 2, 0, 1, 2, 3, 4],
+            "documents": rows * [0, 0, 0, 1, 1, 1, 1, 1],
         }
 
     def source_of(self, k: int) -> str:
@@ -40,7 +42,7 @@ def test_ranks_take_runs_of_the_same_stream() -> None:
     assert drawn(1) == drawn(2) == drawn(4) == [12, 13, 14, 15]
 
 
-def test_documents_become_numbers() -> None:
+def test_masked_documents_have_positions_and_numbers() -> None:
     batch = collate(causal_samples(Numbered(), mask_documents=True), range(2))
     assert batch["documents"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1]] * 2
     assert batch["positions"][0].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]

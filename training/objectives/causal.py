@@ -15,20 +15,15 @@ class Causal(Objective):
     bits_per_byte = True
 
     def sample(self, k: int) -> Mapping[str, np.ndarray]:
-        drawn = self.inputs.samples.sample(k)
-        fields = {name: drawn[name] for name in ("tokens", "targets", "weights")}
-        if self.inputs.mask_documents:
-            fields["positions"] = drawn["positions"]
-            fields["documents"] = document_numbers(drawn["document_bounds"])
-        return fields
+        return {name: values[0] for name, values in self.batch(range(k, k + 1)).items()}
+
+    def batch(self, numbers: range) -> Mapping[str, np.ndarray]:
+        drawn = self.inputs.samples.batch(numbers)
+        learned = ("tokens", "targets", "weights")
+        return {name: drawn[name] for name in (*learned, *(("positions", "documents") * self.inputs.mask_documents))}
 
     def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
         return token_terms("nll", model, batch)
 
     def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
         return {"targets": model.best_tokens()}
-
-
-def document_numbers(bounds: np.ndarray) -> np.ndarray:
-    """Which document each token is in. [0, 3, 5] -> [0, 0, 0, 1, 1]."""
-    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))

@@ -120,6 +120,21 @@ class Objective:
         the same shape where they are given. All other fields are for `loss` and `predict`. `samples` is reserved."""
         raise NotImplementedError
 
+    def batch(self, numbers: range) -> Mapping[str, np.ndarray]:
+        """The fields of these samples, each [N, ...], from `sample` for each; objectives whose samples can be made
+        together do it here. Raises RecipeError where `sample` fails or gives other fields, shapes or dtypes."""
+        drawn = []
+        for k in numbers:
+            with user_errors_named(f"sample({k}) fails"):
+                drawn.append(self.sample(k))
+        try:
+            return stack_samples(drawn)
+        except (ValueError, TypeError, KeyError) as error:
+            message = (
+                f"the samples {numbers[0]} to {numbers[-1]} do not fit together ({error}); give all the same fields"
+            )
+            raise wrong(self, "sample", f"{message}, shapes and dtypes") from error
+
     def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
         """The terms of a micro-batch, the same ones in every call. batch: the fields, each [B, ...]."""
         raise NotImplementedError
@@ -180,6 +195,11 @@ class LossFunction:
     def weighs_tokens(self) -> bool:
         """Whether the loss is a mean over tokens by the field `weights`, which experts' side losses follow."""
         return self.terms[0].count == "weights"
+
+
+def stack_samples(samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The fields of the first sample, each [N, ...]."""
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def token_terms(name: str, model: ModelOutput, batch: Batch) -> list[Term]:

@@ -135,6 +135,36 @@ def test_masks_worked_by_hand(make_dataset):
     }
 
 
+PHASES = (
+    PhaseConfig(from_tokens=0, weights={"books": 1.0}),
+    PhaseConfig(from_tokens=16 * 20, weights={"books": 0.5, "notes": 0.5}),
+)
+
+
+@pytest.mark.parametrize("mask_documents", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"packing": "best_fit"}, {"phases": PHASES}, {"fim_rate": 0.5}],
+    ids=lambda settings: str([*settings]),
+)
+def test_a_batch_is_its_samples(make_dataset, two_sources, settings, mask_documents):
+    folder = (
+        make_dataset({"books": (1.0, two_sources[1]["books"])}, fim=True) if "fim_rate" in settings else two_sources[0]
+    )
+    config = IndexConfig(block_samples=8, mask_documents=mask_documents, **settings)
+    samples = open_samples(folder, "train", 16, seed=7, config=config)
+    for numbers in (range(0, 1), range(3, 70), [500, 2, 2, 10**9]):
+        batch, drawn = samples.batch(numbers), [samples.sample(k) for k in numbers]
+        for name in ("tokens", "targets", "weights", "positions"):
+            assert batch[name].dtype == drawn[0][name].dtype
+            assert batch[name].tolist() == [sample[name].tolist() for sample in drawn]
+        for documents, sample in zip(batch["documents"], drawn, strict=True):
+            assert (
+                documents.tolist()
+                == np.repeat(np.arange(len(sample["document_bounds"]) - 1), np.diff(sample["document_bounds"])).tolist()
+            )
+
+
 def test_padding_teaches_nothing(make_dataset):
     folder = make_dataset({"books": (1.0, [[10, 11, 12]])})
     sample = open_samples(folder, "train", 8, 0, IndexConfig(packing="best_fit", mask_documents=True)).sample(0)
