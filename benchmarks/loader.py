@@ -2,7 +2,8 @@
 
 `loader_throughput`: tokens per CPU second in batches of 8 as torch tensors, two sources blended 0.7 : 0.3; the peer's
 samples are collated by torch's default_collate, as its DataLoader does. `_masked`: the same where positions restart
-behind each document and its last token is not learned from; `_best_fit`: best_fit packing with document masks, ours alone.
+behind each document and its last token is not learned from; `_best_fit`: best_fit packing with document masks, ours
+alone.
 `loader_first_batch`: seconds until the first batch, opened anew; the peer's index files are built first, as in a first
 run.
 `loader_start_1e12`: ours on a sparse dataset of 10^12 tokens and 10^9 documents whose check is remembered; asked for:
