@@ -148,15 +148,22 @@ class PromptFileOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class EndOptions:
+    """Options of `gristmill generate` on the end of a continuation."""
+
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 128
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None
+
+
 @with_option_groups
 def generate(
     checkpoint: CheckpointOption,
     sampling: SamplingOptions,
+    end: EndOptions,
     file: PromptFileOptions,
     prompt: Annotated[str | None, typer.Option(help="The prompt text.")] = None,
     tokenizer: TokenizerOption = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 128,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None,
 ) -> None:
     """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
     from gristmill.evaluation.commands import generate_text
@@ -165,7 +172,7 @@ def generate(
 
     source = CheckpointPaths(checkpoint, tokenizer)
     config = validate_config(SamplingConfig, asdict(sampling))
-    generation = GenerationSettings(tokens, config, tuple(stop or ()))
+    generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
     if prompt is None or file.prompts is not None:
         _generate_to_file(source, file, generation, both=prompt is not None)
         return
