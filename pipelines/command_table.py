@@ -26,6 +26,7 @@ COMMANDS = {
     "decide": "thresholds:decide",
     "explore": "thresholds:explore",
     "generate": "checkpoint:generate",
+    "serve": "serve:serve",
     "export": "checkpoint:export",
     "compare": "checkpoint:compare",
     "layout": "layout:layout",

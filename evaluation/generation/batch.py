@@ -105,6 +105,11 @@ class ContinuousBatch:
     def is_idle(self) -> bool:
         return not self._jobs
 
+    def running_numbers(self) -> set[int]:
+        """Requests that have begun: a prompt of theirs was read, or was to be read when a step failed."""
+        waiting = set(self._waiting)
+        return {job.number for job in self._jobs.values() if not waiting.issuperset(job.sequences)}
+
     def add(self, request: GenerationRequest, stream: TextStream | None = None) -> int:
         """Queues a request; returns its number. Raises InputError if its prompt does not fit the model.
 

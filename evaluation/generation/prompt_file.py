@@ -92,17 +92,17 @@ def _parsed(number: int, line: bytes) -> PromptLine:
     try:
         return PromptLine(number, PromptRecord(**found))
     except ValidationError as error:
-        return PromptLine(number, None, describe(error))
+        return PromptLine(number, None, describe(error, PromptRecord))
     except TypeError as error:
         return PromptLine(number, None, str(error))
 
 
-def describe(error: ValidationError) -> str:
-    """The first problem of a record: its field and how to fix it."""
+def describe(error: ValidationError, kind: type[RequestOptions]) -> str:
+    """The first problem of a record or request: its field and how to fix it."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        hint = did_you_mean(name, PromptRecord.model_fields, "put data of your own in metadata")
+        hint = did_you_mean(name, kind.model_fields, "put data of your own in metadata")
         return f"unknown field {name!r}, {hint}"
     problem = str(first["msg"]).removeprefix("Value error, ")
     return f"{name}: {problem}" if name else problem

@@ -71,7 +71,7 @@ class TokenLogprob:
 class Generation:
     """A continuation without its prompt. text ends before the stop string; tokens: all that were generated,
     without the end-of-document token. ended: by that token, by a stop string, or at the maximum length. logprobs: of
-    the tokens, where they were asked for."""
+    the tokens and the end-of-document token that ended them, where they were asked for."""
 
     tokens: tuple[int, ...]
     text: str

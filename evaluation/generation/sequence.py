@@ -61,20 +61,20 @@ class RunningSequence:
         except InputError as error:
             self.error, self.done = error, True
             return
+        if self.settings.scores_tokens:
+            logprobs_V = log_softmax(logits_V)
+            top = top_logprobs(logprobs_V, self.settings.logprobs or 0)
+            self.logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top))
         if token == self._decoder.end_of_document and not self.settings.ignore_end:
             self.ended, self.done = "document", True
         else:
-            self._add(token, logits_V)
+            self._add(token)
         if self.done:
             self._finish()
         if self.stream is not None:
             self._flush(self.stream)
 
-    def _add(self, token: int, logits_V: np.ndarray) -> None:
-        if self.settings.scores_tokens:
-            logprobs_V = log_softmax(logits_V)
-            top = top_logprobs(logprobs_V, self.settings.logprobs or 0)
-            self.logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top))
+    def _add(self, token: int) -> None:
         self.tokens[self.length] = token
         searched = len(self._text.text)
         self._text.add(token)
