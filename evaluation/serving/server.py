@@ -42,7 +42,7 @@ class ServerOptions:
                 f"--host {self.host} is reached by other machines; set a token in GRISTMILL_API_TOKEN, or serve on "
                 "127.0.0.1"
             )
-        if self.token is not None and not (self.token.isascii() and self.token.strip() == self.token and self.token):
+        if self.token is not None and not (self.token.isascii() and self.token.split() == [self.token]):
             raise RecipeError("the token is empty or has spaces or letters beyond ASCII; choose another")
 
 
