@@ -87,6 +87,12 @@ class BlockArray:
         self._file.load(first * self.dtype.itemsize, max(last, first) * self.dtype.itemsize)
         return self._file.content.view(self.dtype)[key]
 
+    def with_ranges(self, firsts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The whole array; these ranges of it are there."""
+        for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True):
+            self._file.load(first * self.dtype.itemsize, (first + length) * self.dtype.itemsize)
+        return np.asarray(self._file.content.view(self.dtype))
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype)
 

@@ -53,21 +53,20 @@ class Concat:
     token but the stream's first and an incomplete last window is a target exactly once. Constant memory and time."""
 
     def __init__(self, reader: IndexedReader, sequence_length: int, end_of_document: int):
-        self._tokens = reader.tokens
+        self._reader = reader
         self._sequence_length, self._end = sequence_length, end_of_document
         self.num_windows = max(0, (reader.num_tokens - 1) // sequence_length)
 
     def window(self, index: int) -> Window:
         first = index * self._sequence_length
-        tokens = self._tokens[first : first + self._sequence_length + 1].astype(np.int64)
+        tokens = self._reader.tokens[first : first + self._sequence_length + 1].astype(np.int64)
         ends = np.flatnonzero(tokens[:-2] == self._end)
         return Window(tokens, np.concatenate([_ZERO, ends + 1]), len(tokens))
 
     def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None:
         firsts = indices * self._sequence_length
-        copy_windows(
-            self._tokens, firsts, rows, self._end, batch.tokens, batch.targets, batch.is_start, batch.num_valid
-        )
+        stream = self._reader.with_ranges(firsts, np.full(len(firsts), self._sequence_length + 1))
+        copy_windows(stream, firsts, rows, self._end, batch.tokens, batch.targets, batch.is_start, batch.num_valid)
 
     def order(self, key: int) -> Order:
         return Permutation(self.num_windows, key)
@@ -118,9 +117,8 @@ class BestFit:
             taken = pieces[np.repeat(edges[places] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())]
             starts, _ = self._reader.token_ranges(taken[:, 0])
             copied = np.stack([np.repeat(rows[chosen], counts), starts + taken[:, 1], taken[:, 2]], axis=1)
-            copy_pieces(
-                self._reader.tokens, copied, self._end, batch.tokens, batch.targets, batch.is_start, batch.num_valid
-            )
+            stream = self._reader.with_ranges(copied[:, 1], copied[:, 2])
+            copy_pieces(stream, copied, self._end, batch.tokens, batch.targets, batch.is_start, batch.num_valid)
 
     def order(self, key: int) -> Order:
         return GroupOrder(self._first_window, key)

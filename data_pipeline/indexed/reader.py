@@ -50,19 +50,20 @@ class IndexedReader:
         modes = self._index[bounds_end:].view(np.int8)
         self.modes = modes if len(modes) else None
         self.tokens, num_bytes = self._open_tokens()
-        self._check_bin_size(num_bytes)
         self.num_tokens = len(self.tokens)
         if not tables_checked:
             check_sequences(idx_path(prefix), self.lengths, self.pointers, self.dtype.itemsize, num_bytes)
             check_bounds(idx_path(prefix), self.bounds, self.num_sequences)
 
     def _open_tokens(self) -> tuple[Any, int]:
-        """(tokens, bytes of the .bin)."""
+        """(tokens, bytes of the .bin). Raises InputError if the .bin does not fit the .idx."""
         path, dtype = bin_path(self.prefix), self.dtype.newbyteorder("<")
         if (mark := block_mark(path)).is_file():
             file = BlockFile(path, mark)
+            self._check_bin_size(file.num_bytes)
             return BlockArray(file, dtype), file.num_bytes
         raw = _map_file(path)
+        self._check_bin_size(len(raw))
         return raw.view(dtype), len(raw)
 
     def __len__(self) -> int:
@@ -76,6 +77,10 @@ class IndexedReader:
         start = int(self.pointers[first]) // self.dtype.itemsize
         end = int(self.pointers[last - 1]) // self.dtype.itemsize + int(self.lengths[last - 1])
         return self.tokens[start:end]
+
+    def with_ranges(self, firsts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """dtype[num_tokens]: the whole .bin; these ranges of it have been downloaded, if need be."""
+        return self.tokens.with_ranges(firsts, lengths) if isinstance(self.tokens, BlockArray) else self.tokens
 
     def token_ranges(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(first token, last + 1) of these documents in `tokens`, int64 each."""

@@ -117,8 +117,9 @@ def test_training_data_is_downloaded_as_it_is_read(bucket, call, tmp_path, monke
     path = folder / "train/lines.bin"
     blocks = np.memmap(block_mark(path).with_suffix(".blocks"), np.uint8, "r")
     assert len(blocks) == -(-path.stat().st_size // 1000) > 5 and blocks.sum() == 0
-    there.sample(0)
+    drawn = there.batch(range(1))
     assert 0 < blocks.sum() <= 2
+    assert all(np.array_equal(drawn[name], values) for name, values in local.batch(range(1)).items())
     for k in range(10):
         assert all(np.array_equal(there.sample(k)[name], values) for name, values in local.sample(k).items())
     IndexedReader(path.with_suffix("")).check_ids(300)  # reads all of it
