@@ -30,7 +30,7 @@ from gristmill.foundation.shuffle import ranges_for
 SIZES = (100_000, 400_000)
 FILE_DOCUMENTS = 10_000
 WORDS, QUESTIONS = 45, 200
-RANGE_RECORDS = 20_000  # of a shuffle's range, so that there are several
+RANGE_RECORDS, MATCHES_OF_TASK = 20_000, 500  # so that there are several tasks
 
 
 def main() -> None:
@@ -66,6 +66,7 @@ def measured(documents: int, workers: int, folder: Path) -> int:
     """The driver's peak in bytes."""
     for module in (decontamination, spans, substrings):
         vars(module)["ranges_for"] = lambda records, most=RANGE_RECORDS: ranges_for(records, most)
+    decontamination.MATCHES_OF_TASK = MATCHES_OF_TASK
     engine = LocalEngine(workers, Reporter.silent())
     sources = [
         SourceConfig(name=name, format="jsonl", paths=(str(folder / f"{name}-*.jsonl"),)) for name in ("good", "web")

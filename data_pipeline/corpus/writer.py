@@ -1,5 +1,6 @@
 """Writes the output folder of curation: shards, ledger, quarantine, examples, decontamination report."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -181,4 +182,5 @@ def write_contamination(found: Decontamination, folder: Path) -> None:
     write_atomic(where / REPORT_MARKDOWN, report_markdown(found.report).encode())
     with atomic_path(where / QUESTIONS_NAME) as temporary, temporary.open("wb") as file:
         for path in found.question_files:
-            file.write(path.read_bytes())
+            with path.open("rb") as lines:
+                shutil.copyfileobj(lines, file)

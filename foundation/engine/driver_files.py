@@ -58,12 +58,6 @@ class DriverFiles:
         for one in arriving:
             one.result()
 
-    def drop(self) -> None:
-        """Forget what is under way."""
-        for one in self._arriving:
-            one.cancel()
-        self._arriving = []
-
     def clear(self) -> None:
         """Remove all objects."""
         self._known = {}
