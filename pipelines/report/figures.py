@@ -116,10 +116,9 @@ def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tu
 def _distinct_colors(number: int) -> list[Any]:
     import matplotlib
 
-    for name in ("tab10", "tab20"):
-        colors = matplotlib.colormaps[name].colors
-        if number <= len(colors):
-            return list(colors[:number])
+    for name, colors in (("tab10", 10), ("tab20", 20)):
+        if number <= colors:
+            return [matplotlib.colormaps[name](place) for place in range(number)]
     return [matplotlib.colormaps["turbo"](place / (number - 1)) for place in range(number)]
 
 
