@@ -1,7 +1,7 @@
 """Compares training on a layout with training in one process, and breaks the engine on purpose."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -217,6 +218,14 @@ class Case:
         changed = [f"{name}={value}" for name, value in self.layout.items()]
         extra = [self.model] * (self.model != "llama") + [self.optimizer] * (self.optimizer != "adamw")
         return "-".join(extra + [self.precision] + ["documents"] * self.documents + changed) or "plain"
+
+
+def by_size(grid: Sequence[Case], rare: Sequence[Case] = ()) -> list[Any]:
+    """The cases as parameters of a test, by the number of processes: those of one size share a process group. rare:
+    marked slow."""
+    cases = [pytest.param(case, id=str(case)) for case in grid]
+    cases += [pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in rare]
+    return sorted(cases, key=lambda case: case.values[0].configs[1].layout.world_size)
 
 
 class Uneven:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.parity import Case, differences
+from tests.support.parity import Case, by_size, differences
 
 EP2, EP4 = {"data": 2, "expert": 2}, {"data": 4, "expert": 4}
 PP2 = {"pipeline": 2, "micro_batch": 4}
@@ -48,10 +48,7 @@ GRID = [
 ]
 
 
-GRID.sort(key=lambda case: case.configs[1].layout.world_size)  # cases of one size share a process group
-
-
-@pytest.mark.parametrize("case", GRID, ids=str)
+@pytest.mark.parametrize("case", by_size(GRID))
 def test_every_layout_of_experts_is_one_process(case: Case, pool: Any) -> None:
     found = differences(case, pool)
     assert max(found.values()) < 1e-12, found
