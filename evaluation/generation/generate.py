@@ -22,13 +22,15 @@ def generate(
     batch_tokens: of the cache, at the length of the longest prompt and its continuation. `stream` is called with
     (prompt index, new text) as soon as no later token can change the text. A prompt as long as the model's sequence
     length raises InputError; a shorter one is continued up to that length."""
+    if not prompts:
+        return []
     requests = [GenerationRequest(tuple(prompt), settings, index) for index, prompt in enumerate(prompts)]
     for index, request in enumerate(requests):
         try:
             request.check(causal_lm.sequence_length, causal_lm.vocab_size)
         except InputError as error:
             raise InputError(str(error).replace("the prompt", f"prompt {index}", 1)) from None
-    longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
+    longest = max(map(len, prompts)) + settings.max_new_tokens
     sequences = max(1, min(len(requests), batch_tokens // max(1, min(longest, causal_lm.sequence_length))))
     batch = ContinuousBatch(causal_lm, decoder, BatchLimits(sequences, min(batch_tokens, 2048)))
     index_of = {}
