@@ -3,7 +3,7 @@
 Every rank reads whole samples; the first stage takes its share of the tokens and the loss its share of the targets, so
 objectives see whole samples on every layout."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from gristmill.training.parallel.collectives import all_tokens, sum_over_ranks
 from gristmill.training.parallel.mesh import Axis
 
 # B batch, T tokens of a sample, C context ranks, Tc = tokens of a context rank, H heads, K head width
+
+Exchange = Callable[[Tensor, Axis], Tensor]
 
 MAX_BLOCKS = 16  # of a rank, where documents are balanced
 MIN_BLOCK = 64  # tokens of such a block
@@ -114,36 +116,26 @@ class _Divided(torch.autograd.Function):
 def exchange_heads(x_BTcHK: Tensor, axis: Axis) -> Tensor:
     """All heads of this rank's tokens -> a share of the heads of all tokens [B, T, Hc, K], shares one after another
     (DeepSpeed Ulysses, arXiv 2309.14509)."""
-    return _ExchangeHeads.apply(x_BTcHK, axis)
+    return _Exchange.apply(x_BTcHK, axis, _to_heads, _to_tokens)
 
 
 def exchange_tokens(x_BTHcK: Tensor, axis: Axis) -> Tensor:
     """The inverse of `exchange_heads`."""
-    return _ExchangeTokens.apply(x_BTHcK, axis)
+    return _Exchange.apply(x_BTHcK, axis, _to_tokens, _to_heads)
 
 
-class _ExchangeHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTcHK: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return _to_heads(x_BTcHK, axis)
+class _Exchange(torch.autograd.Function):
+    """One of the two exchanges forward, its inverse backward."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_BTHcK: Tensor) -> tuple[Tensor, None]:
-        return _to_tokens(gradient_BTHcK, ctx.axis), None
-
-
-class _ExchangeTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTHcK: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return _to_tokens(x_BTHcK, axis)
+    def forward(ctx: Any, x: Tensor, axis: Axis, exchange: Exchange, inverse: Exchange) -> Tensor:
+        ctx.axis, ctx.inverse = axis, inverse
+        return exchange(x, axis)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_BTcHK: Tensor) -> tuple[Tensor, None]:
-        return _to_heads(gradient_BTcHK, ctx.axis), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.inverse(gradient, ctx.axis), None, None, None
 
 
 def _to_heads(x_BTcHK: Tensor, axis: Axis) -> Tensor:

@@ -14,6 +14,7 @@ from gristmill.training.model.roles import Role, role_of
 from gristmill.training.model.ssd import ScanInputs, ssd
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
+from tests.support.decoding import decoded
 
 ROWS, HEADS, WIDTH, GROUPS, STATE = 2, 4, 3, 2, 5
 OPTIONS = {"head_width": 8, "state": 4, "groups": 2, "chunk": 4}
@@ -137,17 +138,9 @@ def test_token_by_token_is_the_parallel_pass() -> None:
     model, tokens = model_of(), torch.randint(31, (2, 12), generator=torch.Generator().manual_seed(1))
     padding = torch.tensor([0, 3])
     expected = [model(tokens[:1])[0], model(tokens[1:, 3:])[0]]
-    state, outputs, sizes = None, [], []
-    for first, end in ((0, 5), *((t, t + 1) for t in range(5, 12))):
-        columns = torch.arange(end)
-        positions = (columns[first:] - padding[:, None]).clamp(0)
-        visible = (columns[None] <= columns[first:, None])[None] & (columns >= padding[:, None])[:, None]
-        visible = visible | (columns[None] == columns[first:, None])
-        keys = positions if state is None else torch.cat([state[0], positions], dim=1)
-        metadata = model.masked_attention_metadata(positions, keys, visible, keep_state=True)
-        hidden, caches = model.hidden_states(tokens[:, first:end], metadata, None if state is None else state[1])
-        state = (keys, caches)
-        outputs.append(model.head(hidden))
+    outputs, sizes = [], []
+    for logits, caches in decoded(model, tokens, padding, ((0, 5), *((t, t + 1) for t in range(5, 12)))):
+        outputs.append(logits)
         sizes.append(caches[0].scan_BHPN.numel() + sum(part.numel() for part in caches[0].inputs))
     found = torch.cat(outputs, dim=1)
     assert relative(found[0], expected[0]) < 1e-12 and relative(found[1, 3:], expected[1]) < 1e-12

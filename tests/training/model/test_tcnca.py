@@ -19,6 +19,7 @@ from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.tensor import TensorAxis
+from tests.support.decoding import decoded
 
 OPTIONS = {"kernel": 3, "dilation": 2, "blocks": 2, "chunk": 4, "shared": 5}
 SIZE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2, "hidden": 12, "sequence_length": 24, "positions": "none"}
@@ -184,17 +185,11 @@ def test_token_by_token_is_the_parallel_pass(gated: bool) -> None:
     model = model_of(pattern="T*T", gated=gated)
     tokens, padding = torch.randint(31, (2, 17), generator=torch.Generator().manual_seed(1)), torch.tensor([0, 3])
     expected = [model(tokens[:1])[0], model(tokens[1:, 3:])[0]]
-    state, outputs, sizes = None, [], []
-    for first, end in ((0, 5), (5, 6), (6, 9), *((t, t + 1) for t in range(9, 17))):
-        columns = torch.arange(end)
-        positions = (columns[first:] - padding[:, None]).clamp(0)
-        visible = (columns[None] <= columns[first:, None])[None] & (columns >= padding[:, None])[:, None]
-        visible = visible | (columns[None] == columns[first:, None])
-        keys = positions if state is None else torch.cat([state[0], positions], dim=1)
-        metadata = model.masked_attention_metadata(positions, keys, visible, keep_state=True)
-        hidden, caches = model.hidden_states(tokens[:, first:end], metadata, None if state is None else state[1])
-        state = (keys, caches)
-        outputs.append(model.head(hidden))
+    outputs, sizes = [], []
+    for logits, caches in decoded(
+        model, tokens, padding, ((0, 5), (5, 6), (6, 9), *((t, t + 1) for t in range(9, 17)))
+    ):
+        outputs.append(logits)
         buffers = (*caches[0].inputs, caches[0].keys, caches[0].values)
         sizes.append(sum(buffer.memory.slots_BLC.numel() for buffer in buffers))
     found = torch.cat(outputs, dim=1)
