@@ -2,10 +2,13 @@
 
 Forking after torch is imported saves the seconds of importing it in each process."""
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -86,6 +89,7 @@ class _Workers:
 
     def __init__(self, size: int):
         self.size, self._threads = size, 0
+        self._stacks = tempfile.TemporaryDirectory()  # a file for each rank, written at SIGUSR1
         self._workers: list[tuple[Any, Connection]] = []
         self._group: tuple[tuple[int, float], tempfile.TemporaryDirectory] | None = None  # (size, timeout), store
 
@@ -130,7 +134,10 @@ class _Workers:
             waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
             ready = multiprocessing.connection.wait(list(waiting), timeout_seconds)
             if not ready:
-                raise RankFailed(f"ranks {sorted(waiting.values())} did not answer within {timeout_seconds} s")
+                silent = sorted(waiting.values())
+                raise RankFailed(
+                    f"ranks {silent} did not answer within {timeout_seconds} s. They stand at:\n{self._where(silent)}"
+                )
             for pipe in ready:
                 ok, value, threads = pipe.recv()
                 if not ok:
@@ -139,19 +146,27 @@ class _Workers:
                 results[waiting[pipe]] = value
         return [results[rank] for rank in range(len(pipes))]
 
+    def _where(self, ranks: list[int]) -> str:
+        for rank in ranks:
+            os.kill(self._workers[rank][0].pid, signal.SIGUSR1)
+        time.sleep(1)  # faulthandler writes in the signal's handler
+        return "\n".join(f"rank {rank}:\n{Path(self._stacks.name, str(rank)).read_text()}" for rank in ranks)
+
     def _fork(self) -> None:
         self.close()
         self._threads = 0
         context = multiprocessing.get_context("fork")
         for rank in range(self.size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            stacks = Path(self._stacks.name, str(rank))
+            process = context.Process(target=_serve, args=(rank, there, stacks), daemon=True)
             process.start()
             there.close()
             self._workers.append((process, here))
 
 
-def _serve(rank: int, pipe: Connection) -> None:
+def _serve(rank: int, pipe: Connection, stacks: Path) -> None:
+    faulthandler.register(signal.SIGUSR1, stacks.open("w"))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     silence_redistribution()
@@ -171,6 +186,7 @@ def _serve(rank: int, pipe: Connection) -> None:
                     world_size=world_size,
                     timeout=timedelta(seconds=timeout_seconds),
                 )
+                dist.barrier()  # a rank that fails at once must not close a connection that the others still make
                 joined = store
             ok, value = True, function(*arguments)
         except BaseException:

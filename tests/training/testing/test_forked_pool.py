@@ -1,6 +1,21 @@
-"""Pools of forked processes end when they are closed."""
+"""Pools of forked processes end when they are closed, and say where a process hangs."""
 
-from gristmill.training.testing.forked_pool import ForkedPool
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from gristmill.training.testing.forked_pool import ForkedPool, RankFailed
+
+
+def rank_1_waits_for_nothing() -> None:
+    if dist.get_rank() == 1:
+        threading.Event().wait()
+
+
+def test_a_rank_that_hangs_is_named_with_its_place(pool) -> None:
+    with pytest.raises(RankFailed, match=r"ranks \[1\] did not answer within 5 s(.|\n)*rank_1_waits_for_nothing"):
+        pool.run(2, rank_1_waits_for_nothing, timeout_seconds=5)
 
 
 def test_the_pool_that_was_created_first_may_be_closed_first():
