@@ -10,20 +10,23 @@ PP2 = {"pipeline": 2}
 CUBE = {"data": 2, "tensor": 2, "pipeline": 2}
 GRID = [
     {"data": 2},
-    {"data": 4, "replicate": 2, "micro_batch": 1},
     {"tensor": 2},
     {"tensor": 2, "sequence_parallel": False},
-    {"tensor": 4},
     PP2,
-    PP2 | {"schedule": "gpipe"},
-    PP2 | {"schedule": "interleaved"},
     PP2 | {"schedule": "zbv"},
     PP2 | {"schedule": "dualpipev"},
     {"data": 2, "tensor": 2, "recompute": "operators"},
-    {"data": 2} | PP2,
-    {"tensor": 2} | PP2,
     {"tensor": 2, "recompute": "full"},
     CUBE | {"recompute": "attention"},
+]
+# further pairs of the same parts, by hand (-m slow)
+RARE = [
+    {"data": 4, "replicate": 2, "micro_batch": 1},
+    {"tensor": 4},
+    PP2 | {"schedule": "gpipe"},
+    PP2 | {"schedule": "interleaved"},
+    {"data": 2} | PP2,
+    {"tensor": 2} | PP2,
 ]
 
 
@@ -31,7 +34,7 @@ def bert(layout: dict[str, Any], model: str = "bert") -> Case:
     return Case(layout, model, masked=True)
 
 
-@pytest.mark.parametrize("layout", GRID, ids=str)
+@pytest.mark.parametrize("layout", [*GRID, *(pytest.param(layout, marks=pytest.mark.slow) for layout in RARE)], ids=str)
 def test_every_layout_of_bert_is_one_process(layout: dict[str, Any], pool: Any) -> None:
     deep = layout.get("schedule") in ("interleaved", "zbv", "dualpipev")  # two stages a rank
     found = differences(bert(layout, "bert_deep" if deep else "bert"), pool)

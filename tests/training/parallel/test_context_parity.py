@@ -27,22 +27,22 @@ GRID = [
     Case(HEADS2 | {"tensor": 2}, "one_kv_head"),
     # with a pipeline
     Case(RING2 | PP2 | {"schedule": "interleaved"}, "tied"),
-    Case(HEADS2 | PP2 | {"schedule": "zbv"}, "gpt2", documents=True),
     # with data ranks, and all axes
     Case(RING2 | {"data": 2}, documents=True),
-    Case(RING2 | PP2 | {"tensor": 2, "data": 1, "schedule": "interleaved"}, documents=True),
     # experts, whose ranks are those of data x context x tensor
     Case(RING2 | {"expert": 2}, "experts"),
-    Case(HEADS2 | {"data": 2, "expert": 2}, "experts_by_groups"),
     # recomputation
     Case(RING2 | {"recompute": "full"}, "banded", documents=True),
-    Case(HEADS2 | {"recompute": "operators"}),
-    Case(RING2 | {"tensor": 2, "recompute": "attention"}),
     # bidirectional attention, with an output of the pooled first token
     Case(RING2, "bert", masked=True),
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case(RING2 | PP2 | {"tensor": 2, "data": 1, "schedule": "interleaved"}, documents=True),
+    Case(HEADS2 | PP2 | {"schedule": "zbv"}, "gpt2", documents=True),
+    Case(RING2 | {"tensor": 2, "recompute": "attention"}),
+    Case(HEADS2 | {"data": 2, "expert": 2}, "experts_by_groups"),
+    Case(HEADS2 | {"recompute": "operators"}),
     Case(RING2),
     Case(HEADS2),
     Case(RING4, "banded", documents=True),
