@@ -160,6 +160,10 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "expert": "expert-parallel processes",
         "schedule": "the order of micro-batches in the pipeline",
         "recompute": "activation checkpointing: what the backward pass recomputes",
+        "offload": "what lies in host memory instead of the device's",
+    },
+    "OffloadConfig": {
+        "optimizer": "where the optimizer's state lies and is updated",
     },
     "CheckpointConfig": {
         "keep_last": "number of newest checkpoints to keep",

@@ -27,6 +27,7 @@ TORCH_FREE = (
     "training/mixers/",
     "training/model_config.py",
     "training/objectives/names.py",
+    "training/offload_config.py",
     "training/optimizer_config.py",
     "training/output_config.py",
     "evaluation/config.py",

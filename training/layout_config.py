@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from gristmill.foundation.config import Config
 from gristmill.training.divisors import divisors
 from gristmill.training.limits import MAX_BATCH_TOKENS, MAX_LAYERS, MAX_PROCESSES
+from gristmill.training.offload_config import OffloadConfig
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # interleaved has as many as one asks for
@@ -61,6 +62,7 @@ class LayoutConfig(Config):
     reshard_after_forward: bool = Field(True, description="true is ZeRO-3, false ZeRO-2; always false with a pipeline")
     recompute: Recompute = "none"
     recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
+    offload: OffloadConfig = OffloadConfig()
 
     @model_validator(mode="after")
     def axes_are_legal(self) -> Self:

@@ -6,6 +6,7 @@ links of a node. The planner itself needs no torch.
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from math import log2
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import yaml
+from torch.optim.adamw import adamw
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.torchrun_variables import torchrun_variable
 from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
@@ -67,6 +70,7 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
     copy = measure_copy(device, repeats)
     fitted = fit_device(points, copy, device, base)
     processes = dist.get_world_size() if dist.is_initialized() else 1
+    updates, slowed = measure_host_update(repeats)
     wire, wires = None, "not measured: one process; set it, or run under torchrun"
     if processes > 1:
         reduced, sent = measure_all_reduce(device, repeats), measure_sends(device, repeats)
@@ -77,6 +81,8 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
         "matmul": f"measured on {name}: " + ", ".join(f"{p.rows}x{p.depth}x{p.columns} {p.tflops:.2f}" for p in points),
         "memory": f"measured copy of {copy / 1e9:.1f} GB/s (read and write counted)",
         "node_link": wires,
+        "host_update": f"measured AdamW in fp32 on the host: {updates / 1e9:.3f}e9 parameters/s, {slowed:.2f} times "
+        "as long while another thread copies",
         "network": f"from {base.name}" if base else "not measured; set it before you plan several nodes",
     }
     memory_link = Link(kind="memory", gb_per_second=copy / 2e9, latency_microseconds=50.0)
@@ -86,6 +92,8 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
         node_gpus=base.node_gpus if base else max(processes, 1),
         node_link=wire or (base.node_link if base else memory_link),
         network=base.network if base else Link(kind="ethernet", gb_per_second=1.25, latency_microseconds=100.0),
+        host_update_gparams_per_second=updates / 1e9 / processes_here(),
+        host_contention=max(0.0, slowed - 1),
         usd_per_gpu_hour=base.usd_per_gpu_hour if base else None,
         sources=sources,
     )
@@ -112,6 +120,41 @@ def measure_copy(device: torch.device, repeats: int) -> float:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / _median(lambda: target.copy_(source), device, repeats)
+
+
+def measure_host_update(repeats: int, parameters: int = 2**22) -> tuple[float, float]:
+    """(parameters a second that the host updates with AdamW, how many times as long while a thread copies memory): the
+    rate and the contention of an optimizer whose state is in host memory."""
+    host = torch.device("cpu")
+    tensors = [torch.zeros(parameters) for _ in range(4)]
+    source = torch.zeros(2**26, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    done = threading.Event()
+
+    def copy() -> None:
+        while not done.is_set():
+            target.copy_(source)
+
+    def update() -> None:
+        weight, gradient, first, second = ([tensor] for tensor in tensors)
+        numbers = {"beta1": 0.9, "beta2": 0.95, "lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
+        options = {"fused": True, "amsgrad": False, "maximize": False}
+        adamw(weight, gradient, first, second, [], [torch.zeros(())], **options, **numbers)
+
+    alone = _median(update, host, repeats, alone=False)
+    copier = threading.Thread(target=copy)
+    copier.start()
+    try:
+        beside = _median(update, host, repeats, alone=False)
+    finally:
+        done.set()
+        copier.join()
+    return parameters / alone, beside / alone
+
+
+def processes_here() -> int:
+    """Processes that share this machine's host."""
+    return torchrun_variable("LOCAL_WORLD_SIZE", 1)
 
 
 class Sent(NamedTuple):

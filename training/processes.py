@@ -29,13 +29,20 @@ class RankInfo:
     local_rank: int = 0
     world_size: int = 1
     restarts: int = 0
+    local_world_size: int = 1
 
     @classmethod
     def from_environment(cls) -> "RankInfo":
         return cls(*(torchrun_variable(name, default) for name, default in _TORCHRUN))
 
 
-_TORCHRUN = (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1), ("TORCHELASTIC_RESTART_COUNT", 0))
+_TORCHRUN = (
+    ("RANK", 0),
+    ("LOCAL_RANK", 0),
+    ("WORLD_SIZE", 1),
+    ("TORCHELASTIC_RESTART_COUNT", 0),
+    ("LOCAL_WORLD_SIZE", 1),
+)
 
 
 @contextmanager

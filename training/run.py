@@ -99,7 +99,7 @@ class Run:
             check_float8(mesh.device)
         self.model = build_local_model(model, vocab_size, train, mesh, config.seed)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
-        self.optimizer = build_optimizer(self.model.parameters, train.optimizer, model)
+        self.optimizer = build_optimizer(self.model.parameters, train, model)
         self.batches = Batches(
             objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
         )

@@ -11,13 +11,14 @@ from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.expert_balance import ExpertBalance
 from gristmill.training.engine.forward_backward import ForwardBackward
+from gristmill.training.engine.gradients import Gradients, HostGradients
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import Clock
 from gristmill.training.objectives.objective import TermSpec
 from gristmill.training.optim.build import Optimizer
 from gristmill.training.optim.loss_scale import LossScale
-from gristmill.training.optim.norm import clip, global_norm, scale_gradients
+from gristmill.training.optim.offload import OffloadedOptimizer
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.sums import sum_over_world
@@ -75,6 +76,11 @@ class Trainer:
         self.terms: Sequence[TermSpec] = forward_backward.loss.terms
         self.config, self.model, self.forward_backward = config, model, forward_backward
         self.optimizer, self.batches, self.mesh = optimizer, batches, mesh
+        self.gradients = (
+            HostGradients(optimizer, forward_backward, model, mesh)
+            if isinstance(optimizer, OffloadedOptimizer)
+            else Gradients(model, mesh)
+        )
         self.guard = Guard(config.guard)
         self.teacher: Teacher | None = None
         self.balance = ExpertBalance(model.stages.values(), mesh) if model.has_experts else None
@@ -96,15 +102,14 @@ class Trainer:
             clock.begin("teacher")
             batch |= self.teacher.outputs(batch, self.progress.tokens)
         factors = [self.scale.value * term.weight / counts[term.count] for term in self.terms]
+        self.gradients.begin(1 / self.scale.value)
         losses = self.forward_backward.train(batch, factors, clock.begin)
         clock.begin("optimizer")
         expert_counts = self.balance.take_counts() if self.balance is not None else []
-        self.model.fill_missing_gradients()
-        self.model.sum_tied_gradients()
-        scale_gradients(self.model.parameters.values(), 1 / self.scale.value)
+        self.gradients.ready()
         means = self._term_means(losses, counts)
         objective = sum(term.weight * means[term.name] for term in self.terms)
-        norm = global_norm(self.model.norm_parameters, self.mesh).item()
+        norm = self.gradients.norm()
         before, self.progress = self.progress, self._progress_after_batch()
         skipped = self.scale.skip_reason(norm) or self.guard.skip_reason(self.progress.step, objective, norm)
         rate_factor = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
@@ -112,7 +117,7 @@ class Trainer:
             self._update(norm, rate_factor)
             if self.balance is not None:
                 self.balance.update(expert_counts)
-        self.model.clear_gradients()
+        self.gradients.clear()
         return StepReport(
             progress=self.progress,
             samples=range(before.samples, self.progress.samples),
@@ -130,7 +135,7 @@ class Trainer:
         )
 
     def _update(self, norm: float, rate_factor: float) -> None:
-        clip(self.model.parameters.values(), norm, self.config.optimizer.clip_norm)
+        self.gradients.clip(norm, self.config.optimizer.clip_norm)
         self.optimizer.step(rate_factor)
         self.model.sync_tied_weights()
 

@@ -15,6 +15,7 @@ from gristmill.pipelines.console import print_block
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.limits import MAX_PROCESSES
+from gristmill.training.offload_config import OffloadConfig
 from gristmill.training.planner.command import (
     PlanOptions,
     compare_recipe,
@@ -154,7 +155,7 @@ def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedCh
         batch_tokens=_size(training.batch_tokens),
         tokens=None if training.tokens is None else _size(training.tokens),
         framework=training.framework,
-        offload=training.offload,
+        offload=OffloadConfig(optimizer="auto" if training.offload else "none"),
         float8=training.float8,
         memory_margin=training.memory_margin,
     )

@@ -70,7 +70,7 @@ def run(context: StageContext) -> dict[str, Any]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
     # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
     from gristmill.training.host_allocator import keep_freed_memory
-    from gristmill.training.memory_check import check_memory
+    from gristmill.training.memory_check import check_host_memory, check_memory, host_bytes
     from gristmill.training.parallel.layout import check_layout
     from gristmill.training.processes import RankInfo, device_bytes, init_distributed, local_device
     from gristmill.training.run import Run, RunConfig
@@ -84,6 +84,7 @@ def run(context: StageContext) -> dict[str, Any]:
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     check_memory(model, train, data.samples.vocab_size, device_bytes(place))
+    check_host_memory(model, train, data.samples.vocab_size, place.local_world_size, host_bytes())
     if local_device(place).type == "cpu":
         keep_freed_memory()
     digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])

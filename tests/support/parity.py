@@ -23,6 +23,7 @@ from gristmill.training.model.ring_attention import visible_tokens
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.objective import LossFunction, stack_samples
 from gristmill.training.optim.build import build_optimizer
+from gristmill.training.optim.local import stored_like
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
 from gristmill.training.parallel.context import Passing, exchange_tokens
 from gristmill.training.parallel.layout import check_layout
@@ -272,7 +273,7 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
     batches = Batches(case.samples, mesh.data, mesh.device)
-    optimizer = build_optimizer(parts.parameters, train.optimizer, model)
+    optimizer = build_optimizer(parts.parameters, train, model)
     trainer = RecordingTrainer(train, parts, passes, optimizer, batches, mesh)
     reports = [trainer.step() for _ in range(STEPS)]
     values = parts.parameters | parts.buffers
@@ -289,8 +290,14 @@ class RecordingTrainer(Trainer):
 
     def _update(self, norm: float, rate_factor: float) -> None:
         if self.first_gradients is None:
-            self.first_gradients = {name: whole(value.grad).copy() for name, value in self.model.parameters.items()}
+            self.first_gradients = {name: whole(self._gradient(name)).copy() for name in self.model.parameters}
         super()._update(norm, rate_factor)
+
+    def _gradient(self, name: str) -> torch.Tensor:
+        """In host memory where the host updates the parameter."""
+        parameter = self.model.parameters[name]
+        host = getattr(self.optimizer, "host_gradients", {})
+        return stored_like(host[name], parameter) if name in host else parameter.grad
 
 
 def whole(tensor: torch.Tensor) -> np.ndarray:
@@ -442,5 +449,8 @@ MUTATIONS: dict[str | None, Any] = {
         ("model.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
     ),
     "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
+    "gradients in host memory not clipped": patched(
+        ("engine.gradients.HostGradients.clip", lambda self, norm, max_norm: self.optimizer.to_host.finish())
+    ),
     "logits normalised by this rank's sum": patched(("loss.over_ranks", lambda x, tensor, operation: x)),
 }

@@ -1,11 +1,14 @@
 """A model that does not fit in memory is an error before allocation."""
 
+from typing import Any
+
 import pytest
 
 from gristmill.foundation.errors import InputError
 from gristmill.training.config import TrainConfig
-from gristmill.training.memory_check import check_memory, min_process_bytes
+from gristmill.training.memory_check import check_host_memory, check_memory, min_process_bytes
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.optimizer_config import OptimizerConfig
 
 # GPT-2 (124M): 124,439,808 parameters (Radford et al. 2019; transformers counts the same)
 GPT2 = ModelConfig(
@@ -21,7 +24,7 @@ GPT2 = ModelConfig(
 )
 
 
-def train(**layout: int) -> TrainConfig:
+def train(**layout: Any) -> TrainConfig:
     return TrainConfig(tokens=2**20, batch_tokens=2**16, layout=layout)
 
 
@@ -39,3 +42,27 @@ def test_a_model_that_cannot_stand_in_memory_is_named() -> None:
     giant = ModelConfig(layers=10_000, width=1_000_000, heads=1000)
     with pytest.raises(InputError, match=r"parameters: .*lower model\.layers or model\.width"):
         check_memory(giant, train(), 50257, 2**40)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "offload", "each"),
+    [
+        ("adamw", {"optimizer": "cpu"}, 16),  # two moments, weight and gradient
+        ("adamw", {"optimizer": "interleaved", "stride": 2}, 12),
+        ("adamw", {"optimizer": "static", "device_share": 1.0}, 8),
+        ("muon", {"optimizer": "cpu"}, 12),
+    ],
+)
+def test_host_memory_too_small_names_the_largest_that_fits(optimizer: str, offload: dict, each: int) -> None:
+    config = train(data=2, offload=offload).model_copy(update={"optimizer": OptimizerConfig(name=optimizer)})
+    parameters = 124_439_808 / 2
+    check_host_memory(GPT2, config, 50257, 2, int(2 * parameters * each))
+    with pytest.raises(
+        InputError, match=rf"each of 2 processes .* at most {2**28 // each // 2:,} parameters a process"
+    ):
+        check_host_memory(GPT2, config, 50257, 2, 2**28)
+    assert min_process_bytes(GPT2, config, 50257) == parameters * 4  # the weights stay on the device
+
+
+def test_nothing_in_host_memory_needs_none() -> None:
+    check_host_memory(GPT2, train(), 50257, 8, 0)

@@ -89,6 +89,30 @@ def test_saving_behind_the_steps_writes_the_same_bytes(undisturbed: Path, tmp_pa
     assert digests(tmp_path) == digests(undisturbed)
 
 
+STATE_IN_HOST_MEMORY = {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}
+
+
+def test_state_in_host_memory_writes_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
+    """Also when it stops and goes on, or saves behind the steps."""
+    layout = {"offload": STATE_IN_HOST_MEMORY, "micro_batch": 4}
+    with pytest.raises(InputError, match="stopped after step 1 as requested"):
+        new_run(tmp_path, layout=layout, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).train()
+    new_run(tmp_path, layout=layout, checkpoint={"every": 3, "asynchronous": True}).train()
+    assert digests(tmp_path) == digests(undisturbed)
+
+
+def test_a_skipped_step_leaves_state_in_host_memory_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss scale begins so high that fp16 overflows; gradients clipped; micro-batches of one sample."""
+    monkeypatch.setattr("gristmill.training.optim.loss_scale.INITIAL_SCALE", 2.0**24)
+    folders = [tmp_path / "device", tmp_path / "host"]
+    for folder, offload in zip(folders, ({}, STATE_IN_HOST_MEMORY), strict=True):
+        optimizer = {"learning_rate": 1e-2, "clip_norm": 0.1}
+        new_run(folder, layout={"offload": offload, "micro_batch": 1}, precision="fp16", optimizer=optimizer).train()
+    skipped = [line["step"] for line in read_metrics(folders[1] / "metrics.jsonl") if "skipped" in line]
+    assert skipped and max(skipped) < STEPS
+    assert digests(folders[0]) == digests(folders[1])
+
+
 def test_fp16_finds_its_loss_scale_and_learns(undisturbed: Path, tmp_path: Path) -> None:
     new_run(tmp_path, precision="fp16", optimizer={"learning_rate": 1e-2}).train()
     here, there = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, tmp_path))
@@ -100,8 +124,8 @@ CHAIN = [  # each continues what the one before it saved
     ({"data": 2}, 3),
     (CUBE, 6),
     ({"pipeline": 2, "schedule": "zbv", "micro_batch": 1}, 7),
-    ({"data": 4, "replicate": 2, "tensor": 2, "micro_batch": 1}, 9),
-    ({"data": 1}, 12),
+    ({"data": 4, "replicate": 2, "tensor": 2, "micro_batch": 1, "offload": STATE_IN_HOST_MEMORY}, 9),
+    ({"data": 1, "offload": {"optimizer": "cpu"}}, 12),
 ]
 
 

@@ -52,6 +52,7 @@ class GradientAccumulation:
 
     def __init__(self, model: Transformer, micro_batch: int, loss: Loss | None):
         self.model, self.micro_batch, self.loss = model, micro_batch, loss
+        self.before_backward: Callable[[bool], None] = lambda last: None  # told whether the pass completes gradients
 
     def train(self, batch: Batch, factors: Sequence[float], begin: Callable[[str], None] = no_callback) -> Tensor:
         micro_batches = list(split(batch, self.micro_batch))
@@ -62,6 +63,7 @@ class GradientAccumulation:
                 begin("forward")
                 losses_bn = self.model(micro["tokens"], **micro)
                 begin("backward")
+                self.before_backward(index == len(micro_batches) - 1)
                 scaled_sum(losses_bn, factors).backward()
                 losses.append(losses_bn.detach())
         return torch.cat(losses)

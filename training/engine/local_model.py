@@ -1,5 +1,6 @@
 """The model of one process: one stage, or several where a pipeline rank has several."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -42,9 +43,19 @@ class LocalModel:
         return next(iter(self.stages.values())).config
 
     @property
+    def norm_names(self) -> list[str]:
+        """Names of the parameters whose gradients this process adds to the global norm, so that a tied table is counted
+        once."""
+        return [name for name in self.parameters if name not in self.excluded_from_norm]
+
+    @property
     def norm_parameters(self) -> list[nn.Parameter]:
-        """Parameters whose gradients this process adds to the global norm, so that a tied table is counted once."""
-        return [parameter for name, parameter in self.parameters.items() if name not in self.excluded_from_norm]
+        return [self.parameters[name] for name in self.norm_names]
+
+    @property
+    def tied_names(self) -> frozenset[str]:
+        """Parameters whose gradients are summed with those of another after the backward pass."""
+        return frozenset() if self.tied_copy is None and self.tie is None else frozenset({"embedding.weight"})
 
     @property
     def has_experts(self) -> bool:
@@ -56,9 +67,10 @@ class LocalModel:
         return {name: value for part in self.stages.values() for name, value in saved_buffers(part).items()}
 
     @torch.no_grad()
-    def fill_missing_gradients(self) -> None:
+    def fill_missing_gradients(self, except_for: Collection[str] = ()) -> None:
         """Zeros for parameters that the objective does not use, such as the head's in a classification."""
-        for parameter in [*self.parameters.values(), *([] if self.tied_copy is None else [self.tied_copy])]:
+        own = [parameter for name, parameter in self.parameters.items() if name not in except_for]
+        for parameter in [*own, *([] if self.tied_copy is None else [self.tied_copy])]:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 

@@ -1,6 +1,8 @@
 """AdamW (arXiv 1711.05101), fused, on the local shards of the parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,31 +14,63 @@ from gristmill.training.optim.local import local, stored_like
 from gristmill.training.optimizer_config import OptimizerConfig
 
 
-class AdamW:
-    """Keeps two moments a parameter, by the parameter's name; so its state moves between layouts as parameters do."""
+@dataclass(frozen=True)
+class Operands:
+    """What one update reads and writes of a parameter's shard, or of a piece of it: tensors of one shape on one device.
+    state: in the order of the optimizer's `tensors_of`. The gradient is only read."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig):
+    name: str
+    parameter: Tensor
+    gradient: Tensor
+    state: tuple[Tensor, ...]
+
+
+class AdamW:
+    """Keeps two moments a parameter, by the parameter's name; so its state moves between layouts as parameters do.
+
+    zeros_like: makes the moments, on the device or in host memory."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        model: ModelConfig,
+        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    ):
         self.parameters, self.config = parameters, config
         self.updates = 0
-        self.first = {name: torch.zeros_like(local(parameter.detach())) for name, parameter in parameters.items()}
-        self.second = {name: torch.zeros_like(local(parameter.detach())) for name, parameter in parameters.items()}
-        self._groups = _groups(parameters, config, model)
+        self.first = {name: zeros_like(local(parameter.detach())) for name, parameter in parameters.items()}
+        self.second = {name: zeros_like(local(parameter.detach())) for name, parameter in parameters.items()}
+        self._rates = _rates(parameters, config, model)
 
-    @torch.no_grad()
+    def tensors_of(self, name: str) -> tuple[Tensor, ...]:
+        """The state of a parameter's shard."""
+        return self.first[name], self.second[name]
+
+    def is_whole(self, name: str) -> bool:
+        """Whether an update needs the whole parameter. AdamW works element by element."""
+        return False
+
     def step(self, rate_share: float) -> None:
         """One update with the current gradients; rate_share is the schedule's share of the learning rate."""
-        for (decay, factor), names in self._groups.items():
-            names = [name for name in names if self.first[name].numel()]
-            if not names:
-                continue
-            device = self.first[names[0]].device
+        self.update([operands_of(self, name, value) for name, value in self.parameters.items()], rate_share)
+        self.updates += 1
+
+    @torch.no_grad()
+    def update(self, operands: Sequence[Operands], rate_share: float) -> None:
+        """Updates these with the state they carry; all are on one device."""
+        groups: dict[tuple[float, float], list[Operands]] = {}
+        for each in operands:
+            if each.parameter.numel():
+                groups.setdefault(self._rates[each.name], []).append(each)
+        for (decay, factor), members in groups.items():
             # One tensor cut up: a number each would be a copy to the GPU each.
-            steps = torch.full((len(names),), float(self.updates), device=device)
+            steps = torch.full((len(members),), float(self.updates), device=members[0].state[0].device)
             adamw(
-                [local(self.parameters[name].detach()) for name in names],
-                [local(self.parameters[name].grad) for name in names],
-                [self.first[name] for name in names],
-                [self.second[name] for name in names],
+                [each.parameter for each in members],
+                [each.gradient for each in members],
+                [each.state[0] for each in members],
+                [each.state[1] for each in members],
                 [],
                 list(steps.unbind()),
                 fused=True,
@@ -48,7 +82,6 @@ class AdamW:
                 weight_decay=decay,
                 eps=self.config.epsilon,
             )
-        self.updates += 1
 
     def state(self) -> dict[str, Tensor]:
         """The moments under flat names, sharing memory: saved from here and loaded into here."""
@@ -59,13 +92,20 @@ class AdamW:
         }
 
 
-def _groups(
+class _HasState(Protocol):
+    def tensors_of(self, name: str) -> tuple[Tensor, ...]: ...
+
+
+def operands_of(optimizer: _HasState, name: str, parameter: nn.Parameter) -> Operands:
+    """Those of the whole shard, with the parameter's own gradient."""
+    return Operands(name, local(parameter.detach()), local(parameter.grad), optimizer.tensors_of(name))
+
+
+def _rates(
     parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig
-) -> dict[tuple[float, float], list[str]]:
-    """Names by (weight decay, factor on the learning rate)."""
-    groups: dict[tuple[float, float], list[str]] = {}
-    for name in parameters:
-        role = role_of(name, model)
-        key = (config.weight_decay if role.decays else 0.0, rate_factor(role, model))
-        groups.setdefault(key, []).append(name)
-    return groups
+) -> dict[str, tuple[float, float]]:
+    """(weight decay, factor on the learning rate) by name."""
+    roles = {name: role_of(name, model) for name in parameters}
+    return {
+        name: (config.weight_decay if role.decays else 0.0, rate_factor(role, model)) for name, role in roles.items()
+    }

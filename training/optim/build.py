@@ -5,10 +5,15 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from gristmill.training.config import TrainConfig
+from gristmill.training.costs.host_update import on_device
+from gristmill.training.memory.host_copies import host_zeros_like
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.muon import Muon
-from gristmill.training.optimizer_config import OptimizerConfig
+from gristmill.training.optim.offload import OffloadedOptimizer
+from gristmill.training.optim.subgroups import split_into_subgroups
+from gristmill.training.planner.host import planned_stride
 
 
 class Optimizer(Protocol):
@@ -21,8 +26,16 @@ class Optimizer(Protocol):
     def state(self) -> dict[str, Tensor]: ...
 
 
-OPTIMIZERS = {"adamw": AdamW, "muon": Muon}
+OPTIMIZERS: dict[str, type[AdamW] | type[Muon]] = {"adamw": AdamW, "muon": Muon}
 
 
-def build_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig) -> Optimizer:
-    return OPTIMIZERS[config.name](parameters, config, model)
+def build_optimizer(parameters: Mapping[str, nn.Parameter], train: TrainConfig, model: ModelConfig) -> Optimizer:
+    """On the parameters' device, or with its state in host memory as the layout says."""
+    config, offload = train.optimizer, train.layout.offload
+    if not offload.active:
+        return OPTIMIZERS[config.name](parameters, config, model)
+    optimizer = OPTIMIZERS[config.name](parameters, config, model, host_zeros_like)
+    subgroups = split_into_subgroups(parameters, offload.subgroup_parameters, optimizer.is_whole)
+    sizes = [sum(piece.size for piece in group) for group in subgroups]
+    stride = planned_stride(train.layout.hardware, sizes) if offload.optimizer == "auto" else None
+    return OffloadedOptimizer(parameters, optimizer, subgroups, on_device(len(subgroups), offload, stride))

@@ -13,9 +13,12 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def stored_like(shard: Tensor, parameter: Tensor) -> Tensor:
-    """A shard of optimizer state as a DTensor placed like its parameter, sharing memory with the shard."""
+    """A shard of optimizer state, maybe in host memory, as a DTensor placed like its parameter, sharing memory with the
+    shard."""
     if not isinstance(parameter, DTensor):
         return shard
+    if shard.device.type != parameter.device.type:  # from_local would copy it to the mesh's device; FSDP2 does so too
+        return DTensor(shard, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
     return DTensor.from_local(
         shard,
         parameter.device_mesh,

@@ -11,6 +11,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import ModelShape, shape_of
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.framework import FRAMEWORKS
@@ -31,7 +32,7 @@ class PlanOptions:
     batch_tokens: int = 4_000_000
     tokens: int | None = None
     framework: str = "gristmill"
-    offload: bool = False
+    offload: OffloadConfig = ON_DEVICE
     float8: bool = False
     memory_margin: float = MEMORY_MARGIN
 
@@ -84,7 +85,13 @@ def plan_recipe(
     """Rank the layouts of a recipe's training on so many GPUs."""
     framework = "gristmill" if train.compile else "gristmill-eager"
     options = PlanOptions(
-        hardware, train.batch_tokens, train.tokens, framework, float8=train.float8, memory_margin=memory_margin
+        hardware,
+        train.batch_tokens,
+        train.tokens,
+        framework,
+        train.layout.offload,
+        train.float8,
+        memory_margin,
     )
     return search(make_request(shape, gpus, options, fixed))
 
@@ -108,6 +115,7 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
         if train.compile and forecast.layout.schedule in ("zbv", "dualpipev"):
             continue
         layout = forecast.layout.config(forecast.split_points, forecast.placement.rank_order)
+        layout = layout.model_copy(update={"offload": train.layout.offload})
         chosen = TrainConfig.model_validate(fields | {"layout": layout.model_dump()})
         if not any(objections(model, chosen, vocab, gpus)):
             return chosen
@@ -137,8 +145,7 @@ def write_plot(request: PlanRequest, path: Path, counts: Sequence[int] = ()) -> 
 def recipe_text(plan: SearchResult) -> str:
     """The best layout as recipe lines, or why the engine cannot run it."""
     best = plan.best
-    if plan.request.offload:
-        return "forecast only: the engine does not keep the optimizer's state on the host"
     layout = best.layout.config(best.split_points, best.placement.rank_order)
+    layout = layout.model_copy(update={"offload": plan.request.offload})
     fields = layout.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump({"train": {"layout": fields}}, sort_keys=False)

@@ -81,6 +81,12 @@ class Hardware(Config):
     network: Link
     host_link: Link = Link(kind="pcie", gb_per_second=32.0, efficiency=0.8)
     host_memory_gib_per_gpu: float = Field(128.0, ge=0)
+    host_update_gparams_per_second: float = Field(
+        0.83, gt=0, description="1e9 parameters a second that a GPU's share of the host updates with AdamW in fp32"
+    )
+    host_contention: float = Field(
+        0.0, ge=0, description="by how much longer such an update takes while the link copies, as a share of it"
+    )
     usd_per_gpu_hour: float | None = Field(None, ge=0)
     clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as requested")
     between_clusters: Link | None = None

@@ -1,6 +1,6 @@
 """Peak memory of each rank by part, in bytes; the tables print GiB (2**30)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.costs.parameters import (
@@ -12,6 +12,7 @@ from gristmill.training.costs.parameters import (
     head_weights,
     sharded_count,
 )
+from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.planner.activations import (
     ElementSizes,
     boundary_bytes,
@@ -34,7 +35,8 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. buffers: gathered weights, unsharded gradients, what collectives copy through."""
+    """Bytes of one rank. buffers: gathered weights, unsharded gradients, what collectives copy through. host: in host
+    memory, beside the total."""
 
     parameters: float = 0.0
     gradients: float = 0.0
@@ -44,6 +46,7 @@ class Memory:
     buffers: float = 0.0
     cuda_context: float = 0.0
     fragmentation: float = 0.0
+    host: float = 0.0
 
     @property
     def moving(self) -> float:
@@ -59,8 +62,15 @@ class MemoryModel:
     """Memory of each rank for layouts of one model. Parameter counts are cached, so that a search is fast."""
 
     def __init__(
-        self, shape: ModelShape, framework: Framework, sizes: ElementSizes = BF16_CUDA, offload: bool = False
+        self,
+        shape: ModelShape,
+        framework: Framework,
+        sizes: ElementSizes = BF16_CUDA,
+        offload: OffloadConfig = ON_DEVICE,
+        device_share: float = 0.0,
     ) -> None:
+        """device_share: of the parameters that offload keeps in host memory, those that the device updates."""
+        self.device_share = device_share
         self.shape, self.framework, self.sizes, self.offload = shape, framework, sizes, offload
         self._counts: dict[tuple[object, ...], int] = {}
         self._layers: dict[tuple[object, ...], list[tuple[float, float]]] = {}
@@ -122,12 +132,13 @@ class MemoryModel:
         return [self.rank(layout, one, place, microbatches) for place, one in enumerate(rank_layers)]
 
     def fullest(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> Memory:
-        """Memory of the rank that needs the most. Of equal middle ranks the first needs the most, so few are
-        evaluated."""
+        """Memory of the rank that needs the most, with the most host memory of any. Of equal middle ranks the first
+        needs the most, so few are evaluated."""
         seen: dict[RankLayers, int] = {}
         for place, one in enumerate(rank_layers):
             seen.setdefault(one, place)
-        return max((self.rank(layout, one, place, microbatches) for one, place in seen.items()), key=lambda m: m.total)
+        ranks = [self.rank(layout, one, place, microbatches) for one, place in seen.items()]
+        return replace(max(ranks, key=lambda memory: memory.total), host=max(memory.host for memory in ranks))
 
     def _static(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
         framework, unsharded = self.framework, self.count(layout, rank_layers, sharded=False)
@@ -138,9 +149,10 @@ class MemoryModel:
             "parameters": framework.weight_bytes * unsharded,
             "gradients": framework.gradient_bytes * unsharded,
             "optimizer": 0.0
-            if self.offload
+            if self.offload.active
             else (framework.master_bytes + framework.moments_bytes) * unsharded / share,
             "buffers": 0.0,
+            "host": (framework.master_bytes + framework.moments_bytes) * unsharded / share * self.offload.active,
         }
 
     def _fsdp(self, layout: Layout, rank_layers: RankLayers, microbatches: int, unsharded: int) -> dict[str, float]:
@@ -166,14 +178,21 @@ class MemoryModel:
         )
         copies = min(unsharded, ends + 2 * one_layer) if layout.reshard and layers else unsharded
         sums = unsharded if microbatches > 1 else max(one_layer, ends)
-        moments = 0.0 if self.offload else self.framework.moments_bytes * exact / 4
+        moments, gradients, host = self.framework.moments_bytes * exact / 4, 1.0, 0.0
+        held = float(sharded)
+        if self.offload.active:
+            # Two subgroups' state is on the device; a pipeline's gradients are complete only at its end.
+            host = (moments + 2 * exact * (1 - self.device_share)) * sharded
+            held = min(held, 2.0 * self.offload.subgroup_parameters) if self.device_share else 0.0
+            gradients = self.device_share if layout.pipeline == 1 else 1.0
         second_table, sharded_table = (
             self._second_table(layout, rank_layers, shard) for shard in (1, layout.shard * layout.context)
         )
         return {
             "parameters": exact * (sharded + sharded_table),
-            "gradients": exact * (sharded + sharded_table),
-            "optimizer": moments * sharded,
+            "gradients": exact * (gradients * sharded + sharded_table),
+            "optimizer": moments * held,
+            "host": host,
             "buffers": compute * (copies + second_table + one_layer) + exact * (sums + second_table + one_layer),
         }
 

@@ -8,6 +8,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.divisors import divisors
 from gristmill.training.layout_config import Recompute, Schedule
+from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import GIB, Hardware
 from gristmill.training.planner.legality import tensor_illegal_reason
@@ -52,7 +53,7 @@ class PlanRequest:
     framework: Framework = GRISTMILL
     sustained: Sustained = FITTED
     float8: bool = False
-    offload: bool = False
+    offload: OffloadConfig = ON_DEVICE
     fixed: FixedChoices = field(default_factory=FixedChoices)
     memory_margin: float = MEMORY_MARGIN
 
@@ -60,6 +61,11 @@ class PlanRequest:
     def usable_bytes(self) -> float:
         """Memory of a GPU without the margin."""
         return self.hardware.device.memory_gib * GIB * (1 - self.memory_margin)
+
+    @property
+    def host_bytes(self) -> float:
+        """A GPU's share of the host's memory."""
+        return self.hardware.host_memory_gib_per_gpu * GIB
 
 
 def check(request: PlanRequest) -> None:

@@ -91,7 +91,9 @@ class Planner:
         self.request = request
         self.rates = Rates(request.hardware, request.sustained, request.float8)
         self.steps = StepModel(request.shape, self.rates, request.framework, request.offload)
-        self.memories = MemoryModel(request.shape, request.framework, ElementSizes(), request.offload)
+        self.memories = MemoryModel(
+            request.shape, request.framework, ElementSizes(), request.offload, self.steps.device_share
+        )
         self.capacity = request.usable_bytes
         self.flops = step_flops(request.shape, request.samples)
         self._placements: dict[Layout, Placement] = {}
@@ -156,6 +158,9 @@ def search(request: PlanRequest) -> SearchResult:
             fail(reason, layout.name())
             continue
         fitting, need = choose_recompute(planner, layout)
+        if fitting is None and need <= planner.capacity:
+            fail(f"needs more than the {request.host_bytes / GIB:.0f} GiB of host memory of a GPU", layout.name())
+            continue
         if fitting is None:
             fail(f"needs {_rounded_gib(need, request)} GiB", layout.name())
             continue
@@ -180,7 +185,7 @@ def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
         one = replace(layout, recompute=mode)
         memory = planner.memory(one, split_points)
         need = memory.total
-        if need <= planner.capacity:
+        if need <= planner.capacity and memory.host <= planner.request.host_bytes:
             return (one, memory), need
     return None, need
 
@@ -234,7 +239,7 @@ def nothing_fits(plan: SearchResult) -> str:
     usable = f"{request.usable_bytes / GIB:.1f} of its {memory:.1f} GiB are usable"
     margin = f"--memory-margin {request.memory_margin:g}"
     fixes = ["a shorter --sequence-length", "a smaller --batch-tokens where the micro-batch cannot be smaller"]
-    if not request.offload and request.framework.data_parallel == "fsdp":
+    if not request.offload.active and request.framework.data_parallel == "fsdp":
         fixes.insert(0, "--offload (the optimizer's state on the host)")
     count = min_gpus(request)
     enough = f"{count} GPUs are enough" if count else "not even 131,072 GPUs are enough"

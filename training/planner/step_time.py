@@ -7,8 +7,10 @@ from math import log2
 
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.costs.stage_splitting import split_by_cost, split_evenly, stages_at
+from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_times, embedding_times, head_times
 from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.host import host_rates, offloaded_update
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import (
     AxisLinks,
@@ -26,8 +28,6 @@ from gristmill.training.planner.schedule import bubble_seconds
 # Share of a GPU that a collective takes from the compute it overlaps with: 20 of 132 multiprocessors (DeepSeek-V3,
 # arXiv 2412.19437, section 3.2.2).
 CONTENTION = 20 / 132
-# An eighth of the 200 GB/s of memory bandwidth of a two-socket host of 2020 with 8 GPUs (8 channels of DDR4-3200 each).
-HOST_BYTES_PER_SECOND = 25e9
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,11 @@ def default_links(layout: Layout, rates: Rates) -> AxisLinks:
 class StepModel:
     """Step times of layouts of one model on one machine. Block times are cached, so that a search is fast."""
 
-    def __init__(self, shape: ModelShape, rates: Rates, framework: Framework, offload: bool = False) -> None:
+    def __init__(
+        self, shape: ModelShape, rates: Rates, framework: Framework, offload: OffloadConfig = ON_DEVICE
+    ) -> None:
         self.shape, self.rates, self.framework, self.offload = shape, rates, framework, offload
+        self.device_share, self._offloaded_update = offloaded_update(offload, host_rates(rates.hardware))
         self.parameters = RankParameters(shape)
         self._block_times: dict[tuple[object, ...], tuple[list[BlockTimes], BlockTimes, BlockTimes]] = {}
         self._rank_layers: dict[tuple[object, ...], list[RankLayers]] = {}
@@ -173,7 +176,7 @@ class StepModel:
             pipeline=sends * microbatches,
             bubble=bubble,
             data=data,
-            optimizer=self._optimizer(layout, slowest[0]),
+            optimizer=self._optimizer(layout, slowest[0], backward.seconds),
             contention=CONTENTION * (parts.hidden * microbatches + data_hidden),
             other=self.framework.step_seconds,
             tensor_hidden=parts.hidden * microbatches,
@@ -285,11 +288,11 @@ class StepModel:
         again = layers / self.parameters.all(layout, rank_layers) if layout.reshard else 0.0
         return seconds * microbatches * (1 + again)
 
-    def _optimizer(self, layout: Layout, rank_layers: RankLayers) -> float:
+    def _optimizer(self, layout: Layout, rank_layers: RankLayers, backward: float) -> float:
         """Seconds of clipping, the update and the cast of what this rank updates.
 
-        Offloaded: fp32 gradients go to the host and fp32 weights come back (ZeRO-Offload, arXiv 2101.06840, section
-        4), and the host's Adam reads and writes its state at HOST_BYTES_PER_SECOND for each GPU."""
+        Offloaded: the simulated step of host_update.py, and what copying fp32 gradients to the host takes beyond the
+        backward pass of the last micro-batch."""
         data, shard = layout.data * layout.context, layout.shard * layout.context
         shares = {"replicate": 1, "optimizer_shard": data, "fsdp": shard}
         count = self.parameters.dense(layout.tensor, rank_layers) / shares[self.framework.data_parallel]
@@ -298,7 +301,8 @@ class StepModel:
             sharded = layout.expert_sharding.shard
             shares = {"replicate": 1, "optimizer_shard": sharded * layout.expert_replicate, "fsdp": sharded}
             count += experts / shares[self.framework.data_parallel]
-        if not self.offload:
+        if not self.offload.active:
             return self.rates.memory(count * self.framework.optimizer_bytes)
         bandwidth, _ = self.rates.link(self.rates.hardware.host_link)
-        return 8 * count / bandwidth + count * self.framework.optimizer_bytes / HOST_BYTES_PER_SECOND
+        flush = 4 * count * (1 - self.device_share) / bandwidth
+        return max(0.0, flush - backward) + count * self._offloaded_update

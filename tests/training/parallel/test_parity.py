@@ -13,6 +13,8 @@ TOLERANCES = {"fp64": 1e-12, "fp32": 1e-5}
 
 PP2, PP4 = {"pipeline": 2}, {"pipeline": 4}
 CUBE = {"data": 2, "tensor": 2, "pipeline": 2}
+HOST = {"offload": {"optimizer": "cpu"}}
+HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}}
 GRID = [
     # each axis alone
     Case({"data": 1, "tensor": 1}),
@@ -79,6 +81,11 @@ GRID = [
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
     Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
+    # the optimizer's state in host memory, updated there or in turns
+    Case({"data": 1, "micro_batch": 4} | HOST_AND_DEVICE, "tied", optimizer="muon"),
+    Case({"data": 2} | HOST),
+    Case({"data": 2, "tensor": 2} | HOST_AND_DEVICE, optimizer="muon"),
+    Case(CUBE | HOST_AND_DEVICE, "tied"),
     # float32
     Case({"tensor": 2}, precision="fp32"),
 ]
@@ -113,6 +120,10 @@ RARE = [
     Case(CUBE | {"schedule": "interleaved"}, "tied", precision="fp32"),
     Case({"data": 2}, precision="fp32"),
     Case({"tensor": 4, "data": 2}, "one_kv_head", precision="fp32"),
+    Case({"data": 4, "replicate": 2, "reshard_after_forward": False} | HOST_AND_DEVICE),
+    Case(PP2 | {"schedule": "zbv"} | HOST, "tied"),
+    Case({"context": 2, "data": 2} | HOST_AND_DEVICE, documents=True),
+    Case({"data": 2, "expert": 2} | HOST_AND_DEVICE, "experts"),
 ]
 
 
@@ -150,6 +161,7 @@ CONTROLS = [
     ("a replicated norm counted twice", Case({"tensor": 2}), "norm"),
     ("tied gradients not summed", Case(PP2, "tied"), "gradients"),
     ("valid tokens counted on this rank only", Case({"data": 2}), "parameters"),
+    ("gradients in host memory not clipped", Case({"data": 2} | HOST), "parameters"),
     ("logits normalised by this rank's sum", Case({"tensor": 2}), "loss"),
 ]
 

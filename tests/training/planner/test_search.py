@@ -11,6 +11,7 @@ from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.divisors import divisors
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.offload_config import OffloadConfig
 from gristmill.training.parallel.layout import objections
 from gristmill.training.planner.command import (
     PlanOptions,
@@ -260,10 +261,24 @@ def test_the_parts_of_the_report_add_up_to_the_totals(hardware):
 def test_offload_trades_memory_for_time(hardware):
     layout = Layout(shard=8, micro_batch=1)
     shape = named_shape("gpt-7.5b")
-    kept, moved = (Planner(PlanRequest(shape, hardware, 8, 8, offload=off)).forecast(layout) for off in (False, True))
+    kept, moved, interleaved = (
+        Planner(PlanRequest(shape, hardware, 8, 8, offload=OffloadConfig(optimizer=strategy))).forecast(layout)
+        for strategy in ("none", "cpu", "auto")
+    )
     assert kept.memory.optimizer == pytest.approx(8 * 7.468e9 / 8, rel=0.001)
     assert moved.memory.optimizer == 0
-    assert moved.time.optimizer > kept.time.optimizer
+    assert moved.memory.host == pytest.approx(16 * 7.468e9 / 8, rel=0.001)
+    assert moved.memory.gradients == 0 and kept.memory.gradients == pytest.approx(4 * 7.468e9 / 8, rel=0.001)
+    assert moved.time.optimizer > interleaved.time.optimizer > kept.time.optimizer
+    assert moved.memory.total < interleaved.memory.total < kept.memory.total
+
+
+def test_a_host_too_small_for_the_offloaded_state_is_the_reason(hardware):
+    """7.5 billion parameters at 16 bytes over 8 GPUs: 13.9 GiB of host memory each."""
+    small = hardware.model_copy(update={"host_memory_gib_per_gpu": 13.0})
+    plan = search(PlanRequest(named_shape("gpt-7.5b"), small, 8, 8, offload=OffloadConfig(optimizer="cpu")))
+    assert not plan.ranked
+    assert any("13 GiB of host memory" in failure.reason for failure in plan.failures)
 
 
 def test_scatter_gather_divides_sends_by_the_tensor_size(hardware):

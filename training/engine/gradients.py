@@ -1,0 +1,104 @@
+"""The gradients of one step after the backward pass: completed, unscaled, their norm, clipped."""
+
+import torch
+from torch import Tensor
+
+from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
+from gristmill.training.engine.local_model import LocalModel
+from gristmill.training.optim.local import local
+from gristmill.training.optim.norm import clip, norm_of_squares, scale_gradients, square_sum
+from gristmill.training.optim.offload import OffloadedOptimizer
+from gristmill.training.parallel.mesh import Mesh
+
+
+class Gradients:
+    """Where the backward pass leaves them: on the parameters. Every process makes the same calls: begin, then the
+    passes, ready, norm, clip unless the step is skipped, clear."""
+
+    def __init__(self, model: LocalModel, mesh: Mesh):
+        self.model, self.mesh, self.factor = model, mesh, 1.0
+
+    def begin(self, factor: float) -> None:
+        """factor: what each gradient is multiplied by, the inverse of the loss scale."""
+        self.factor = factor
+
+    def ready(self) -> None:
+        self.model.fill_missing_gradients()
+        self.model.sum_tied_gradients()
+        scale_gradients(self.model.parameters.values(), self.factor)
+
+    def norm(self) -> float:
+        """Over all processes, each element counted once."""
+        squares = [self.square_sum(name) for name in self.model.norm_names]
+        return norm_of_squares(squares, self.mesh).item()
+
+    def square_sum(self, name: str) -> Tensor:
+        return square_sum(self.model.parameters[name])
+
+    def clip(self, norm: float, max_norm: float | None) -> None:
+        clip(self.model.parameters.values(), norm, max_norm)
+
+    def clear(self) -> None:
+        self.model.clear_gradients()
+
+
+class HostGradients(Gradients):
+    """Copied to host memory as the backward pass completes each, and given up on the device where the host updates the
+    parameter. Their squares are summed on the device before.
+
+    With a pipeline a stage's gradients are complete only at its end, and a tied table's after their sum: those are
+    copied once all are ready."""
+
+    def __init__(self, optimizer: OffloadedOptimizer, forward_backward: ForwardBackward, model: LocalModel, mesh: Mesh):
+        super().__init__(model, mesh)
+        self.optimizer = optimizer
+        self._squares: dict[str, Tensor] = {}
+        self._last_backward = False
+        if not isinstance(forward_backward, GradientAccumulation):
+            return
+        forward_backward.before_backward = self._before_backward
+        for name, parameter in model.parameters.items():
+            if name in optimizer.host_gradients and name not in model.tied_names:
+                parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._completed(name))
+
+    def ready(self) -> None:
+        self._last_backward = False
+        self.model.fill_missing_gradients(except_for=self._squares)
+        self.model.sum_tied_gradients()
+        kept = [value for name, value in self.model.parameters.items() if name not in self._squares]
+        scale_gradients(kept, self.factor)
+        for name in self.optimizer.host_gradients:
+            if name not in self._squares:
+                self._flush(name)
+
+    def square_sum(self, name: str) -> Tensor:
+        return self._squares[name] if name in self._squares else super().square_sum(name)
+
+    @torch.no_grad()
+    def clip(self, norm: float, max_norm: float | None) -> None:
+        self.optimizer.to_host.finish()
+        if max_norm is not None and norm > max_norm:
+            own = [local(one.grad) for one in self.model.parameters.values() if one.grad is not None]
+            for gradients in (own, list(self.optimizer.host_gradients.values())):
+                if gradients:
+                    torch._foreach_mul_(gradients, max_norm / norm)
+
+    def clear(self) -> None:
+        super().clear()
+        self._squares.clear()
+
+    def _before_backward(self, last: bool) -> None:
+        self._last_backward = last
+
+    def _completed(self, name: str) -> None:
+        if self._last_backward:
+            scale_gradients([self.model.parameters[name]], self.factor)
+            self._flush(name)
+
+    @torch.no_grad()
+    def _flush(self, name: str) -> None:
+        parameter = self.model.parameters[name]
+        self._squares[name] = square_sum(parameter)
+        self.optimizer.to_host.copy(self.optimizer.host_gradients[name], local(parameter.grad))
+        if name not in self.optimizer.updated_on_device:
+            parameter.grad = None
