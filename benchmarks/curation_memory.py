@@ -75,10 +75,6 @@ class MeasuringEngine(LocalEngine):
         finally:
             self.note(description)
 
-    def _results(self, function, tasks, weights, description):  # type: ignore[no-untyped-def]
-        """A single task has a worker too, as on a cluster: its memory follows from the size of a range."""
-        yield from self._started().run(function, tasks, range(len(tasks)))
-
     def note(self, step: str) -> None:
         self.peaks[step] = max(self.peaks.get(step, 0), tracemalloc.get_traced_memory()[1])
         tracemalloc.reset_peak()

@@ -209,7 +209,7 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
         return 0
     documents, links, batch_shingles, candidates = task
     if not candidates.has(0):
-        positions, group = _groups(links)
+        positions, group = _groups(len(documents), links)
         owners = documents.parts_of(positions)
         undecided = np.zeros(len(positions), bool)
         undecided[group[~documents.is_protected[owners]]] = True
@@ -222,17 +222,24 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
     return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
 
 
-def _groups(links: Shuffle) -> tuple[np.ndarray, np.ndarray]:
+def _groups(num_documents: int, links: Shuffle) -> tuple[np.ndarray, np.ndarray]:
     """(positions of all linked documents, ascending; the group of each: the place of its first document in them)."""
-    positions = np.empty(0, np.int64)
-    for part in range(links.parts):
-        _, records = links.part(part)
-        positions = np.unique(np.concatenate([positions, records["left"], records["right"]]))
+    positions = _linked(num_documents, links)
     parents = np.arange(len(positions))
     for part in range(links.parts):
         _, records = links.part(part)
         union_pairs(parents, np.searchsorted(positions, records["left"]), np.searchsorted(positions, records["right"]))
     return positions, find_roots(parents)
+
+
+def _linked(num_documents: int, links: Shuffle) -> np.ndarray:
+    """int64[]: the positions of all linked documents, ascending. Needs a byte a document for the moment."""
+    is_linked = np.zeros(num_documents, bool)
+    for part in range(links.parts):
+        _, records = links.part(part)
+        is_linked[records["left"]] = True
+        is_linked[records["right"]] = True
+    return np.flatnonzero(is_linked)
 
 
 def _shingles(documents: StoredDocuments, positions: np.ndarray, owners: np.ndarray) -> np.ndarray:

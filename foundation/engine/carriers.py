@@ -1,5 +1,6 @@
 """How tasks and answers travel between driver and nodes: over a shared folder, or through an object store."""
 
+import errno
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +11,10 @@ from gristmill.foundation.engine.driver_files import DriverFiles
 from gristmill.foundation.engine.parcel import Parcel, packed, packed_below, unpacked, unpacked_below
 from gristmill.foundation.engine.worker_pool import answer_of
 from gristmill.foundation.files import file_digest
-from gristmill.foundation.task_files import Listing, TaskObjects, TaskView, node_scratch, task_view
+from gristmill.foundation.task_files import Listing, TaskObjects, TaskView, TransferError, node_scratch, task_view
+
+# Errors of a network file system or a connection that another attempt may not meet.
+TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTUNREACH}
 
 
 class Carrier(Protocol):
@@ -70,6 +74,11 @@ class ThroughStore:
 
     def finish(self) -> None:
         self.files.wait()
+
+
+def is_transient(exception: Exception) -> bool:
+    """Whether another attempt at the task may succeed."""
+    return isinstance(exception, TransferError) or (isinstance(exception, OSError) and exception.errno in TRANSIENT)
 
 
 def run_in_view(order: Parcel, listing: Listing) -> Parcel:

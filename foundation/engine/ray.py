@@ -4,7 +4,6 @@ Only tasks are used: no Ray Data, no actors, no Ray Client, and Ray's object sto
 system that the nodes share or in an object store such as S3, and messages carry their addresses (`carriers.py`). The
 cluster is never shut down from here."""
 
-import errno
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
@@ -13,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.engine.carriers import Carrier, SharedFolder, ThroughStore
+from gristmill.foundation.engine.carriers import Carrier, SharedFolder, ThroughStore, is_transient
 from gristmill.foundation.engine.driver_files import DriverFiles
 from gristmill.foundation.engine.engine import Engine, Result, Task, name_of
 from gristmill.foundation.engine.node import load_modules, run_task
@@ -22,7 +21,6 @@ from gristmill.foundation.engine.worker_pool import RemoteTraceback
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import scratch_folder
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.task_files import TransferError
 
 ray = DeferredModule("ray")
 ray_exceptions = DeferredModule("ray.exceptions")
@@ -36,8 +34,6 @@ POLL_SECONDS = 5.0
 NODE_WAIT_SECONDS = 120.0  # without any node that could run a task
 CANCEL_SECONDS = 5.0
 LOST = ("WorkerCrashedError", "NodeDiedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
-# Errors of a network file system or a connection that another attempt may not meet.
-TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTUNREACH}
 
 
 class RayEngine(Engine):
@@ -111,10 +107,6 @@ class RayEngine(Engine):
         return self._place
 
 
-def _is_transient(exception: Exception) -> bool:
-    return isinstance(exception, TransferError) or (isinstance(exception, OSError) and exception.errno in TRANSIENT)
-
-
 class _Run:
     """One map: which tasks wait, which the cluster has, and how often each was lost."""
 
@@ -177,7 +169,7 @@ class _Run:
         if is_right:
             return False, value
         exception, text = value
-        if _is_transient(exception) and self._may_run_again(index):
+        if is_transient(exception) and self._may_run_again(index):
             return True, None
         raise exception from RemoteTraceback(text)
 

@@ -44,13 +44,13 @@ class EngineOptions:
 
     def open(self, reporter: Reporter, work_folder: Path | None = None) -> Engine:
         """The engine. Raises RecipeError or InputError if a cluster cannot be used; see RayEngine."""
+        folder = work_folder or Path("work")
+        remote = RemoteWork.behind(folder) if self.engine != "local" else None
+        store = "" if remote is None else remote.store.address
         if self.engine == "ray":
-            folder = work_folder or Path("work")
-            remote = RemoteWork.behind(folder)
-            store = "" if remote is None else remote.store.address
             return ray_engine.RayEngine(self.address or "auto", reporter, folder, store=store)
         if self.engine == "slurm" and self.address is None:
-            return slurm_engine.SlurmEngine(self.workers, reporter, work_folder or Path("work"))
+            return slurm_engine.SlurmEngine(self.workers, reporter, folder, store=store)
         if self.address is not None:
             raise RecipeError(f"--address {self.address} belongs to --engine ray; add that, or leave the address out")
         return LocalEngine(self.workers, reporter)

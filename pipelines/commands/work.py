@@ -1,6 +1,5 @@
 """The command `work`: one element of an array job, for the engine that wrote its tasks."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,8 +8,10 @@ from gristmill.foundation.engine.task_folder import TaskFolder
 
 
 def work(
-    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="A folder of tasks, as --engine slurm writes it.")],
+    tasks: Annotated[
+        str, typer.Argument(metavar="TASKS", help="A folder of tasks or its address, as --engine slurm writes it.")
+    ],
     element: Annotated[int, typer.Argument(metavar="N", help="Which element of the array this is, from 0.")],
 ) -> None:
     """Run one element of an array job; `--engine slurm` gives these commands to Slurm."""
-    TaskFolder(tasks).run(element)
+    TaskFolder.at(tasks).run(element)

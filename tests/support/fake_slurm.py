@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+NODES = "FAKE_SLURM_NODES"  # a folder: each element runs on one of two nodes, whose own disks are below it
+
 
 def install(folder: Path) -> Path:
     """A folder with the three programs, for the front of PATH."""
@@ -27,11 +29,14 @@ def sbatch(folder: Path, arguments: list[str]) -> None:
     elements, _, _ = options["array"].partition("%")
     pids = []
     for element in elements.split(","):
-        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": element}
-        with Path(options["output"].replace("%a", element)).open("wb") as log:
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": element, "SLURM_ARRAY_JOB_ID": number}
+        if scratch := os.environ.get(NODES):
+            environment["GRISTMILL_SCRATCH"] = f"{scratch}/{int(element) % 2}"
+        with Path(options["output"].replace("%a", element).replace("%A", number)).open("wb") as log:
             process = subprocess.Popen(
                 ["/bin/sh", arguments[-1]], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
+                cwd="/" if scratch else None,
             )  # fmt: skip
         pids.append(str(process.pid))
     (folder / f"job-{number}").write_text(" ".join(pids))

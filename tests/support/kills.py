@@ -22,7 +22,8 @@ from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.pipelines.lease import LEASE_NAME
 
 LAUNCHER = Path(__file__).parent / "warm_launcher.py"
-STUCK_SECONDS = 300  # no run of a tiny recipe takes a tenth of it; a hang is a failure
+STUCK_SECONDS = 300  # a run that says nothing for so long hangs, which is a failure; a tiny one takes a tenth of it
+STUCK_TIMES = 4  # the most that any run may take, in STUCK_SECONDS
 
 
 def seed_of(default: int) -> int:
@@ -101,7 +102,12 @@ class Launcher:
         return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def wait(self, run: Run) -> int:
-        if not self.answered(STUCK_SECONDS):
+        said = ""
+        for _ in range(STUCK_TIMES):
+            if self.answered(STUCK_SECONDS) or said == run.output():
+                break
+            said = run.output()
+        if not self.answered():
             run.kill_group()
             raise TimeoutError(f"hangs; its log:\n{run.output()}")
         return os.waitstatus_to_exitcode(json.loads(self.process.stdout.readline())["status"])
