@@ -50,7 +50,9 @@ class Store:
         with self._errors():
             self._files.invalidate_cache()
             found = self._files.find(self._path(prefix) if prefix else self._root, detail=True)
-        return {path.removeprefix(self._root).lstrip("/"): int(entry["size"]) for path, entry in found.items()}
+        # s3fs answers with the folder itself if its first object appears while it looks
+        files = {path: entry for path, entry in found.items() if entry["type"] == "file"}
+        return {path.removeprefix(self._root).lstrip("/"): int(entry["size"]) for path, entry in files.items()}
 
     def put(self, name: str, path: Path) -> None:
         """Upload a whole file."""

@@ -176,6 +176,20 @@ def test_credentials_are_in_no_file_object_or_message(bucket, call, tmp_path):
     assert code == 2 and "holds credentials" in said and SECRET not in said
 
 
+def test_a_folder_whose_first_object_appears_while_it_is_listed_is_no_object(bucket, monkeypatch):
+    listing = s3fs.S3FileSystem._lsdir
+
+    async def late(self, *arguments, **options):
+        monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", listing)
+        bucket.put_object(Bucket="corpus", Key="run/answers/1.task", Body=b"x")
+        return []
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", late)
+    store = Store(RUN)
+    assert set(store.list("answers")) <= {"answers/1.task"}
+    assert store.list("answers") == {"answers/1.task": 1}
+
+
 def test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(bucket):
     store = Store(RUN)
     first = RemoteLease(store, print, 0.05)
