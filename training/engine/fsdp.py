@@ -54,6 +54,11 @@ def shard_over_data(
             _shard_mixture(layer.mlp, mesh, policy, reshard)
         fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
+    sum_gradients(model, mesh)
+
+
+def sum_gradients(model: nn.Module, mesh: Mesh) -> None:
+    """Makes FSDP sum gradients over the data ranks."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -1,0 +1,194 @@
+"""A tensor-parallel plan by rules, for a model whose code we do not know (Redco, arXiv 2310.16355, section 3).
+
+Linear layers alternate in execution order: one whose input is whole is sharded by outputs, the next one that takes its
+result in by inputs. Attention is sharded by heads, so that a layer's columns are cut between heads. Token embedding and
+output layer are sharded by the vocabulary. What an input-sharded layer or an embedding returns is whole on every rank.
+What the rules cannot shard is replicated, with a reason."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from gristmill.training.auto_tp.trace import LinearCall, Trace
+
+FEW_HEADS = "key/value heads do not split over {degree} ranks"
+
+
+class Role(Enum):
+    OUTPUT = "output"  # sharded by outputs; its result stays sharded
+    INPUT = "input"  # sharded by inputs; its result is summed over the ranks
+    VOCABULARY = "vocabulary"  # an embedding by rows, or the output layer by outputs
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """role of a linear layer or an embedding. pieces: the widths a fused layer is split into, and for each whether it
+    is sharded. reason: why it is replicated; under_sharded_heads: it makes keys or values of query heads that are
+    sharded. shares_input: the first layer with the same input, whose gradient is summed once for all of them."""
+
+    name: str
+    role: Role
+    pieces: tuple[int, ...] = ()
+    sharded_pieces: tuple[bool, ...] = ()
+    reason: str = ""
+    shares_input: str = ""
+    under_sharded_heads: bool = False
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """layers: by name, in execution order, embeddings first."""
+
+    degree: int
+    layers: Mapping[str, LayerPlan]
+
+    def having(self, role: Role) -> list[LayerPlan]:
+        return [layer for layer in self.layers.values() if layer.role is role]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The vocabulary's tables: vocab_size rows each. tied: linear layers whose weight is one of them."""
+
+    vocab_size: int
+    names: frozenset[str]
+    tied: frozenset[str]
+
+
+def plan_tensor_parallel(traced: Trace, tables: Tables, degree: int) -> TensorPlan:
+    """The plan for so many tensor ranks."""
+    layers = {each.name: each for each in _embeddings(traced, tables, degree)}
+    outputs, inputs, blocks = _alternate(traced, tables)
+    heads = {name for name, call in traced.calls.items() if _is_output_layer(call, tables)}
+    taken = frozenset().union(*inputs.values())
+    reasons = {
+        name: f"{blocks[name]}, sharded by the vocabulary, needs its result whole"
+        if name in blocks
+        else "no linear layer takes its result in"
+        for name in outputs - taken
+    }
+    for component in _components(inputs):
+        reasons |= _component_reasons([traced.calls[name] for name in component], traced, blocks, inputs, degree)
+    first_by_input: dict[int, str] = {}
+    for name, call in traced.calls.items():
+        if name in heads:
+            layers[name] = _output_layer(call, tables, degree)
+        elif name in inputs and name not in reasons:
+            layers[name] = LayerPlan(name, Role.INPUT)
+        elif name in outputs and name not in reasons:
+            pieces = tuple(_piece_splits(call, bounds, degree) for bounds in _bounds(call))
+            first = first_by_input.setdefault(call.input_id, name)
+            layers[name] = LayerPlan(name, Role.OUTPUT, call.pieces, pieces, "", "" if first == name else first)
+        else:
+            few = reasons[name].endswith(FEW_HEADS.format(degree=degree))
+            layers[name] = LayerPlan(name, Role.REPLICATED, reason=reasons[name], under_sharded_heads=few)
+    return TensorPlan(degree, layers)
+
+
+def _embeddings(traced: Trace, tables: Tables, degree: int) -> Iterator[LayerPlan]:
+    for name in traced.embeddings:
+        if name not in tables.names:
+            yield LayerPlan(name, Role.REPLICATED, reason="not a table of the vocabulary")
+        elif tables.vocab_size % degree:
+            yield LayerPlan(name, Role.REPLICATED, reason=_vocabulary_problem(tables, degree))
+        else:
+            yield LayerPlan(name, Role.VOCABULARY)
+
+
+def _output_layer(call: LinearCall, tables: Tables, degree: int) -> LayerPlan:
+    if tables.vocab_size % degree:
+        return LayerPlan(call.name, Role.REPLICATED, reason=_vocabulary_problem(tables, degree))
+    return LayerPlan(call.name, Role.VOCABULARY)
+
+
+def _vocabulary_problem(tables: Tables, degree: int) -> str:
+    return f"a vocabulary of {tables.vocab_size} does not split over {degree} ranks"
+
+
+def _is_output_layer(call: LinearCall, tables: Tables) -> bool:
+    return call.outputs == tables.vocab_size and (call.name in tables.tied or call.is_result)
+
+
+def _alternate(traced: Trace, tables: Tables) -> tuple[set[str], dict[str, frozenset[str]], dict[str, str]]:
+    """(layers sharded by outputs; those by inputs, with the former that they take in; output-sharded layers that a
+    vocabulary layer takes in, which needs them whole)."""
+    outputs: set[str] = set()
+    inputs: dict[str, frozenset[str]] = {}
+    blocks: dict[str, str] = {}
+    for name, call in traced.calls.items():
+        sources = call.origins & outputs
+        if _is_output_layer(call, tables):
+            blocks |= dict.fromkeys(sources, name)
+        elif sources:
+            inputs[name] = sources
+        else:
+            outputs.add(name)
+    return outputs, inputs, blocks
+
+
+def _components(inputs: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Layers that depend on each other's sharding: q, k, v and the output projection are one component."""
+    components: list[set[str]] = []
+    for name, sources in inputs.items():
+        joined = {name, *sources}
+        apart = []
+        for each in components:
+            if each & joined:
+                joined |= each
+            else:
+                apart.append(each)
+        components = [*apart, joined]
+    return [sorted(each) for each in components]
+
+
+def _component_reasons(
+    calls: list[LinearCall], traced: Trace, blocks: Mapping[str, str], inputs: Iterable[str], degree: int
+) -> dict[str, str]:
+    """Why layers of a component are replicated; empty where all are sharded."""
+    outputs = [call for call in calls if call.name not in inputs]
+    problem = next(_problems(calls, outputs, traced, blocks, set(inputs), degree), None)
+    if problem is not None:
+        return {call.name: problem for call in calls}
+    # Key/value heads may be too few, and are then replicated under query heads that are sharded.
+    few = [call for call in outputs if not any(_piece_splits(call, bounds, degree) for bounds in _bounds(call))]
+    return {
+        call.name: f"{max(call.heads.values(), default=call.outputs)} {FEW_HEADS.format(degree=degree)}" for call in few
+    }
+
+
+def _problems(
+    calls: list[LinearCall],
+    outputs: list[LinearCall],
+    traced: Trace,
+    blocks: Mapping[str, str],
+    inputs: set[str],
+    degree: int,
+) -> Iterator[str]:
+    for call in outputs:
+        if call.name in traced.opaque:
+            yield f"{traced.opaque[call.name]} follows {call.name}, which no rule can shard"
+        if call.name in blocks:
+            yield f"{blocks[call.name]}, sharded by the vocabulary, needs its result whole"
+        if call.is_result:
+            yield f"the model returns the result of {call.name}"
+    heads = max((number for call in outputs for number in call.heads.values()), default=0)
+    if heads % degree:
+        yield f"{heads} heads do not split over {degree} ranks"
+    for call in calls:
+        if call.name in inputs and call.inputs % degree:
+            yield f"{call.inputs} inputs of {call.name} do not split over {degree} ranks"
+    for call in outputs:
+        for bounds in _bounds(call):
+            if not _piece_splits(call, bounds, degree) and not 0 < call.heads.get(bounds, 0) < heads:
+                yield f"{bounds[1] - bounds[0]} outputs of {call.name} do not split over {degree} ranks"
+
+
+def _bounds(call: LinearCall) -> list[tuple[int, int]]:
+    """(first, end) of each piece."""
+    ends = [sum(call.pieces[: index + 1]) for index in range(len(call.pieces))]
+    return list(zip([0, *ends], ends, strict=False)) or [(0, call.outputs)]
+
+
+def _piece_splits(call: LinearCall, bounds: tuple[int, int], degree: int) -> bool:
+    return (call.heads.get(bounds) or bounds[1] - bounds[0]) % degree == 0

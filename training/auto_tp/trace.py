@@ -1,0 +1,232 @@
+"""Execution order of a model's linear layers, and which of them feeds which, from one run without numbers.
+
+The model runs on the meta device. Every tensor that comes out of a linear layer carries the name of that layer through
+all further operations, until the next linear layer takes it in."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gristmill.training.auto_tp.operators import is_transparent, is_transposed
+
+# Attributes that traced tensors carry: the names of linear layers; and the columns (layer, first, end) of a layer's
+# output that the last dimension holds.
+ORIGINS = "_auto_tp_origins"
+COLUMNS = "_auto_tp_columns"
+HEADS = "_auto_tp_heads"  # (layer, dimension from the end, number)
+
+VIEWS = ("view", "reshape", "unflatten")
+CUTS = ("split", "chunk", "split_with_sizes", "tensor_split")
+
+
+@dataclass
+class LinearCall:
+    """The first call of a linear layer. origins: the linear layers whose outputs its input depends on without another
+    linear layer in between. input_id: equal for layers with the same input. pieces: widths that the output is cut into
+    right away; empty: it is used as a whole. heads: by (first, end) of the columns that are viewed as [..., heads, head
+    width]. is_result: the model returns it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    origins: frozenset[str]
+    input_id: int
+    num_tokens: int
+    heads: dict[tuple[int, int], int] = field(default_factory=dict)
+    pieces: tuple[int, ...] = ()
+    slices: set[tuple[int, int]] = field(default_factory=set)
+    used_whole: bool = False
+    is_result: bool = False
+
+
+@dataclass
+class Trace:
+    """calls: in execution order. embeddings: modules that look ids up, by name, and their widths. opaque: for a linear
+    layer, an operation on its output whose result cannot be sharded by rules. parameters: those of other modules that
+    meet the outputs of linear layers, by name, with the names of these layers. sizes: of all parameters, by name."""
+
+    calls: dict[str, LinearCall] = field(default_factory=dict)
+    embeddings: dict[str, int] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, frozenset[str]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
+    """Runs the model, which lies on the meta device, on inputs there."""
+    found = Trace(sizes={name: parameter.numel() for name, parameter in model.named_parameters()})
+    recorder = _Recorder(found, {id(parameter): name for name, parameter in model.named_parameters()})
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in model.named_modules():
+            if is_linear(module):
+                stack.enter_context(_removed(module.register_forward_pre_hook(recorder.entering(name, module))))
+                stack.enter_context(_removed(module.register_forward_hook(recorder.leaving(name))))
+            elif isinstance(module, nn.Embedding):
+                stack.enter_context(_removed(module.register_forward_pre_hook(recorder.looking_up(name, module))))
+        stack.enter_context(_NumbersOfMeta())
+        stack.enter_context(recorder)
+        output = model(**inputs)
+    for leaf in tree_leaves(dict(output)):
+        for name in getattr(leaf, ORIGINS, ()):
+            found.calls[name].is_result = True
+    for call in found.calls.values():
+        call.pieces = _pieces(call)
+    return found
+
+
+def is_linear(module: nn.Module) -> bool:
+    """nn.Linear, or GPT-2's Conv1D, which is one with a transposed weight."""
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
+@contextmanager
+def _removed(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _NumbersOfMeta(TorchDispatchMode):
+    """Answers 0 where the model asks for a number of a meta tensor, such as whether a mask is full."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchFunctionMode):
+    """Carries origins from the arguments of each operation to its results."""
+
+    def __init__(self, found: Trace, parameters: Mapping[int, str]):
+        super().__init__()
+        self.found, self.parameters, self.inside = found, parameters, 0
+        self.kept: list[Any] = []  # inputs, so that no id is used twice
+
+    def entering(self, name: str, module: nn.Module) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            self.inside += 1
+            if name in self.found.calls:
+                return
+            x = args[0]
+            self.kept.append(x)
+            weight = module.weight
+            inputs, outputs = weight.shape if is_transposed(module) else reversed(weight.shape)
+            origins = frozenset(getattr(x, ORIGINS, ()))
+            self.found.calls[name] = LinearCall(name, inputs, outputs, origins, id(x), x.numel() // x.shape[-1])
+
+        return hook
+
+    def leaving(self, name: str) -> Any:
+        def hook(_: nn.Module, args: Any, output: Tensor) -> None:
+            self.inside -= 1
+            setattr(output, ORIGINS, frozenset({name}))
+            setattr(output, COLUMNS, (name, 0, output.shape[-1]))
+
+        return hook
+
+    def looking_up(self, name: str, module: nn.Embedding) -> Any:
+        return lambda *_: self.found.embeddings.setdefault(name, module.embedding_dim) and None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.inside:
+            return result
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        origins = frozenset().union(*(getattr(each, ORIGINS, frozenset()) for each in tensors))
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not origins or not results:
+            return result
+        name = getattr(func, "__name__", str(func))
+        if not is_transparent(name):
+            for origin in origins:
+                self.found.opaque.setdefault(origin, name)
+        for each in tensors:
+            if (parameter := self.parameters.get(id(each))) is not None:
+                self.found.parameters[parameter] = self.found.parameters.get(parameter, frozenset()) | origins
+        if (layer := _cuts_heads(name, args, results)) is not None:
+            self.found.opaque.setdefault(layer, "a cut between heads")
+        self._note_use(name, args, kwargs or {}, results)
+        for each in results:
+            setattr(each, ORIGINS, origins)
+        return result
+
+    def _note_use(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: list[Tensor]) -> None:
+        """Records how the output of a linear layer is cut, and into how many heads it is viewed."""
+        used = [each for each in tree_leaves((args, kwargs)) if hasattr(each, COLUMNS)]
+        for each in used:
+            layer, first, end = getattr(each, COLUMNS)
+            call, whole = self.found.calls[layer], end - first == self.found.calls[layer].outputs
+            cuts = _cuts(name, args, end - first, results) if each is args[0] else []
+            shape = tuple(results[0].shape)
+            if name in VIEWS and each is args[0] and (heads := _heads(shape, end - first)):
+                call.heads[first, end] = heads
+                setattr(results[0], HEADS, (layer, -_dims_of(shape, end - first), heads))
+            if whole and cuts:
+                call.slices |= set(cuts)
+                for result, (begin, stop) in zip(results, cuts, strict=True):
+                    setattr(result, COLUMNS, (layer, begin, stop))
+                continue
+            call.used_whole |= whole
+            if results[0].shape[-1:] == (end - first,) and name not in VIEWS:
+                setattr(results[0], COLUMNS, (layer, first, end))  # element by element, as before a view by heads
+
+
+def _cuts_heads(name: str, args: tuple[Any, ...], results: list[Tensor]) -> str | None:
+    """The linear layer whose heads the operation takes apart, as Falcon does with one key/value head."""
+    layer, dim, number = getattr(args[0], HEADS, ("", 0, 0)) if args else ("", 0, 0)
+    if name != "__getitem__" or not layer or results[0].ndim != args[0].ndim or results[0].shape[dim] == number:
+        return None
+    return str(layer)
+
+
+def _cuts(name: str, args: tuple[Any, ...], width: int, results: list[Tensor]) -> list[tuple[int, int]]:
+    """The columns of each result, where the operation cuts the last dimension."""
+    widths = [each.shape[-1] if each.ndim else 1 for each in results]
+    if name in CUTS and sum(widths) == width:
+        ends = [sum(widths[: index + 1]) for index in range(len(widths))]
+        return list(zip([0, *ends], ends, strict=False))
+    bounds = _last_slice(args[1], width) if name == "__getitem__" else None
+    return [bounds] if bounds is not None else []
+
+
+def _heads(shape: tuple[int, ...], width: int) -> int:
+    """[B, T, 4, 8] of width 32 -> 4; [B, T, 2, 3, 8] of width 48 -> 2; 0 where the width is not cut up."""
+    dims = _dims_of(shape, width)
+    return shape[-dims] if dims > 1 else 0
+
+
+def _dims_of(shape: tuple[int, ...], width: int) -> int:
+    """The number of last dimensions that make up the width; 0 if none do."""
+    product = 1
+    for number, size in enumerate(reversed(shape), start=1):
+        product *= size
+        if product == width:
+            return number
+    return 0
+
+
+def _last_slice(index: Any, width: int) -> tuple[int, int] | None:
+    """(begin, end) where only the last dimension is sliced: x[..., a:b]."""
+    if not (isinstance(index, tuple) and index and index[0] is Ellipsis and len(index) == 2):
+        return None
+    last = index[1]
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return None
+    begin, end, _ = last.indices(width)
+    return begin, end
+
+
+def _pieces(call: LinearCall) -> tuple[int, ...]:
+    """The widths of the slices, where they follow each other and no other use is made of the output."""
+    slices = sorted(call.slices)
+    joined = [0, *(end for _, end in slices)] == [*(begin for begin, _ in slices), call.outputs]
+    return tuple(end - begin for begin, end in slices) if slices and joined and not call.used_whole else ()
