@@ -17,6 +17,7 @@ from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path
 
+fsspec = DeferredModule("fsspec")
 asyn = DeferredModule("fsspec.asyn")
 BLOCK_BYTES = 8_000_000
 
@@ -29,6 +30,11 @@ class Store:
             self.address = without_credentials(address.rstrip("/"))
         except ValueError as error:
             raise RecipeError(f"--workdir: {error}") from error
+        protocol = self.address.partition("://")[0]
+        if protocol not in fsspec.available_protocols():
+            raise RecipeError(
+                f"--workdir: {self.address}: {protocol}:// is no file system; use s3://, gs:// or a folder"
+            )
         with self._errors():
             self._files, self._root = filesystem_of(self.address)
 

@@ -190,6 +190,11 @@ def test_a_folder_whose_first_object_appears_while_it_is_listed_is_no_object(buc
     assert store.list("answers") == {"answers/1.task": 1}
 
 
+def test_an_address_of_no_file_system_is_refused():
+    with pytest.raises(RecipeError, match=r"foo://corpus/run: foo:// is no file system; use s3://, gs:// or a folder"):
+        Store("foo://corpus/run")
+
+
 def test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(bucket):
     store = Store(RUN)
     first = RemoteLease(store, print, 0.05)

@@ -314,3 +314,18 @@ def test_a_slurm_of_one_node(real_slurm, tmp_path):
         one.map(refused, [Path("raw.jsonl")], "reading")
     assert one.map(dies_once, [tmp_path / "mark"], "marking") == ["mark"]
     assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_slurm_of_one_node_through_a_store(real_slurm, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "node"))
+    monkeypatch.setattr(slurm_engine, "NODE_OUTPUT", str(tmp_path / "element-%A-%a.log"))
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("text ")
+    one = SlurmEngine(2, Reporter.silent(), work, 0.05, f"s3://slurm/{tmp_path.name}")
+    [(out, scratch, array)] = one.map(doubled, [(work / "a.txt", work / "new/a.txt")], "doubling")
+    assert out.read_text() == "text text " and scratch == str(tmp_path / "node") and len(array) == 100_000
+    one.close()
+    while list(tmp_path.glob("element-*.log")):  # which an element that ends well removes
+        time.sleep(0.05)
