@@ -38,7 +38,8 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
     lock = Lock(sources=())
     if recipe.sources:
         lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
-    runner = Runner(recipe, workdir, stages, lock, engine.reporter, Processes(engine))
+    needed = stages[: stages.index(stage) + 1]  # the recipe may have no sections for those after it
+    runner = Runner(recipe, workdir, needed, lock, engine.reporter, Processes(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
         pin(recipe, workdir, engine)

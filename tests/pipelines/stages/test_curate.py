@@ -21,8 +21,6 @@ curate:
     benchmarks: [{{name: rivers, paths: ["{folder}/rivers.txt"], lines: [question, gold], fields: [question]}}]
     tasks: [{{name: anli_r1, fields: [hypothesis]}}]
     task_data: "{folder}"
-model: {{layers: 1, width: 16, heads: 2, sequence_length: 32}}
-train: {{tokens: 4096, batch_tokens: 256, precision: fp32}}
 """
 
 
