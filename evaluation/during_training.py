@@ -113,7 +113,13 @@ def evaluate_live(
 def live_causal_lm(model: LiveModel) -> CausalLM:
     """The model for evaluation only: without FSDP, compilation, and sequence and context parallelism. A single process
     shares the weights with the run; on a mesh they are copied in the dtype of the computation."""
-    changes = {"sequence_parallel": False, "recompute": "none", "context": 1, "rank_order": None}
+    changes = {
+        "sequence_parallel": False,
+        "recompute": "none",
+        "swapped_tokens": None,
+        "context": 1,
+        "rank_order": None,
+    }
     plain = LayoutConfig(**{**model.layout.model_dump(), **changes})
     copies = {number: _copy(stage, plain, model.mesh) for number, stage in model.stages.items()}
     sequence_length = next(iter(copies.values())).config.sequence_length

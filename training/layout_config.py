@@ -12,7 +12,8 @@ from gristmill.training.offload_config import OffloadConfig
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # interleaved has as many as one asks for
 ContextMethod = Literal["ring", "all_to_all"]
-Recompute = Literal["none", "full", "attention", "operators"]
+Recompute = Literal["none", "full", "attention", "operators", "swap", "tokens"]
+SWAPS = ("swap", "tokens")
 
 
 class LayoutConfig(Config):
@@ -62,6 +63,16 @@ class LayoutConfig(Config):
     reshard_after_forward: bool = Field(True, description="true is ZeRO-3, false ZeRO-2; always false with a pipeline")
     recompute: Recompute = "none"
     recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
+    swapped_tokens: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="recompute: tokens: the share of the tokens whose activations go to host memory, beside each "
+        "layer's input and attention output; the others are recomputed. null: the planner chooses",
+    )
+    unswapped_layers: int = Field(
+        2, ge=0, description="recompute: swap, tokens: the model's last layers, whose activations stay on the device"
+    )
     offload: OffloadConfig = OffloadConfig()
 
     @model_validator(mode="after")
@@ -116,6 +127,24 @@ class LayoutConfig(Config):
         ):
             raise ValueError(
                 f"split_points must be {self.num_stages - 1} rising layer numbers, one for each stage but the first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def swap_is_legal(self) -> Self:
+        if self.swapped_tokens is not None and self.recompute != "tokens":
+            raise ValueError("swapped_tokens is of recompute: tokens; set that, or leave swapped_tokens out")
+        if self.recompute != "tokens":
+            return self
+        if self.tensor > 1 and self.sequence_parallel:
+            raise ValueError(
+                "recompute: tokens computes some tokens of a layer again, which sequence parallelism divides over the "
+                "tensor ranks; set sequence_parallel: false, or recompute: swap"
+            )
+        if self.pipeline > 1 and self.schedule in ("zbv", "dualpipev"):
+            raise ValueError(
+                f"recompute: tokens recomputes once for a whole backward pass, which {self.schedule} splits; set "
+                "schedule: 1f1b or interleaved, or recompute: swap"
             )
         return self
 

@@ -80,7 +80,7 @@ class FixedOptions:
         str | None, typer.Option(help="Fix the schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.")
     ] = None
     recompute: Annotated[
-        str | None, typer.Option(help="Fix the recomputation: none, operators, attention or full.")
+        str | None, typer.Option(help="Fix the recomputation: none, operators, attention, full, swap or tokens.")
     ] = None
     wide: Annotated[bool, typer.Option(help="Try every size of shard and micro-batch.")] = False
 
@@ -97,7 +97,9 @@ class FixedOptions:
             virtual=self.virtual_stages,
             micro_batch=self.micro_batch,
             schedule=_one_of(self.schedule, "schedule", ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")),
-            recompute=_one_of(self.recompute, "recompute", ("none", "operators", "attention", "full")),
+            recompute=_one_of(
+                self.recompute, "recompute", ("none", "operators", "attention", "full", "swap", "tokens")
+            ),
             wide=self.wide,
         )
 

@@ -83,6 +83,9 @@ def run(context: StageContext) -> dict[str, Any]:
         train = planner.resolve_layout(model, data.samples.vocab_size, train, place.world_size)
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     check_layout(model, train, data.samples.vocab_size, place.world_size)
+    train, planned = planner.with_token_share(model, data.samples.vocab_size, train)
+    if planned:
+        context.reporter.say(f"train: {planned}")
     check_memory(model, train, data.samples.vocab_size, device_bytes(place))
     check_host_memory(model, train, data.samples.vocab_size, place.local_world_size, host_bytes())
     if local_device(place).type == "cpu":

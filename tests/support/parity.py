@@ -449,6 +449,12 @@ MUTATIONS: dict[str | None, Any] = {
         ("model.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
     ),
     "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
+    "a swapped layer recomputed from its first tokens": patched(
+        (
+            "memory.activation_swap._last",
+            lambda saved, cut: (whole := saved.order.restored(saved.copy.values()))[:, : whole.shape[1] - cut].clone(),
+        )
+    ),
     "gradients in host memory not clipped": patched(
         ("engine.gradients.HostGradients.clip", lambda self, norm, max_norm: self.optimizer.to_host.finish())
     ),

@@ -34,6 +34,11 @@ class HostCopies:
             self._held.popleft()
         return event
 
+    def record(self, event: torch.cuda.Event) -> None:
+        """The event happens once all copies so far have ended."""
+        if self._stream is not None:
+            event.record(self._stream)
+
     def finish(self) -> None:
         """Blocks until all copies have ended."""
         if self._stream is not None:

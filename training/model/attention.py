@@ -93,10 +93,28 @@ class Attention(nn.Module):
         query_BTHtK = self._heads(self._clipped(self.query(x_BTD)), self.query_norm, metadata)
         key_BTGtK = self._heads(self._clipped(self.key(x_BTD)), self.key_norm, metadata)
         value_BTGtK = self._clipped(self.value(x_BTD)).unflatten(-1, (-1, self.head_dim))
+        heads = query_BTHtK, key_BTGtK, value_BTGtK
+        grown: KVCache | CachedKeys | None = None
+        if metadata.around_attention is not None:  # in training, which keeps no state
+            mixed_BTHtK = metadata.around_attention(lambda *heads: self._attend(*heads, metadata, None)[0], *heads)
+        else:
+            mixed_BTHtK, grown = self._attend(*heads, metadata, state)
+        y_BTD = self.output(mixed_BTHtK.flatten(2))
+        return y_BTD, grown if metadata.keep_state else None
+
+    def _attend(
+        self,
+        query_BTHtK: Tensor,
+        key_BTGtK: Tensor,
+        value_BTGtK: Tensor,
+        metadata: AttentionMetadata,
+        state: KVCache | SlotView | None,
+    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
+        """What each token mixes [B, T, Ht, K], and the grown state."""
         if metadata.ring is not None:
             heads = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
             mixed_BHtTK = ring_attention(*heads, metadata.ring[self.window], self.scale, self.softcap)
-            return self.output(mixed_BHtTK.transpose(1, 2).flatten(2)), None
+            return mixed_BHtTK.transpose(1, 2), None
         if metadata.shares is not None:
             query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
                 query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
@@ -119,8 +137,7 @@ class Attention(nn.Module):
         mixed_BTHtK = mixed_BHtTK.transpose(1, 2)
         if metadata.shares is not None:
             mixed_BTHtK = exchange_tokens(mixed_BTHtK, metadata.shares.axis)
-        y_BTD = self.output(mixed_BTHtK.flatten(2))
-        return y_BTD, grown if metadata.keep_state else None
+        return mixed_BTHtK, grown
 
     def _heads(self, flat_BTF: Tensor, norm: Norm | None, metadata: AttentionMetadata) -> Tensor:
         if norm is not None and self.norms_width:

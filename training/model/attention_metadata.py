@@ -4,7 +4,7 @@ Built once for all layers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -32,7 +32,9 @@ class AttentionMetadata:
     carry a state; None: one document a row.
 
     shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
-    context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window."""
+    context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window.
+    around_attention(attend, query, key, value): stands around each layer's attention of tensors [B, T, H, K], and may
+    replace its result; None: attend(query, key, value)."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
@@ -45,10 +47,35 @@ class AttentionMetadata:
     window_rotation_BTK: tuple[Tensor, Tensor] | None = None
     shares: TokenShares | None = None
     ring: Mapping[int | None, RingPlan] | None = None
+    around_attention: Callable[..., Tensor] | None = None
 
     def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
         """The rotary angles of a layer with this window."""
         return self.rotation_BTK if window is None or self.window_rotation_BTK is None else self.window_rotation_BTK
+
+    def of_tokens(self, first: int) -> "AttentionMetadata":
+        """For what is computed token by token, over the tokens from `first` on."""
+
+        def last(parts: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+            return None if parts is None else (parts[0][:, first:], parts[1][:, first:])
+
+        dropout = self.dropout
+        if dropout is not None:
+            dropout = replace(dropout, positions_T=dropout.positions_T[first:])
+        return replace(
+            self,
+            positions_BT=self.positions_BT[:, first:],
+            masks_BTS={},
+            rotation_BTK=last(self.rotation_BTK),
+            window_rotation_BTK=last(self.window_rotation_BTK),
+            dropout=dropout,
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Those that all layers share."""
+        found = [self.positions_BT, *(self.rotation_BTK or ()), *(self.window_rotation_BTK or ())]
+        found += [mask for mask in self.masks_BTS.values() if isinstance(mask, Tensor)]
+        return found if self.documents_BT is None else [*found, self.documents_BT]
 
     @cached_property
     def segments(self) -> Segments | None:

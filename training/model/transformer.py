@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.training.costs.stage_splitting import StageSpec
-from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.layout_config import SWAPS, LayoutConfig
+from gristmill.training.memory.activation_swap import SwapStreams
 from gristmill.training.model.attention_metadata import (
     AttentionMetadata,
     Mask,
@@ -87,9 +88,16 @@ class Transformer(nn.Module):
             if config.segments:
                 self.segments = TokenTable(self.tensor, config.segments, config.width)
         indices = range(self.stage.first, self.stage.last)
+        swap = SwapStreams((mesh or single_process()).device) if layout.recompute in SWAPS else None
         self.layers = nn.ModuleDict(
             {
-                str(i): Layer(config, i, self.tensor, activation_checkpointing(layout, i), layout.expert_tensor)
+                str(i): Layer(
+                    config,
+                    i,
+                    self.tensor,
+                    activation_checkpointing(layout, i, config.layers, swap),
+                    layout.expert_tensor,
+                )
                 for i in indices
             }
         )

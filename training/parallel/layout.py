@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import TrainConfig
 from gristmill.training.divisors import divisors
-from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.layout_config import SWAPS, LayoutConfig
 from gristmill.training.model_config import ModelConfig
 
 
@@ -30,6 +30,7 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     yield from _batches(model, train)
     if train.float8:
         yield from _float8(model, train)
+    yield from _swap(model, train)
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
@@ -156,6 +157,28 @@ def _mixers(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         for field, wanted in (("compile", train.compile), ("float8", train.float8)):
             if wanted:
                 yield f"{field} is not built for the mixer {name} yet; set {field}: false"
+
+
+def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    mode = train.layout.recompute
+    if mode not in SWAPS:
+        return
+    if train.compile:
+        yield f"recompute: {mode} is not built for compiled layers; set compile: false"
+    if mode != "tokens":
+        return
+    others = [name for name in model.used_mixers if name != "attention"]
+    for name in others:
+        yield (
+            f"recompute: tokens computes some tokens of a layer again, and the mixer {name} carries a state from token "
+            "to token; set recompute: swap or full"
+        )
+    if model.has_experts:
+        yield (
+            "recompute: tokens is not built for experts, whose capacity and load are of all tokens; set recompute: swap"
+        )
+    if train.float8:
+        yield "recompute: tokens changes the scale that float8 finds over the tokens; set float8: false"
 
 
 def _experts(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

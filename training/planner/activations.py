@@ -5,15 +5,19 @@ n tokens of the micro-batch; n_r those in this rank's residual stream (n / t und
 number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's widths.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from gristmill.training.costs.model_shape import Block, ModelShape
+from gristmill.training.layout_config import SWAPS
 from gristmill.training.mixer import Share, norm_bytes
 from gristmill.training.mixers.attention import Attention
 from gristmill.training.planner.block_time import Widths, declared_linears, widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.token_swap import SwapBytes
 
+ROUNDING_BUFFERS = 2  # layers whose activations are on the device at once, under recompute: swap and tokens
 INDEX_BYTES = 8  # of an int64
 
 
@@ -75,10 +79,20 @@ def layer_bytes(
         return ActivationBytes(stream, mixer + mlp)
     if layout.recompute == "attention":
         return ActivationBytes(stream + mlp, mixer)
+    if layout.recompute in SWAPS:
+        return ActivationBytes(0.0, ROUNDING_BUFFERS * (mixer + mlp))
     if layout.recompute == "operators":
         kept = _products(block, layout, sequence_length, sizes)
         return ActivationBytes(stream + kept, max(0.0, mixer + mlp - kept))
     return ActivationBytes(mixer + mlp, 0.0)
+
+
+def swap_bytes(block: Block, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> SwapBytes:
+    """Of one layer: what MEMO always swaps, and the rest."""
+    whole = layer_bytes(block, shape, replace(layout, recompute="none"), framework, sizes).kept
+    w = widths(block, layout, shape.sequence_length)
+    always = min(whole, (w.residual + w.tokens * w.query * bool(block.heads)) * sizes.compute)
+    return SwapBytes(always, whole - always)
 
 
 def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> tuple[float, float]:
@@ -112,7 +126,7 @@ def boundary_bytes(shape: ModelShape, layout: Layout, framework: Framework, size
         return 0.0
     tokens = layout.micro_batch * shape.sequence_length // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
-    return (2 if layout.recompute == "none" else 1) * tokens * shape.width / share * sizes.compute
+    return (2 if layout.recompute in ("none", *SWAPS) else 1) * tokens * shape.width / share * sizes.compute
 
 
 def _residual(block: Block, layout: Layout, sequence_length: int) -> float:

@@ -15,7 +15,7 @@ from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.parallel.layout import micro_batch_size, objections
 from gristmill.training.planner.explain import compare
 from gristmill.training.planner.framework import FRAMEWORKS
-from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import illegal_reason
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
@@ -128,7 +128,29 @@ def recipe_forecast(plan: SearchResult, model: ModelConfig, train: TrainConfig) 
     reason = illegal_reason(layout, plan.request.shape, plan.request.samples)
     if reason is not None:
         raise RecipeError(f"the recipe's layout cannot run: {reason}")
-    return Planner(plan.request).forecast(layout)
+    planner = Planner(plan.request)
+    return planner.forecast(planner.with_share(layout))
+
+
+def with_token_share(model: ModelConfig, vocab: int, train: TrainConfig) -> tuple[TrainConfig, str]:
+    """(the training with the planned share of swapped tokens, a sentence that states it); unchanged and empty where the
+    recipe leaves nothing open. Raises RecipeError where host memory does not hold even what is always swapped."""
+    config = train.layout
+    if config.recompute != "tokens" or config.swapped_tokens is not None:
+        return train, ""
+    options = PlanOptions(config.hardware, train.batch_tokens, offload=config.offload, float8=train.float8)
+    shape = shape_of(model, vocab)
+    planner = Planner(make_request(shape, config.world_size, options))
+    plan = planner.swap_plan(from_config(config, micro_batch_size(model, train)))
+    if plan.host_share < 0:
+        raise RecipeError(
+            f"layout.recompute: tokens keeps each layer's input and attention output in host memory, which is "
+            f"{plan.host_bytes / GIB:,.1f} GiB for each GPU; the profile {config.hardware} has "
+            f"{planner.request.host_bytes / GIB:,.1f}: lower model.sequence_length or the micro-batch, raise context, "
+            "or set recompute: full"
+        )
+    chosen = config.model_copy(update={"swapped_tokens": plan.share})
+    return train.model_copy(update={"layout": chosen}), plan.sentence()
 
 
 def compare_recipe(plan: SearchResult, model: ModelConfig, train: TrainConfig) -> str:

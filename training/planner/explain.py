@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from gristmill.training.layout_config import SWAPS
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.placement import stays_in_nodes
@@ -123,6 +124,9 @@ def _micro_batch(plan: SearchResult, best: Forecast) -> str:
 
 def _recompute(plan: SearchResult, best: Forecast) -> str:
     mode = best.layout.recompute
+    if mode in SWAPS:
+        planner = Planner(plan.request)
+        return planner.swap_plan(best.layout).sentence()
     if mode == "none":
         return "Nothing is recomputed: all activations fit."
     without = replace(best.layout, recompute="none")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gristmill.training.costs.parameters import ExpertSharding
-from gristmill.training.layout_config import STAGES_PER_RANK, ContextMethod, LayoutConfig, Recompute, Schedule
+from gristmill.training.layout_config import STAGES_PER_RANK, SWAPS, ContextMethod, LayoutConfig, Recompute, Schedule
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Layout:
     expert: int = 1
     expert_tensor: int = 1
     context_method: ContextMethod = "ring"
+    swapped_tokens: float | None = None
+    unswapped_layers: int = 2
 
     @property
     def expert_ranks(self) -> int:
@@ -81,7 +83,16 @@ class Layout:
             micro_batch=self.micro_batch,
             reshard_after_forward=self.reshard or self.pipeline > 1,
             recompute=self.recompute,
+            swapped_tokens=self.swapped_tokens if self.recompute == "tokens" else None,
+            unswapped_layers=self.unswapped_layers,
         )
+
+    @property
+    def token_share(self) -> float:
+        """Of the tokens, whose activations go to host memory."""
+        if self.recompute not in SWAPS:
+            return 0.0
+        return 1.0 if self.recompute == "swap" else self.swapped_tokens or 0.0
 
     def name(self) -> str:
         """tensor 8 x pipeline 8 (2 stages each, interleaved) x data 24, micro-batch 2, full recomputation."""
@@ -102,7 +113,9 @@ class Layout:
             extras.append("sequence parallel")
         if self.pipeline == 1 and self.shard > 1:
             extras.append("resharded" if self.reshard else "not resharded")
-        if self.recompute != "none":
+        if self.recompute in SWAPS:
+            extras.append(f"activations of {self.token_share:.0%} of the tokens in host memory")
+        elif self.recompute != "none":
             extras.append(f"{self.recompute} recomputation")
         return f"{' x '.join(axes) or 'one GPU'}, {', '.join(extras)}"
 
@@ -124,4 +137,6 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         reshard=config.reshard_after_forward and config.pipeline == 1,
         expert=config.expert,
         expert_tensor=config.expert_tensor,
+        swapped_tokens=config.swapped_tokens,
+        unswapped_layers=config.unswapped_layers,
     )

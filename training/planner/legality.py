@@ -59,6 +59,19 @@ def expert_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
     return None
 
 
+def token_swap_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
+    """Why recompute: tokens cannot compute some tokens of the layers again; None if it can."""
+    if layout.recompute != "tokens":
+        return None
+    if shape.has_experts or any(block.has_mixer and not block.heads for block in shape.distinct):
+        return "recompute: tokens is for layers of attention and a dense MLP"
+    if layout.tensor > 1 and layout.sequence_parallel:
+        return "recompute: tokens does not work with sequence parallelism"
+    if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD:
+        return f"{layout.schedule} cannot recompute by token"
+    return None
+
+
 def illegal_reason(layout: Layout, shape: ModelShape, samples: int) -> str | None:
     """The first reason why the engine rejects a layout for a step of `samples` samples; None if it runs."""
     tensor = tensor_illegal_reason(shape, layout.tensor, layout.sequence_parallel)
@@ -69,6 +82,9 @@ def illegal_reason(layout: Layout, shape: ModelShape, samples: int) -> str | Non
         return experts
     if shape.has_experts and layout.recompute == "operators" and layout.gpus > 1:
         return "experts that FSDP shards cannot recompute by operator"
+    tokens = token_swap_illegal_reason(shape, layout)
+    if tokens is not None:
+        return tokens
     if layout.pipeline > 1 and layout.stages > len(shape.blocks):
         return f"more pipeline stages than the {len(shape.blocks)} layers"
     context = context_illegal_reason(shape, layout)

@@ -12,6 +12,7 @@ from gristmill.training.costs.parameters import (
     head_weights,
     sharded_count,
 )
+from gristmill.training.layout_config import SWAPS
 from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.planner.activations import (
     ElementSizes,
@@ -19,12 +20,14 @@ from gristmill.training.planner.activations import (
     ends_bytes,
     layer_bytes,
     logits_bytes,
+    swap_bytes,
 )
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.rank_layers import RankLayers
 from gristmill.training.planner.schedule import live_chunks
+from gristmill.training.planner.token_swap import SwapBytes
 
 BF16_CUDA = ElementSizes()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
@@ -119,6 +122,10 @@ class MemoryModel:
         activations = self._activations(layout, rank_layers, place, microbatches)
         logits = logits_bytes(self.shape, layout, self.framework, self.sizes) if rank_layers.scores else 0.0
         moving = activations + logits + static["buffers"]
+        swapped = self.swapped_layers(layout, rank_layers, place, microbatches)
+        static["host"] += swapped * max(
+            (self.swap_bytes(layout, kind).of_share(layout.token_share) for kind in _present(rank_layers)), default=0.0
+        )
         return Memory(
             **static,
             activations=activations,
@@ -126,6 +133,19 @@ class MemoryModel:
             cuda_context=CUDA_CONTEXT_BYTES if self.sizes.cuda else 0.0,
             fragmentation=FRAGMENTATION * moving if self.sizes.cuda else 0.0,
         )
+
+    def swap_bytes(self, layout: Layout, kind: int) -> SwapBytes:
+        """Of one layer of the kind."""
+        return swap_bytes(self.shape.distinct[kind], self.shape, layout, self.framework, self.sizes)
+
+    def swapped_layers(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
+        """Layers of a rank whose activations are in host memory, times the micro-batches alive: fewer on later ranks of
+        a pipeline."""
+        if layout.recompute not in SWAPS:
+            return 0.0
+        live = live_chunks(layout.schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
+        kept = layout.unswapped_layers if rank_layers.scores else 0
+        return live * max(0, sum(rank_layers.kinds) - kept)
 
     def ranks(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> list[Memory]:
         """Memory of every pipeline rank: of its tensor and data rank that needs the most."""
@@ -230,6 +250,11 @@ class MemoryModel:
                 layer_bytes(block, self.shape, layout, self.framework, self.sizes) for block in self.shape.distinct
             ]
         return self._layers[key]
+
+
+def _present(rank_layers: RankLayers) -> list[int]:
+    """Kinds of which the rank has a layer."""
+    return [kind for kind, count in enumerate(rank_layers.kinds) if count]
 
 
 def _only(rank_layers: RankLayers, kind: int) -> RankLayers:

@@ -13,12 +13,13 @@ from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.candidates import open_layouts
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import SPLIT_BACKWARD, illegal_reason
+from gristmill.training.planner.legality import SPLIT_BACKWARD, illegal_reason, token_swap_illegal_reason
 from gristmill.training.planner.memory import Memory, MemoryModel
 from gristmill.training.planner.placement import Placement, naive_links, place
 from gristmill.training.planner.plan_request import PlanRequest, check
 from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.step_time import StepModel, StepTime
+from gristmill.training.planner.token_swap import SwapPlan, solve_share
 
 # A layout that needs so many times the usable memory under the strongest recomputation is not tried under others.
 MAX_OVERSUBSCRIPTION = 1.5
@@ -111,7 +112,15 @@ class Planner:
         )
 
     def placement(self, layout: Layout) -> Placement:
-        key = replace(layout, micro_batch=1, recompute="none", virtual=1, schedule="1f1b", sequence_parallel=False)
+        key = replace(
+            layout,
+            micro_batch=1,
+            recompute="none",
+            swapped_tokens=None,
+            virtual=1,
+            schedule="1f1b",
+            sequence_parallel=False,
+        )
         if key not in self._placements:
             self._placements[key] = place(layout, self.rates)
         return self._placements[key]
@@ -126,6 +135,28 @@ class Planner:
         ranks = [rank_of_stage(stage, layout.pipeline, layout.schedule) for stage in range(layout.stages)]
         speeds = [placement.speeds[rank] for rank in ranks]
         return balance_by_speed([costs[kind] for kind in self.request.shape.kinds], ends, speeds)
+
+    def swap_plan(self, layout: Layout) -> SwapPlan:
+        """The share of the tokens that recompute: tokens swaps, of the pipeline rank whose host memory is tightest. The
+        kind of layer that keeps the most counts."""
+        placement = self.placement(layout)
+        times, _, _ = self.steps.block_times(layout, placement.links)
+        ranks = self.steps.rank_layers(layout, self.split_points(layout, placement))
+        microbatches = layout.microbatches(self.request.samples)
+        swapped = max(self.memories.swapped_layers(layout, one, place, microbatches) for place, one in enumerate(ranks))
+        kinds = range(len(self.request.shape.distinct))
+        sizes = [self.memories.swap_bytes(layout, kind) for kind in kinds]
+        kind = max(kinds, key=lambda each: sizes[each].of_share(1.0))
+        state = self.memory(replace(layout, recompute="none")).host
+        link = self.request.hardware.host_link.bytes_per_second
+        seconds = times[kind].forward.seconds
+        return solve_share(sizes[kind], swapped, seconds, link, self.request.host_bytes - state)
+
+    def with_share(self, layout: Layout) -> Layout:
+        """With the planned share, where recompute: tokens leaves it open."""
+        if layout.recompute != "tokens" or layout.swapped_tokens is not None:
+            return layout
+        return replace(layout, swapped_tokens=self.swap_plan(layout).share)
 
     def forecast(self, layout: Layout, memory: Memory | None = None, naive: bool = False) -> Forecast:
         """Forecast one layout, whether it fits or not. naive: with a rank order that ignores clusters."""
@@ -176,13 +207,15 @@ def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
     split_points = planner.split_points(layout, planner.placement(layout))
     # From the cheapest: recomputation only adds work, so the first mode that fits is the fastest.
     modes = (fixed.recompute,) if fixed.recompute else planner.request.framework.recomputes
-    minimum = planner.memory(replace(layout, recompute=modes[-1]), split_points).total
+    minimum = planner.memory(planner.with_share(replace(layout, recompute=modes[-1])), split_points).total
     if minimum > MAX_OVERSUBSCRIPTION * planner.capacity:
         return None, minimum
     for mode in modes:
+        if mode == "tokens" and token_swap_illegal_reason(planner.request.shape, replace(layout, recompute=mode)):
+            continue
         if mode == "operators" and (layout.schedule in SPLIT_BACKWARD or planner.request.shape.has_experts):
             continue
-        one = replace(layout, recompute=mode)
+        one = planner.with_share(replace(layout, recompute=mode))
         memory = planner.memory(one, split_points)
         need = memory.total
         if need <= planner.capacity and memory.host <= planner.request.host_bytes:

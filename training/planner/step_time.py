@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.costs.stage_splitting import split_by_cost, split_evenly, stages_at
+from gristmill.training.layout_config import SWAPS
 from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
+from gristmill.training.planner.activations import ElementSizes, swap_bytes
 from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_times, embedding_times, head_times
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.host import host_rates, offloaded_update
@@ -201,6 +203,8 @@ class StepModel:
                 again = again.plus(one.full, count)
             elif layout.recompute == "attention":
                 again = again.plus(one.selective, count)
+            elif layout.recompute in SWAPS:
+                again = again.plus(self._swap(block, one, layout), count * self._swapped_part(rank_layers, layout))
             elif layout.recompute == "operators":
                 products = self.framework.products_again * one.full.matmul
                 fused = block.heads and (layout.context == 1 or layout.context_method == "all_to_all")
@@ -215,6 +219,21 @@ class StepModel:
         if speed != 1.0:
             forward, backward, again = (TimeParts().plus(part, 1 / speed) for part in (forward, backward, again))
         return forward, backward, again
+
+    def _swap(self, block: Block, one: BlockTimes, layout: Layout) -> TimeParts:
+        """What a swapped layer adds: the recomputation of the tokens that are not swapped, and what copying takes
+        beyond the forward pass, and back beyond the backward pass."""
+        left = 1 - layout.token_share
+        again = TimeParts(left * one.full.matmul, 0.0, left * one.full.memory, left * one.full.tensor)
+        sizes = swap_bytes(block, self.shape, layout, self.framework, ElementSizes())
+        seconds = sizes.of_share(layout.token_share) / self.rates.hardware.host_link.bytes_per_second
+        shown = max(0.0, seconds - one.forward.seconds) + max(0.0, seconds - one.backward.seconds - again.seconds)
+        return again.plus(TimeParts(memory=shown))
+
+    def _swapped_part(self, rank_layers: RankLayers, layout: Layout) -> float:
+        """Of the layers of a rank."""
+        layers = sum(rank_layers.kinds)
+        return max(0, layers - layout.unswapped_layers) / layers if rank_layers.scores and layers else 1.0
 
     def _sends(self, layout: Layout, links: AxisLinks, compute: float) -> tuple[float, float]:
         """(exposed, hidden) seconds of one micro-batch's sends: one forward and one backward for each stage of a rank.

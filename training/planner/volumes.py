@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from gristmill.training.costs.model_shape import Block, ModelShape
+from gristmill.training.layout_config import SWAPS
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import gather_volume
@@ -67,6 +68,8 @@ def _sent_again(layout: Layout, framework: Framework) -> float:
     or only its core, which sends nothing; torch omits the last sum or scatter, whose result is not needed."""
     if layout.recompute == "none":
         return 0.0
+    if layout.recompute in SWAPS:  # attention and what it sends are kept
+        return 1 - layout.token_share
     if framework.selective == "core":
         return 2.0 if layout.recompute == "full" else 0.0
     half = 0.5 if layout.sequence_parallel else 0.0
@@ -80,7 +83,7 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
     again."""
     if layout.context == 1:
         return 0.0
-    passes, statistics_bytes, total = 2 if layout.recompute != "none" else 1, max(4, compute_bytes), 0.0
+    passes, statistics_bytes, total = 1 if layout.recompute in ("none", *SWAPS) else 2, max(4, compute_bytes), 0.0
     for kind, block in enumerate(shape.distinct):
         forward, backward = context_numbers(block, layout, _tokens(shape, layout, samples), samples // layout.data)
         numbers = passes * forward.compute + backward.compute

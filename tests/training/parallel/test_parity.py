@@ -14,6 +14,8 @@ TOLERANCES = {"fp64": 1e-12, "fp32": 1e-5}
 PP2, PP4 = {"pipeline": 2}, {"pipeline": 4}
 CUBE = {"data": 2, "tensor": 2, "pipeline": 2}
 HOST = {"offload": {"optimizer": "cpu"}}
+SWAP = {"recompute": "swap", "unswapped_layers": 0}
+SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0, "sequence_parallel": False}
 HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}}
 GRID = [
     # each axis alone
@@ -81,6 +83,10 @@ GRID = [
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
     Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
+    # activations in host memory, of all tokens or of some
+    Case({"data": 2} | SWAP, "banded"),
+    Case({"tensor": 2} | SOME_TOKENS, "gpt2"),
+    Case(PP2 | SOME_TOKENS | {"unswapped_layers": 1}, documents=True),
     # the optimizer's state in host memory, updated there or in turns
     Case({"data": 1, "micro_batch": 4} | HOST_AND_DEVICE, "tied", optimizer="muon"),
     Case({"data": 2} | HOST),
@@ -121,6 +127,13 @@ RARE = [
     Case({"data": 2}, precision="fp32"),
     Case({"tensor": 4, "data": 2}, "one_kv_head", precision="fp32"),
     Case({"data": 4, "replicate": 2, "reshard_after_forward": False} | HOST_AND_DEVICE),
+    Case(CUBE | SOME_TOKENS | {"schedule": "interleaved"}, "windows"),
+    Case(CUBE | SWAP | {"schedule": "zbv"}, "tied"),
+    Case(CUBE | SWAP, "gemma2", documents=True),
+    Case({"context": 2, "tensor": 2} | SOME_TOKENS, documents=True),
+    Case({"context": 2, "context_method": "all_to_all", "data": 2} | SOME_TOKENS, "banded"),
+    Case({"data": 2, "expert": 2} | SWAP, "experts"),
+    Case({"tensor": 2} | SWAP, "mamba2"),
     Case(PP2 | {"schedule": "zbv"} | HOST, "tied"),
     Case({"context": 2, "data": 2} | HOST_AND_DEVICE, documents=True),
     Case({"data": 2, "expert": 2} | HOST_AND_DEVICE, "experts"),
@@ -161,6 +174,7 @@ CONTROLS = [
     ("a replicated norm counted twice", Case({"tensor": 2}), "norm"),
     ("tied gradients not summed", Case(PP2, "tied"), "gradients"),
     ("valid tokens counted on this rank only", Case({"data": 2}), "parameters"),
+    ("a swapped layer recomputed from its first tokens", Case({"tensor": 2} | SOME_TOKENS), "gradients"),
     ("gradients in host memory not clipped", Case({"data": 2} | HOST), "parameters"),
     ("logits normalised by this rank's sum", Case({"tensor": 2}), "loss"),
 ]

@@ -1,0 +1,118 @@
+"""Activations in host memory: gradients are bitwise those of a layer that keeps all of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.config import TrainConfig
+from gristmill.training.memory import activation_swap
+from gristmill.training.memory.activation_swap import SwappedLayer, first_tokens
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.layout import check_layout
+from gristmill.training.parallel.mesh import single_process
+from tests.support.parity import Case, Outcome, alone, outcome
+
+
+def swapped(share: float | None, model: str, precision: str) -> Outcome:
+    """share None: recompute: swap."""
+    policy = {"recompute": "swap"} if share is None else {"recompute": "tokens", "swapped_tokens": share}
+    return outcome(Case(policy | {"micro_batch": 4, "unswapped_layers": 0}, model, precision), single_process())
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"), [("llama", "fp32"), ("gpt2", "fp64"), ("gemma2", "fp32"), ("gptj", "bf16")]
+)
+@pytest.mark.parametrize("share", [0, 0.3, 1, None])
+def test_gradients_are_bitwise_those_of_no_policy(share: float | None, model: str, precision: str) -> None:
+    plain, found = alone(False, model, precision, 51, False, "adamw", False), swapped(share, model, precision)
+    assert found.losses == plain.losses and found.norms == plain.norms
+    for name, value in plain.gradients.items():
+        assert np.array_equal(found.gradients[name], value), name
+
+
+def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], int]:
+    """(bytes in host memory by kind, saved tensors that are recomputed in part) of one layer of one pass."""
+    host = {"whole": 0, "rows": 0}
+    rows = 0
+    pack, always = SwappedLayer._pack, activation_swap._InHostMemory.__init__
+
+    def counted(self: Any, values: torch.Tensor, swap: Any) -> None:
+        always(self, values, swap)
+        host["rows" if values.dim() == 3 else "whole"] += values.nbytes
+
+    def packed(self: Any, tensor: torch.Tensor) -> Any:
+        nonlocal rows
+        saved = pack(self, tensor)
+        rows += isinstance(saved, activation_swap._Rows)
+        return saved
+
+    monkeypatch.setattr(activation_swap._InHostMemory, "__init__", counted)
+    monkeypatch.setattr(SwappedLayer, "_pack", packed)
+    layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
+    model, train = Case(layout, precision="fp32").configs
+    from gristmill.training.batches import Batches
+    from gristmill.training.engine.local_model import build_local_model
+    from gristmill.training.run import RunConfig, build_forward_backward
+
+    case, mesh = Case(layout, precision="fp32"), single_process()
+    parts = build_local_model(model, 51, train, mesh, seed=7)
+    passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
+    passes.train(Batches(case.samples, mesh.data, mesh.device).take(0, 16), [1.0, 1.0])
+    return host, rows
+
+
+def test_what_goes_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 samples of 16 tokens, one of two layers. Always there: the input and the attention output, 256 x 32 numbers of
+    4 bytes each, and what attention keeps besides queries, keys and values. Half of the tokens of the others."""
+    with monkeypatch.context() as patch:
+        none, recomputed = bytes_kept(0.0, patch)
+    with monkeypatch.context() as patch:
+        half, _ = bytes_kept(0.5, patch)
+    assert none["rows"] == 0 and none["whole"] >= 2 * 256 * 32 * 4
+    assert recomputed > 8 and half["whole"] == none["whole"]
+    # the MLP keeps gate, its silu, up and their product, 48 wide: half of the tokens of each
+    assert half["rows"] >= 4 * 128 * 48 * 4
+
+
+def test_first_tokens() -> None:
+    assert [first_tokens(share, 100) for share in (0, 0.3, 0.5, 1)] == [0, 32, 48, 100]
+    assert first_tokens(0.1, 16) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "train", "said"),
+    [
+        ({}, {"moe": {"experts": 4, "top_k": 2, "hidden": 8}}, {}, "not built for experts"),
+        (
+            {},
+            {"mixer": "mamba2", "mixers": {"mamba2": {"head_width": 8, "state": 4, "groups": 4}}},
+            {},
+            "carries a state",
+        ),
+        ({}, {}, {"compile": True}, "set compile: false"),
+        ({}, {}, {"float8": True, "precision": "bf16"}, "set float8: false"),
+    ],
+)
+def test_combinations_that_are_not_built_are_refused(
+    layout: dict[str, Any], model: dict[str, Any], train: dict[str, Any], said: str
+) -> None:
+    config = ModelConfig(**({"layers": 2, "width": 32, "heads": 4, "sequence_length": 16, "hidden": 48} | model))
+    layout = {"recompute": "tokens", "swapped_tokens": 0.5} | layout
+    with pytest.raises(RecipeError, match=said):
+        check_layout(config, TrainConfig(tokens=256, batch_tokens=256, layout=layout, **train), 51, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"recompute": "tokens", "tensor": 2}, "sequence_parallel: false"),
+        ({"recompute": "tokens", "pipeline": 2, "schedule": "zbv"}, "which zbv splits"),
+        ({"recompute": "full", "swapped_tokens": 0.5}, "swapped_tokens is of recompute: tokens"),
+    ],
+)
+def test_layouts_that_cannot_recompute_by_token_are_refused(layout: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        TrainConfig(tokens=256, batch_tokens=256, layout=layout)
