@@ -1,5 +1,6 @@
 """Samples the tokenizer's training text: a bounded, deterministic sample of the corpus in the recipe's blend."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import pyarrow.compute as pc
 
 from gristmill.data_pipeline.indexed.documents import DocumentRange, document_ranges, read
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import TokenizerConfig
 
@@ -17,6 +20,8 @@ from gristmill.tokenizers.config import TokenizerConfig
 MAX_DOCUMENT_CHARACTERS = 50_000
 # Document ranges are read until they hold this many times the requested bytes; documents are then drawn from them.
 CANDIDATE_FACTOR = 4
+# Text from which on starting worker processes pays; a second's reading.
+MIN_PARALLEL_BYTES = 200_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +48,7 @@ class Candidates:
 
 
 def training_texts(
-    corpus: Path, weights: Mapping[str, float | None], config: TokenizerConfig, seed: int
+    corpus: Path, weights: Mapping[str, float | None], config: TokenizerConfig, seed: int, engine: Engine
 ) -> tuple[list[str], dict[str, int]]:
     """(texts of about config.sample_bytes in total, sampled bytes by group).
 
@@ -51,7 +56,14 @@ def training_texts(
     get the rest. No text is sampled twice. Deterministic in the corpus, the settings and the seed. Weight 0: none;
     weight None: in proportion to the source's text. Raises InputError if a source has no training documents."""
     shares = {name: _text_bytes(corpus, name) if weight is None else weight for name, weight in weights.items()}
-    by_source = {source: _candidates(corpus, source, config, seed) for source in shares if weights[source] != 0}
+    sources = [source for source in shares if weights[source] != 0]
+    chosen = [_chosen(corpus, source, config, seed) for source in sources]
+    tasks = [(each, source, config) for source, found in zip(sources, chosen, strict=True) for each in found]
+    tables = iter(_read_all(tasks, engine))
+    by_source = {
+        source: _candidates(source, pa.concat_tables(itertools.islice(tables, len(found))), seed)
+        for source, found in zip(sources, chosen, strict=True)
+    }
     available: dict[tuple[str, str], int] = {}
     mass: dict[tuple[str, str], float] = {}
     for source, found in by_source.items():
@@ -107,19 +119,31 @@ def _text_bytes(corpus: Path, source: str) -> float:
     return float(sum(documents.bytes for documents in document_ranges(corpus, "train", source)))
 
 
-def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> Candidates:
-    """Documents of the source in seeded random order. Raises InputError if it has none."""
+def _chosen(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> list[DocumentRange]:
+    """Ranges of the source's documents in seeded random order. Raises InputError if it has none."""
     ranges = document_ranges(corpus, "train", source)
     if not ranges:
         raise InputError(
             f"{corpus}: source {source!r} has no documents in the train split; look at what curate removed"
         )
     chosen: list[DocumentRange] = []
+    num_bytes = 0
     for place in Permutation(len(ranges), key_of(seed, "tokenizer slices", source)).whole():
         chosen.append(ranges[place])
-        if sum(documents.bytes for documents in chosen) >= CANDIDATE_FACTOR * config.sample_bytes:
+        num_bytes += ranges[place].bytes
+        if num_bytes >= CANDIDATE_FACTOR * config.sample_bytes:
             break
-    table = pa.concat_tables([_read(documents, source, config) for documents in chosen])
+    return chosen
+
+
+def _read_all(tasks: Sequence[tuple[DocumentRange, str, TokenizerConfig]], engine: Engine) -> list[pa.Table]:
+    sizes = [documents.bytes for documents, _, _ in tasks]
+    engine = engine if sum(sizes) >= MIN_PARALLEL_BYTES else LocalEngine(1, engine.reporter)
+    return engine.map(_read, tasks, "tokenizer: reading", sizes, "B")
+
+
+def _candidates(source: str, table: pa.Table, seed: int) -> Candidates:
+    """The documents of the table in seeded random order."""
     groups = pc.unique(table["group"]).to_pylist()
     group_N = pc.index_in(table["group"], pa.array(groups, pa.string())).to_numpy().astype(np.int64)
     order_N = np.asarray(Permutation(len(table), key_of(seed, "tokenizer documents", source)).whole())
@@ -127,8 +151,9 @@ def _candidates(corpus: Path, source: str, config: TokenizerConfig, seed: int) -
     return Candidates(table["text"], order_N, sizes_N[order_N], tuple(groups), group_N[order_N])
 
 
-def _read(documents: DocumentRange, source: str, config: TokenizerConfig) -> pa.Table:
+def _read(task: tuple[DocumentRange, str, TokenizerConfig]) -> pa.Table:
     """Columns text (cut), size (in bytes, never 0) and group."""
+    documents, source, config = task
     by_language = config.group_by == "language"
     table = read(documents, "text", *(["language"] if by_language else []))
     # Offsets of 64 bits: the candidates together may have more than 2 GiB.

@@ -70,9 +70,8 @@ def _train(context: StageContext) -> dict[str, int]:
     """Trains and writes the model; returns the bytes of training text by source or language."""
     recipe = context.recipe
     weights = recipe.training_weights
-    with context.reporter.meter("tokenizer: reading", 1, "samples") as meter:
-        texts, sampled = sample.training_texts(context.inputs["curate"], weights, recipe.tokenizer, recipe.seed)
-        meter.advance(1, f"{sum(sampled.values()) / 1e6:.1f} MB")
+    corpus = context.inputs["curate"]
+    texts, sampled = sample.training_texts(corpus, weights, recipe.tokenizer, recipe.seed, context.engine)
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
         model = training.train(texts, recipe.tokenizer)
         meter.advance(1, f"{recipe.tokenizer.vocab_size} pieces")

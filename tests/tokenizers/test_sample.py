@@ -1,14 +1,33 @@
 """The tokenizer's training sample: shares of the blend, temperature, never more than there is."""
 
+import pickle
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+from gristmill.tokenizers import sample
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.sample import MAX_DOCUMENT_CHARACTERS, allocate, training_texts
+
+HERE = LocalEngine(1, Reporter.silent())
+
+
+class Elsewhere(LocalEngine):
+    """Tasks and results are pickled, as on their way to a worker and back. descriptions: of its maps."""
+
+    def __init__(self):
+        super().__init__(2, Reporter.silent())
+        self.descriptions = []
+
+    def map(self, function, tasks, description, sizes=None, unit="tasks"):
+        self.descriptions.append(description)
+        return [pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(task))))) for task in tasks]
 
 
 @pytest.fixture
@@ -46,7 +65,7 @@ def test_filling_gives_all_it_can_and_no_more(parts, total):
 
 def taken(corpus, weights=None, **fields) -> dict[str, int]:
     config = TokenizerConfig(**{"sample_bytes": 10_000, **fields})
-    return training_texts(corpus, weights or {"news": 0.6, "code": 0.4}, config, seed=1)[1]
+    return training_texts(corpus, weights or {"news": 0.6, "code": 0.4}, config, 1, HERE)[1]
 
 
 def test_sources_have_their_weights(corpus):
@@ -81,21 +100,31 @@ def test_what_one_source_lacks_the_others_give(corpus):
 
 def test_no_text_is_taken_twice_and_seeds_draw_others(corpus):
     config = TokenizerConfig(sample_bytes=10_000)
-    first, again, other = (training_texts(corpus, {"news": 1.0}, config, seed)[0] for seed in (1, 1, 2))
+    first, again, other = (training_texts(corpus, {"news": 1.0}, config, seed, HERE)[0] for seed in (1, 1, 2))
     assert len(set(first)) == len(first) == 100
     assert first == again
     assert set(first) != set(other)
+
+
+def test_workers_read_the_same_sample(corpus, monkeypatch):
+    expected = training_texts(corpus, {"news": 0.6, "code": None}, TokenizerConfig(sample_bytes=20_000), 1, HERE)
+    elsewhere = Elsewhere()
+    for min_bytes, maps in ((sample.MIN_PARALLEL_BYTES, 0), (1, 1)):  # a small sample is read in this process
+        monkeypatch.setattr(sample, "MIN_PARALLEL_BYTES", min_bytes)
+        config = TokenizerConfig(sample_bytes=20_000)
+        assert training_texts(corpus, {"news": 0.6, "code": None}, config, 1, elsewhere) == expected
+        assert elsewhere.descriptions == ["tokenizer: reading"] * maps
 
 
 def test_one_huge_document_gives_an_excerpt(tmp_path):
     path = tmp_path / "documents" / "train" / "books-00000.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"text": ["é" * 200_000]}), path)
-    texts, amount = training_texts(tmp_path, {"books": 1.0}, TokenizerConfig(), 1)
+    texts, amount = training_texts(tmp_path, {"books": 1.0}, TokenizerConfig(), 1, HERE)
     assert [len(text) for text in texts] == [MAX_DOCUMENT_CHARACTERS]
     assert amount == {"books": 2 * MAX_DOCUMENT_CHARACTERS}
 
 
 def test_a_source_without_documents_is_named(corpus):
     with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
-        training_texts(corpus, {"gone": 1.0}, TokenizerConfig(), 1)
+        training_texts(corpus, {"gone": 1.0}, TokenizerConfig(), 1, HERE)
