@@ -1,0 +1,163 @@
+"""Generated tokens per second, compared with transformers.generate on the same weights and requests.
+
+`generation_mixed`: prompts and continuations of 8 to 512 tokens; `generation_equal`: all of one length. transformers
+has the best of its caches and batch sizes, with prompts of similar length side by side; a batch goes on to its longest
+continuation. Both are greedy and must give the same tokens before anything is printed."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import Figure, arguments, in_turn, print_figures
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
+from gristmill.evaluation.models.huggingface import write_huggingface
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.training.model.initialization import initialise
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.model_config import ModelConfig
+
+VOCABULARY = 4096
+MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, sequence_length=1024)  # 6.8 M parameters
+CACHES = ("dynamic", "static")
+BATCH_SIZES = (8, 32)
+SHORTEST, LONGEST = 8, 512
+REQUESTS = {False: 64, True: 12}  # by --quick
+SLOTS = 32
+
+
+@dataclass(frozen=True)
+class Work:
+    """One figure: prompts, and how many tokens each is continued by."""
+
+    figure: str
+    prompts: list[list[int]]
+    new_tokens: list[int]
+    goal: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.new_tokens)
+
+    def first(self, count: int) -> "Work":
+        return Work(self.figure, self.prompts[:count], self.new_tokens[:count], self.goal)
+
+
+class NoText:
+    """A decoder without text: tokens are compared."""
+
+    end_of_document = -1
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+
+def main() -> None:
+    options = arguments(__doc__ or "").parse_args()
+    longest = 96 if options.quick else LONGEST
+    model = Transformer(MODEL, VOCABULARY)
+    initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as name:
+        write_huggingface(Path(name), model, end_of_document=0)
+        peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
+        peer.generation_config.eos_token_id = None
+        peer.generation_config.pad_token_id = 0
+    ours = LocalCausalLM(model, MODEL.sequence_length)
+    rounds = 1 if options.quick else 3
+    print_figures([measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)])
+
+
+def works(count: int, longest: int) -> list[Work]:
+    rng = np.random.default_rng(0)
+
+    def prompts(lengths: np.ndarray) -> list[list[int]]:
+        return [rng.integers(1, VOCABULARY, length).tolist() for length in lengths]
+
+    mixed = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest), (2, count))).astype(int)
+    half = np.full(count, longest // 4)
+    return [
+        Work("generation_mixed", prompts(mixed[0]), mixed[1].tolist(), 2.5),
+        Work("generation_equal", prompts(half), half.tolist(), 1.3),
+    ]
+
+
+def measured(work: Work, ours: LocalCausalLM, peer: PreTrainedModel, rounds: int) -> Figure:
+    cache, size = best_peer(work, peer)
+    theirs = partial(transformers_tokens, peer, work, cache, size)
+    mine = partial(our_tokens, ours, work)
+    agree(mine(), theirs())
+    our_seconds, peer_seconds, ratio = in_turn(mine, theirs, rounds=rounds)
+    name = f"transformers.generate, {cache} cache, batch size {size}"
+    return Figure(
+        work.figure,
+        work.tokens / our_seconds,
+        "tokens/s",
+        work.tokens / peer_seconds,
+        name,
+        ratio=ratio,
+        goal=work.goal,
+    )
+
+
+def our_tokens(model: LocalCausalLM, work: Work) -> list[list[int]]:
+    batch = ContinuousBatch(model, NoText(), BatchLimits(SLOTS))
+    for prompt, count in zip(work.prompts, work.new_tokens, strict=True):
+        batch.add(GenerationRequest(tuple(prompt), GenerationSettings(count)))
+    found: dict[int, list[int]] = {}
+    while not batch.is_idle:
+        for result in batch.step():
+            found[result.number] = list(result.generations[0].tokens)
+    return [found[number] for number in range(len(work.prompts))]
+
+
+@torch.inference_mode()
+def transformers_tokens(model: PreTrainedModel, work: Work, cache: str, size: int) -> list[list[int]]:
+    """Batches of prompts of similar length; how long a continuation gets is not known before."""
+    order = sorted(range(len(work.prompts)), key=lambda index: -len(work.prompts[index]))
+    found: dict[int, list[int]] = {}
+    for first in range(0, len(order), size):
+        batch = order[first : first + size]
+        width = max(len(work.prompts[index]) for index in batch)
+        tokens = torch.zeros(len(batch), width, dtype=torch.long)
+        seen = torch.zeros(len(batch), width, dtype=torch.long)
+        for row, index in enumerate(batch):
+            prompt = work.prompts[index]
+            tokens[row, width - len(prompt) :], seen[row, width - len(prompt) :] = torch.tensor(prompt), 1
+        made = model.generate(
+            tokens,
+            attention_mask=seen,
+            max_new_tokens=max(work.new_tokens[index] for index in batch),
+            do_sample=False,
+            cache_implementation=cache,
+        )
+        for row, index in enumerate(batch):
+            found[index] = made[row, width : width + work.new_tokens[index]].tolist()
+    return [found[index] for index in range(len(order))]
+
+
+def best_peer(work: Work, model: PreTrainedModel) -> tuple[str, int]:
+    """The fastest cache and batch size on half of the requests."""
+    part = work.first(max(8, len(work.prompts) // 2))
+    found = []
+    for cache in CACHES:
+        for size in BATCH_SIZES:
+            seconds, _, _ = in_turn(partial(transformers_tokens, model, part, cache, size), lambda: None, rounds=1)
+            found.append((seconds, cache, size))
+    _, cache, size = min(found)
+    return cache, size
+
+
+def agree(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> None:
+    """Raises AssertionError where a token differs."""
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert list(mine) == list(other), (index, mine[:8], other[:8])
+
+
+if __name__ == "__main__":
+    main()
