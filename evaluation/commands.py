@@ -15,6 +15,7 @@ from gristmill.evaluation.models.huggingface import is_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.results.curve import curve_svg
+from gristmill.evaluation.results.noise import noise_markdown, score_noise
 from gristmill.evaluation.results.table import ScoreRow
 from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
@@ -155,7 +156,8 @@ def evaluate_series(
 ) -> list[dict[str, object]]:
     """`--every N`: evaluates each checkpoint whose step is a multiple of N, and the last, each into OUTPUT/step-...
 
-    Returns the points of the curve by tokens seen, which are also written to OUTPUT/curve.json and curve.svg."""
+    Returns the points of the curve by tokens seen, which are also written to OUTPUT/curve.json and curve.svg;
+    noise.md has how much the last scores vary."""
     folder = checkpoints_folder(source.checkpoint)
     if folder is None:
         raise InputError(
@@ -176,6 +178,7 @@ def evaluate_series(
             )  # fmt: skip
     write_atomic(paths.output / "curve.json", json.dumps(points, indent=1).encode() + b"\n")
     write_atomic(paths.output / "curve.svg", curve_svg(points).encode())
+    write_atomic(paths.output / "noise.md", noise_markdown(score_noise(points)).encode())
     return points
 
 

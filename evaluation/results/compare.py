@@ -1,6 +1,7 @@
 """Compare the results of two models on the same questions, with a paired bootstrap over the questions."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,18 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.evaluation.results.noise import DETECTABLE_ERRORS
 from gristmill.evaluation.results.not_evaluated import MARK
-from gristmill.evaluation.results.standard_errors import LN2
+from gristmill.evaluation.results.standard_errors import BITS, LN2
+from gristmill.evaluation.results.statistics import ratio_error
 from gristmill.foundation.checked_outputs import check_outputs, reading
 from gristmill.foundation.errors import InputError
 
 DRAWS = 2000  # 50 draws lie outside each end of a 95 % interval
-HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "verdict")
+HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "detectable", "verdict")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Difference second - first, and its 95 % bootstrap interval (low, high)."""
+    """Difference second - first, and its 95 % bootstrap interval (low, high). detectable: the smallest difference that
+    so many questions show with a power of 80 %, from the standard error of the paired differences."""
 
     task: str
     metric: str
@@ -28,6 +32,7 @@ class Comparison:
     second: float
     low: float
     high: float
+    detectable: float
     higher_is_better: bool
 
     @property
@@ -86,7 +91,7 @@ def _compare_task(
         values = [(left[metric], right[metric]) for left, right in pairs if metric in left and metric in right]
         if not values:
             continue
-        if metric == "bits_per_byte":
+        if metric in BITS:
             bits = np.array([[-left[0] / LN2, -right[0] / LN2] for left, right in values])
             sizes = np.array([left[1] for left, _ in values], dtype=np.float64)
         elif all(isinstance(value, int | float) for pair in values for value in pair):
@@ -104,6 +109,7 @@ def _compare_task(
                 float(totals[1]),
                 low,
                 high,
+                DETECTABLE_ERRORS * ratio_error(list(bits[:, 1] - bits[:, 0]), list(sizes)),
                 higher_is_better.get(metric, True),
             )
         )
@@ -134,6 +140,7 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
             f"{each.second:.4f}",
             f"{each.difference:+.4f}",
             f"{each.low:+.4f} to {each.high:+.4f}",
+            "" if math.isnan(each.detectable) else f"{each.detectable:.4f}",
             each.verdict,
         )
         lines.append("| " + " | ".join(cells) + " |")

@@ -7,6 +7,7 @@ from lm_eval.api.group import Group
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import Task
 
+from gristmill.evaluation.results.standard_errors import ANSWER_BITS, bits_per_byte
 from gristmill.evaluation.scoring.language_model import LanguageModel
 
 SkipReasons = dict[tuple[str, int], str]  # (task, doc_id) -> why it was not evaluated
@@ -59,12 +60,12 @@ def exclude_skipped(
 
 
 def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """{"metric,filter": score} of these samples, aggregated by the task's own functions."""
+    """{"metric,filter": score} of these samples, aggregated by the task's own functions; bits of right answers too."""
     values: dict[tuple[str, str], list[Any]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
             values.setdefault((metric, sample["filter"]), []).append(sample[metric])
-    aggregation = task.aggregation()
+    aggregation = {**task.aggregation(), ANSWER_BITS: bits_per_byte}
     return {f"{metric},{chosen}": aggregation.get(metric, mean)(found) for (metric, chosen), found in values.items()}
 
 

@@ -9,6 +9,13 @@ from typing import Any
 from gristmill.evaluation.results.statistics import mean_error, ratio_error
 
 LN2 = math.log(2)
+ANSWER_BITS = "answer_bits_per_byte"
+BITS = ("bits_per_byte", ANSWER_BITS)  # metrics whose samples are (log-likelihood in nats, bytes)
+
+
+def bits_per_byte(pairs: Sequence[Sequence[float]]) -> float:
+    """Summed bits over summed bytes of (log-likelihood in nats, bytes)."""
+    return -sum(pair[0] for pair in pairs) / LN2 / sum(pair[1] for pair in pairs)
 
 
 def add_standard_errors(summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -42,7 +49,7 @@ def standard_error(metric: str, values: Sequence[Any], score: float) -> float | 
 
     A perplexity is the exponential of a mean or a ratio: its error is the perplexity times the error of that mean or
     ratio (delta method)."""
-    if metric == "bits_per_byte":
+    if metric in BITS:
         return ratio_error([-pair[0] for pair in values], [pair[1] for pair in values]) / LN2
     if metric in ("byte_perplexity", "word_perplexity"):
         return score * ratio_error([pair[0] for pair in values], [pair[1] for pair in values])

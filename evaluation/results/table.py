@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from gristmill.evaluation.results.not_evaluated import evaluated
-from gristmill.evaluation.results.standard_errors import LN2, subtasks_of
+from gristmill.evaluation.results.standard_errors import ANSWER_BITS, LN2, subtasks_of
 from gristmill.evaluation.results.verdicts import Verdict, accuracy_verdict, sign_verdict
 
 HEADINGS = ("task", "shots", "n", "not evaluated", "metric", "score", "± s.e.", "chance", "verdict")
@@ -75,7 +75,7 @@ def rows_of(
                 task=result.get("alias", name).strip(),
                 shots=summary["n-shot"].get(name, 0),
                 count=len(found),
-                metric=metric if chosen_filter == "none" else f"{metric} ({chosen_filter})",
+                metric=metric if chosen_filter == "none" or metric == ANSWER_BITS else f"{metric} ({chosen_filter})",
                 score=result.get(key),
                 error=result.get(f"{metric}_stderr,{chosen_filter}"),
                 higher_is_better=better.get(metric, True),

@@ -19,6 +19,7 @@ from gristmill.evaluation.results.not_evaluated import exclude_skipped, gather_s
 from gristmill.evaluation.results.standard_errors import add_standard_errors
 from gristmill.evaluation.tasks.corpus_task_configs import HELD_OUT_TASKS
 from gristmill.evaluation.tasks.few_shot import set_shots
+from gristmill.evaluation.tasks.gold_answers import add_answer_bits, generation_answers
 from gristmill.evaluation.tasks.offline import offline
 from gristmill.evaluation.tasks.suites import expand
 from gristmill.evaluation.tasks.task_files import is_task_file, sandboxed
@@ -64,11 +65,13 @@ def run_tasks(
                 raise InputError(
                     f"a task file uses fields that its records do not have ({_error_text(error)}); check it"
                 ) from error
+        answers = generation_answers(model, loaded["tasks"])
         too_long = gather_skip_reasons(model)
         if raw is None:
             return None
         samples = {name: _numbered(found) for name, found in sorted(raw.pop("samples").items())}
         exclude_skipped(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
+        add_answer_bits(raw, samples, loaded["tasks"], answers)
     summary = _portable(raw)
     add_standard_errors(summary, samples)
     notes = [*skipped_notes(samples), *filter(None, few_shot_notes), *task_notes]

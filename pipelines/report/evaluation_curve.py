@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.evaluation.results.curve import curve_svg
+from gristmill.evaluation.results.noise import HEADINGS, LAST, noise_cells, score_noise
 from gristmill.evaluation.tasks.language_names import LANGUAGE_AND_SCRIPT
 from gristmill.pipelines.report.blocks import Block, Figure, Heading, Paragraph, Table
 
@@ -43,6 +44,11 @@ def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
         ),
         Figure("evaluations", curve_svg(points).encode(), "Scores against tokens seen, one panel per task and metric"),
         Table(columns, rows, 2),
+        Paragraph(
+            f"Noise: the standard deviation of the last {LAST} scores. Detectable: the smallest difference between two "
+            "runs that such scores show with a power of 80 %."
+        ),
+        Table(HEADINGS, tuple(noise_cells(score_noise(points))), 2),
     ]
 
 

@@ -33,7 +33,7 @@ def test_a_checkpoint_alone(tmp_path, config, random_checkpoint, tokenizer_folde
         config,
         Reporter.silent(),
     )
-    assert {row.metric for row in rows} == {"acc", "acc_norm"} and rows[0].count == 6
+    assert {row.metric for row in rows} == {"acc", "acc_norm", "answer_bits_per_byte"} and rows[0].count == 6
     again = evaluate_checkpoint(
         CheckpointPaths(tmp_path),
         EvaluationPaths(tmp_path / "again", data, cache=tmp_path / "cache"),
@@ -66,10 +66,12 @@ def test_a_series_is_a_curve_by_tokens(tmp_path, config, random_checkpoint, toke
         Reporter.silent(),
         every=10,
     )
+    metrics = ("acc", "acc_norm", "answer_bits_per_byte")
     assert [(point["step"], point["metric"]) for point in points] == [
-        (10, "acc"), (10, "acc_norm"), (20, "acc"), (20, "acc_norm"),
-    ]  # fmt: skip
+        (s, metric) for s in (10, 20) for metric in metrics
+    ]
     assert json.loads((tmp_path / "out" / "curve.json").read_text()) == points
+    assert "| acc_norm |" in (tmp_path / "out" / "noise.md").read_text()
     with pytest.raises(InputError, match="no checkpoints"):
         evaluate_series(
             CheckpointPaths(tmp_path / "data"), EvaluationPaths(tmp_path / "out"), config, Reporter.silent()

@@ -60,7 +60,8 @@ def test_the_sets_that_are_not_pinned_take_their_published_forms(model, data):
     assert [target for _, target in asked["anli_r1"]] == ["Neither", "False"]
     assert [target for _, target in asked["gristmill_hans"]] == [0, 1]
     assert asked["race"] == [("Article: Grain goes in.\n\nWhat goes in?", 1)]
-    chances = {row.task: row.chance for row in score_rows(results.summary, results.samples, {})}
+    rows = score_rows(results.summary, results.samples, {})
+    chances = {row.task: row.chance for row in rows if row.metric == "acc"}
     assert chances == {names[0]: pytest.approx(1 / 3), names[1]: 0.5, names[2]: 0.25}
 
 
@@ -93,4 +94,5 @@ def test_pinned_files_are_the_ones_we_have(model, shared_data):
     root = shared_data("benchmarks/copa.jsonl.zst").parents[1]
     results = run_tasks(model, ["copa", "gristmill_hellaswag", "wic"], EvaluateConfig(limit=2), TaskSources(root))
     for row in score_rows(results.summary, results.samples, {}):
-        assert row.chance == results.summary["configs"][row.task]["metadata"]["chance"]
+        chance = results.summary["configs"][row.task]["metadata"]["chance"]
+        assert row.chance == (None if row.metric == "answer_bits_per_byte" else chance)
