@@ -48,7 +48,7 @@ def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
             f"Noise: the standard deviation of the last {LAST} scores. Detectable: the smallest difference between two "
             "runs that such scores show with a power of 80 %."
         ),
-        Table(HEADINGS, tuple(noise_cells(score_noise(points))), 2),
+        Table(HEADINGS, tuple(noise_cells(score_noise(points))), 5),
     ]
 
 

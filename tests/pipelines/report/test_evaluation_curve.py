@@ -33,5 +33,9 @@ def test_a_figure_and_the_numbers_behind_it_where_there_were_evaluations(tmp_pat
     assert blocks == evaluation_blocks(tmp_path, tmp_path)
     [figure] = [block for block in blocks if isinstance(block, Figure)]
     assert figure.svg.startswith(b"<?xml")
-    [table] = [block for block in blocks if isinstance(block, Table)]
+    table, noise = (block for block in blocks if isinstance(block, Table))
     assert table.rows[0] == ("10", "0.64", "cloze", "acc", "0.2500", "0.1000") and len(table.rows) == 3
+    assert noise.columns[4:] == ("noise", "checkpoints", "detectable") and {row[0] for row in noise.rows} == {
+        "cloze",
+        "open",
+    }
