@@ -68,9 +68,10 @@ def main() -> None:
     largest = [run for run in runs if run["documents"] >= 1_000_000][-2:]
     figures = [
         Figure("shuffle_bytes_per_document", runs[-1]["shuffled"], "bytes", 320, "most that was asked for"),
-        Figure("scale_worker_megabytes", runs[-1]["worker_bytes"] / 1e6, "MB"),
         Figure("scale_seconds_per_million", runs[-1]["seconds"] / runs[-1]["documents"] * 1e6, "CPU s"),
     ]
+    if runs[-1]["worker_bytes"]:
+        figures.append(Figure("scale_worker_megabytes", runs[-1]["worker_bytes"] / 1e6, "MB"))
     if len(largest) == 2:
         small, large = largest
         slope = (large["driver_bytes"] - small["driver_bytes"]) / (large["documents"] - small["documents"])

@@ -15,6 +15,8 @@ import pytest
 
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.engine import slurm as slurm_engine
+from gristmill.foundation.engine.carriers import ThroughStore
+from gristmill.foundation.engine.driver_files import DriverFiles
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.engine.node import Place, versions_here
 from gristmill.foundation.engine.parcel import packed, unpacked
@@ -163,6 +165,29 @@ def doubled(task):
     return out, os.environ["GRISTMILL_SCRATCH"], np.arange(100_000)
 
 
+def test_an_element_that_shares_nothing_but_a_store(tmp_path, monkeypatch):
+    """In this process, with fsspec's store in memory."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("text ")
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "node"))
+    monkeypatch.chdir(tmp_path)
+    driver = DriverFiles(work, f"memory://{uuid.uuid4().hex}")
+    files = StoredFiles.below(driver.objects)
+    monkeypatch.setenv(KEY_VARIABLE, files.key.hex())
+    carrier = ThroughStore(driver, tmp_path, doubled, tasks := [(work / "a.txt", work / f"{n}.txt") for n in range(3)])
+    TaskFolder(files).write(map(carrier.order, tasks), here(), 2, carrier.scratch)
+    node = TaskFolder.at(str(files))
+    for element, answered in ((1, {1}), (0, {0, 1, 2})):
+        node.run(element)
+        assert node.answered() == answered
+    assert {path.name for path in work.iterdir()} == {"a.txt"}  # nothing is written there by a node
+    assert [carrier.answer(node.answer(n))[1][0] for n in range(3)] == [work / f"{n}.txt" for n in range(3)]
+    carrier.finish()
+    assert (work / "2.txt").read_text() == "text text "
+
+
+@pytest.mark.slow
 def test_files_of_tasks_travel_through_a_store(store, tmp_path):
     work = tmp_path / "driver/work"
     work.mkdir(parents=True)
