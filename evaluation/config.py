@@ -47,7 +47,7 @@ class EvaluateConfig(Config):
     shots: int | None = Field(None, ge=0)
     batch_tokens: int | None = Field(None, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
-    weights: Literal["as_trained", "int8"] = "as_trained"
+    weights: Literal["as_trained", "int8", "int4", "smoothquant"] = "as_trained"
     cloze_items: int = Field(400, ge=1, le=1_000_000)
     cloze_choices: int = Field(4, ge=2, le=100)
     recall_lengths: tuple[Annotated[int, Field(ge=1, le=MAX_SEQUENCE)], ...] = Field(

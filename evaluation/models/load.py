@@ -7,8 +7,8 @@ import torch
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.huggingface import is_huggingface, read_huggingface
-from gristmill.evaluation.models.int8 import quantize_int8
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.quantization import quantize
 from gristmill.evaluation.models.sharded_causal_lm import load_sharded
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.canonical_json import fingerprint
@@ -58,8 +58,8 @@ def load_for_evaluation(
         saved_config["end_of_document"],
         padded=foreign or "padded_rows" in saved_config,
     )
-    if config.weights == "int8":
-        quantize_int8(model)
+    if config.weights != "as_trained":
+        quantize(model, config.weights, codec.end_of_document)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
     return LoadedModel(checkpoint.name, LocalCausalLM(model, model.config.sequence_length), codec, fingerprint(parts))
 

@@ -42,7 +42,9 @@ class EvaluatedModel:
         int | None, typer.Option(min=1, help="Evaluate every n-th step's checkpoint of a run; draws a curve.")
     ] = None
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
-    weights: Annotated[str, typer.Option(help="as_trained, or int8 (reports the change in scores).")] = "as_trained"
+    weights: Annotated[
+        str, typer.Option(help="as_trained, int8, int4 or smoothquant (reports the change in scores).")
+    ] = "as_trained"
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")] = (
         None
     )

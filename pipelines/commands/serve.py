@@ -40,7 +40,7 @@ class ServedOptions:
         Path | None, typer.Option(metavar="FILE", help="Jinja template of chats (default: the tokenizer's, or plain).")
     ] = None
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
-    weights: Annotated[str, typer.Option(help="as_trained or int8.")] = "as_trained"
+    weights: Annotated[str, typer.Option(help="as_trained, int8, int4 or smoothquant.")] = "as_trained"
     sequences: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once (default: by device).")] = (
         None
     )

@@ -8,8 +8,8 @@ import torch
 
 from gristmill.evaluation.generation.generate import generate
 from gristmill.evaluation.generation.request import GenerationSettings
-from gristmill.evaluation.models.int8 import quantize_int8
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.quantization import quantize
 from gristmill.evaluation.scoring.loglikelihood import score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.training.checkpoint import load_model, step_folder
@@ -122,7 +122,7 @@ def test_what_is_declared_fp32_stays_so_in_bf16(checkpoint: Path) -> None:
 def test_int8_weights_keep_the_logits(checkpoint: Path) -> None:
     model, tokens = saved(checkpoint), torch.arange(16).unsqueeze(0)
     before = model(tokens).detach()
-    quantize_int8(model)
+    quantize(model, "int8", 0)
     after = model(tokens).detach()
     error = (after - before).norm() / before.norm()
     assert 0 < error < 0.05
