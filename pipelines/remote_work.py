@@ -18,7 +18,7 @@ from gristmill.data_pipeline.indexed.format import block_mark
 from gristmill.foundation.addresses import is_address
 from gristmill.foundation.block_file import BlockFile
 from gristmill.foundation.canonical_json import canonical_json
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.lock import LOCK_NAME
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
@@ -41,8 +41,14 @@ def mirror_of(location: str) -> Path:
     name = Path(urlsplit(address).path).name or urlsplit(address).netloc
     folder = scratch_root() / f"{name}-{xxhash.xxh3_64_hexdigest(address.encode())}"
     Store(address)  # refuses credentials before they are written anywhere
-    if not (folder / MARK_NAME).is_file():
-        write_atomic(folder / MARK_NAME, canonical_json({"address": address}))
+    try:
+        if not (folder / MARK_NAME).is_file():
+            write_atomic(folder / MARK_NAME, canonical_json({"address": address}))
+    except OSError as error:
+        raise RecipeError(
+            f"{folder}: cannot hold the copy of {address} ({error.strerror}); set GRISTMILL_SCRATCH to a folder of "
+            "this machine that can be written to"
+        ) from error
     return folder / inside
 
 

@@ -190,6 +190,13 @@ def test_a_folder_whose_first_object_appears_while_it_is_listed_is_no_object(buc
     assert store.list("answers") == {"answers/1.task": 1}
 
 
+def test_a_scratch_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "file/scratch"))
+    with pytest.raises(RecipeError, match=r"cannot hold the copy of memory://b/run \(Not a directory\); set GRIST"):
+        mirror_of("memory://b/run")
+
+
 def test_an_address_of_no_file_system_is_refused():
     with pytest.raises(RecipeError, match=r"foo://corpus/run: foo:// is no file system; use s3://, gs:// or a folder"):
         Store("foo://corpus/run")
