@@ -7,12 +7,21 @@ import pytest
 import torch
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.memory import activation_swap
 from gristmill.training.memory.activation_swap import SwappedLayer, first_tokens
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.planner.activations import ElementSizes
+from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.rank_layers import RankLayers
+from gristmill.training.run import RunConfig, build_forward_backward
 from tests.support.parity import Case, Outcome, alone, outcome
 
 
@@ -53,10 +62,6 @@ def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str,
     monkeypatch.setattr(SwappedLayer, "_pack", packed)
     layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
     model, train = Case(layout, precision="fp32").configs
-    from gristmill.training.batches import Batches
-    from gristmill.training.engine.local_model import build_local_model
-    from gristmill.training.run import RunConfig, build_forward_backward
-
     case, mesh = Case(layout, precision="fp32"), single_process()
     parts = build_local_model(model, 51, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
@@ -75,6 +80,17 @@ def test_what_goes_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recomputed > 8 and half["whole"] == none["whole"]
     # the MLP keeps gate, its silu, up and their product, 48 wide: half of the tokens of each
     assert half["rows"] >= 4 * 128 * 48 * 4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_planner_knows_the_bytes(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one layer in host memory, within 5 %."""
+    host, _ = bytes_kept(share, monkeypatch)
+    layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
+    model, train = Case(layout, precision="fp32").configs
+    memory = MemoryModel(shape_of(model, 51), GRISTMILL, ElementSizes(4, 4, cuda=False))
+    forecast = memory.rank(from_config(train.layout, 16), RankLayers((2,), True, True), 0, 1).host
+    assert sum(host.values()) == pytest.approx(forecast, rel=0.05)
 
 
 def test_first_tokens() -> None:

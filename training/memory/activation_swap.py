@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gristmill.training.memory.host_copies import HostCopies
@@ -119,7 +120,7 @@ class _Whole:
 
 
 class SwappedLayer:
-    """One layer in one pass. share: of the tokens; 1 recomputes nothing.
+    """One layer in one pass. compute: a method of the layer. share: of the tokens; 1 recomputes nothing.
 
     metadata: of the pass; it gives that of the last tokens (`of_tokens`), and calls `around_attention` where attention
     is computed. Tensors that the metadata holds, parameters and small tensors stay on the device."""
@@ -129,7 +130,9 @@ class SwappedLayer:
         self.batch, self.tokens = x_BTD.shape[:2]
         self.cut = first_tokens(share, self.tokens)
         self.needs_gradient = x_BTD.requires_grad
-        self._kept = {_key(tensor)[0] for tensor in metadata.tensors()}
+        weights = [parameter.detach() for parameter in compute.__self__.parameters()]  # type: ignore[attr-defined]
+        weights = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
+        self._kept = {_key(tensor)[0] for tensor in [*metadata.tensors(), *weights]}
         self._copies: dict[tuple[Any, ...], tuple[StorageWeakRef, _InHostMemory]] = {}
         self._whole: set[int] = set()  # storages that are always in host memory
         self._heads: dict[int, str] = {}  # storages of queries, keys and values while attention is computed
@@ -171,7 +174,7 @@ class SwappedLayer:
         number: int | str = self._saved
         self._saved += not self._in_attention
         storage = _key(tensor)[0]
-        if (tensor.is_leaf and tensor.requires_grad) or storage in self._kept or tensor.numel() < self.tokens:
+        if storage in self._kept or tensor.numel() < self.tokens:
             return tensor
         order = _Order.of(tensor)
         if self._in_attention:
@@ -183,22 +186,23 @@ class SwappedLayer:
             return self._stored(tensor)
         first = None
         if self.cut:
-            first = _InHostMemory(
-                self._by_token(order.in_memory(tensor.detach()))[:, : self.cut].contiguous(), self.swap
+            first = self._copied(
+                tensor, "first", lambda values: self._by_token(values)[:, : self.cut].contiguous(), order
             )
         return _Rows(number, first, order)
 
     def _stored(self, tensor: Tensor) -> _Whole:
+        order = _Order.of(tensor)
+        return _Whole(self._copied(tensor, "whole", lambda values: values.view(-1), order), order)
+
+    def _copied(self, tensor: Tensor, part: str, take: Callable[[Tensor], Tensor], order: _Order) -> _InHostMemory:
         """Views of the same values are copied once, while they are alive."""
-        order, key = _Order.of(tensor), _key(tensor)
+        key = part, *_key(tensor)
         held = self._copies.get(key)
         if held is None or held[0].expired():
-            held = (
-                StorageWeakRef(tensor.untyped_storage()),
-                _InHostMemory(order.in_memory(tensor.detach()).view(-1), self.swap),
-            )
-            self._copies[key] = held
-        return _Whole(held[1], order)
+            copy = _InHostMemory(take(order.in_memory(tensor.detach())), self.swap)
+            held = self._copies[key] = StorageWeakRef(tensor.untyped_storage()), copy
+        return held[1]
 
     def _unpack(self, saved: Tensor | _Rows | _Whole) -> Tensor:
         if isinstance(saved, Tensor):

@@ -123,6 +123,23 @@ class Attention(Mixer):
             total += norm_bytes(vectors, self.head_dim, share.compute, share.statistics, self.rmsnorm)
         return total
 
+    def whole_bytes(self, width: int, share: Share) -> float:
+        """Of those, what is no token's own: all but queries, keys and values, their norms and clipped forms. A swap by
+        token (training/memory/activation_swap.py) moves it whole; queries, keys and values too where attention works on
+        copies of them."""
+        tokens = share.rows * share.tokens
+        query, key_value = self.query_width // share.tensor, self.kv_width // gcd(self.kv_heads, share.tensor)
+        own = self.clip * (query + 2 * key_value)
+        if self.block_weights(share):
+            own += query  # the copy behind the blocks
+        else:
+            own += query + (2 * key_value if share.cuda or share.ring or key_value == query else 0)
+        by_token: float = tokens * own * share.compute
+        if self.qk_norm:
+            vectors = tokens * (query + key_value) / self.head_dim
+            by_token += norm_bytes(vectors, self.head_dim, share.compute, share.statistics, self.rmsnorm)
+        return self.activation_bytes(width, share) - by_token
+
     def block_weights(self, share: Share) -> int:
         """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries
         attends to the keys up to its end. 0 where a fused kernel or the ring runs: on GPUs, with windows, and

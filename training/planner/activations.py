@@ -90,8 +90,10 @@ def layer_bytes(
 def swap_bytes(block: Block, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> SwapBytes:
     """Of one layer: what MEMO always swaps, and the rest."""
     whole = layer_bytes(block, shape, replace(layout, recompute="none"), framework, sizes).kept
-    w = widths(block, layout, shape.sequence_length)
-    always = min(whole, (w.residual + w.tokens * w.query * bool(block.heads)) * sizes.compute)
+    always = _residual(block, layout, shape.sequence_length) * sizes.compute
+    if isinstance(block.mixer, Attention):
+        always += block.mixer.whole_bytes(block.width, _share(layout, shape.sequence_length, sizes))
+    always = min(whole, always)
     return SwapBytes(always, whole - always)
 
 

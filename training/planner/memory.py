@@ -15,6 +15,7 @@ from gristmill.training.costs.parameters import (
 from gristmill.training.layout_config import SWAPS
 from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.planner.activations import (
+    ROUNDING_BUFFERS,
     ElementSizes,
     boundary_bytes,
     ends_bytes,
@@ -221,6 +222,18 @@ class MemoryModel:
         if not (self.shape.tied and rank_layers.embeds and rank_layers.scores and layout.pipeline > 1):
             return 0
         return chunk_length(chunk_length(self.shape.vocab, layout.tensor, 0), shard, 0) * self.shape.width
+
+    def held(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
+        """Bytes on the device that the micro-batches alive keep from their forward to their backward pass, without what
+        comes and goes within one layer."""
+        extra = max(
+            (again for count, (_, again) in zip(rank_layers.kinds, self._layer_bytes(layout), strict=True) if count),
+            default=0.0,
+        )
+        held = self._activations(layout, rank_layers, place, microbatches) - extra
+        if layout.recompute in SWAPS and rank_layers.scores:  # the last layers, which fill the buffers
+            held += min(layout.unswapped_layers, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
+        return held
 
     def _activations(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
         layers = self._layer_bytes(layout)

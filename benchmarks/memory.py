@@ -1,0 +1,166 @@
+"""What a layer's activations cost in memory and time by policy: keep, recompute, swap, and shares of the tokens.
+
+Held bytes are counted on the allocations of one real pass, at the end of its forward half: on the device (without
+parameters and what goes to host memory) and in host memory. memory_forecast_error is the largest difference to the
+planner's forecast. Seconds are medians of forward and backward in one process of this machine, where the copy to host
+memory is a copy in memory and does not overlap. memory_plan is the peak of planned addresses of a layer's transient
+tensors against the segments of torch's caching allocator. The optimizer's strategies are simulated at the rates of the
+Deep Optimizer States paper."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from measure import Figure, arguments, print_figures
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.training.config import TrainConfig
+from gristmill.training.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.forward_backward import output_of, scaled_sum
+from gristmill.training.engine.local_model import LocalModel, build_local_model
+from gristmill.training.memory import activation_swap
+from gristmill.training.memory.address_plan import best_plan, caching_peak, greedy_plan, live_peak, replay
+from gristmill.training.memory.allocation_trace import layer_trace, recorded
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.offload_config import OffloadConfig
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.planner.activations import ElementSizes
+from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.rank_layers import RankLayers
+from gristmill.training.testing.causal_loss import causal_loss
+
+VOCAB = 512
+POLICIES: dict[str, dict[str, Any]] = {
+    "keep": {},
+    "recompute": {"recompute": "full"},
+    "swap": {"recompute": "swap"},
+    "tokens 0.5": {"recompute": "tokens", "swapped_tokens": 0.5},
+    "tokens 0": {"recompute": "tokens", "swapped_tokens": 0.0},
+}
+
+
+def main() -> None:
+    options = arguments(__doc__ or "").parse_args()
+    model = ModelConfig(
+        layers=6, width=128 if options.quick else 256, heads=8, sequence_length=512, mlp="gelu", norm="layernorm"
+    )
+    figures, table = [], Table(title="one pass by policy")
+    for name in ("policy", "device MB", "forecast", "host MB", "forecast", "seconds"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    errors, seconds = [], {}
+    for name, policy in POLICIES.items():
+        train = config(model, policy)
+        held, forecast = held_bytes(model, train), forecast_bytes(model, train)
+        errors += [abs(one / other - 1) for one, other in zip(forecast, held, strict=True) if other]
+        seconds[name] = pass_seconds(model, train, 3 if options.quick else 7)
+        numbers = (held[0], forecast[0], held[1], forecast[1])
+        table.add_row(name, *(f"{number / 1e6:.2f}" for number in numbers), f"{seconds[name]:.3f}")
+    Console().print(table)
+    figures.append(Figure("memory_forecast_error", 100 * max(errors), "% largest"))
+    for name in list(POLICIES)[1:]:
+        label = f"memory_time_{name.replace(' ', '_')}"
+        figures.append(Figure(label, seconds[name], "s", seconds["keep"], "keep", seconds["keep"] / seconds[name]))
+    print_figures([*figures, memory_plan(model), *strides()])
+
+
+def config(model: ModelConfig, policy: dict[str, Any]) -> TrainConfig:
+    tokens = 2 * model.sequence_length
+    return TrainConfig(tokens=tokens, batch_tokens=tokens, precision="fp32", layout={"micro_batch": 2} | policy)
+
+
+def one_pass(model: ModelConfig, train: TrainConfig) -> tuple[LocalModel, dict[str, torch.Tensor], Any]:
+    parts = build_local_model(model, VOCAB, train, single_process(), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    shape = 2, model.sequence_length
+    tokens = torch.randint(0, VOCAB, shape, generator=generator)
+    batch = {"tokens": tokens, "targets": tokens.roll(-1, 1), "weights": torch.ones(shape)}
+    return parts, batch, causal_loss(z_loss=False)
+
+
+def held_bytes(model: ModelConfig, train: TrainConfig) -> tuple[int, int]:
+    """(on the device, in host memory) at the end of the forward pass of one micro-batch."""
+    parts, batch, loss = one_pass(model, train)
+    stage = parts.stages[0]
+    with recorded() as blocks, output_of([stage], loss), host_bytes_counted() as host:
+        losses_bn = stage(batch["tokens"], **batch)
+    end = max(block.end for block in blocks())
+    device = sum(block.size for block in blocks() if block.end == end) - sum(host)
+    scaled_sum(losses_bn, [1.0] * losses_bn.shape[1]).backward()
+    return device, sum(host)
+
+
+@contextmanager
+def host_bytes_counted() -> Iterator[list[int]]:
+    sizes: list[int] = []
+    make = activation_swap._InHostMemory.__init__
+
+    def counted(self: Any, values: torch.Tensor, swap: Any) -> None:
+        make(self, values, swap)
+        sizes.append(self.host.nbytes)
+
+    with mock.patch.object(activation_swap._InHostMemory, "__init__", counted):
+        yield sizes
+
+
+def forecast_bytes(model: ModelConfig, train: TrainConfig) -> tuple[float, float]:
+    """The planner's (device, host) at the same moment: what is held from a forward to its backward pass."""
+    memory = MemoryModel(shape_of(model, VOCAB), GRISTMILL, ElementSizes(4, 4, cuda=False))
+    layout = from_config(train.layout, 2)
+    layers = RankLayers((model.layers,), embeds=True, scores=True)
+    return memory.held(layout, layers, 0, 1), memory.rank(layout, layers, 0, 1).host
+
+
+def pass_seconds(model: ModelConfig, train: TrainConfig, rounds: int) -> float:
+    parts, batch, loss = one_pass(model, train)
+    stage, times = parts.stages[0], []
+    with output_of([stage], loss):
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            losses_bn = stage(batch["tokens"], **batch)
+            scaled_sum(losses_bn, [1.0] * losses_bn.shape[1]).backward()
+            times.append(time.perf_counter() - started)
+            stage.zero_grad()
+    return statistics.median(times[1:])
+
+
+def memory_plan(model: ModelConfig) -> Figure:
+    """The transient tensors of one layer's forward pass."""
+    parts, batch, _ = one_pass(model, config(model, {}))
+    stage = parts.stages[0]
+    metadata = stage.attention_metadata(batch["tokens"])
+    x_BTD = torch.randn(2, model.sequence_length, model.width)
+    blocks = layer_trace(lambda x: stage.layers["0"](x, metadata)[0], x_BTD)
+    plan, caching = best_plan(blocks), caching_peak(blocks)
+    assert replay(blocks, plan.addresses) == plan.peak <= greedy_plan(blocks).peak
+    print(
+        f"{len(blocks)} transient blocks: {live_peak(blocks) / 1e6:.2f} MB alive, {plan.peak / 1e6:.2f} planned, "
+        f"{greedy_plan(blocks).peak / 1e6:.2f} greedy, {caching / 1e6:.2f} by the caching allocator"
+    )
+    return Figure("memory_plan", plan.peak / 1e6, "MB", caching / 1e6, "caching allocator", caching / plan.peak, goal=1)
+
+
+def strides() -> list[Figure]:
+    """The simulated step at the paper's rates (12 GB/s, 0.83e9 updates a second), by strategy."""
+    rates, sizes = HostRates(12e9, 0.83e9, 50e9), [1e8] * 24
+    chosen = best_stride(sizes, rates)
+    host = update_seconds(sizes, [False] * 24, rates)
+    strategies = {"static": OffloadConfig(optimizer="static", device_share=0.5)}
+    strategies |= {f"stride_{k}": OffloadConfig(optimizer="interleaved", stride=k) for k in (2, 3, 4)}
+    print(f"k* = {equal_stride(rates):.2f}, chosen {chosen}")
+    return [
+        Figure(f"simulated_step_{name}", seconds, "s", host, "all on the host", host / seconds)
+        for name, offload in strategies.items()
+        for seconds in [update_seconds(sizes, on_device(24, offload), rates)]
+    ]
+
+
+if __name__ == "__main__":
+    main()
