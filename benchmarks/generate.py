@@ -2,9 +2,14 @@
 
 `generation_mixed`: prompts and continuations of 8 to 512 tokens; `generation_equal`: all of one length. transformers
 has the best of its caches and batch sizes, with prompts of similar length side by side; a batch goes on to its longest
-continuation. Both are greedy and must give the same tokens before anything is printed."""
+continuation. Both are greedy and must give the same tokens before anything is printed.
 
+`first_token` and `between_tokens`: milliseconds of one request alone; the second beside the time in which memory can
+deliver the weights once, its limit."""
+
+import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +75,8 @@ def main() -> None:
         peer.generation_config.pad_token_id = 0
     ours = LocalCausalLM(model, MODEL.sequence_length)
     rounds = 1 if options.quick else 3
-    print_figures([measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)])
+    compared = [measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)]
+    print_figures([*compared, *latency(ours, longest // 4)])
 
 
 def works(count: int, longest: int) -> list[Work]:
@@ -103,6 +109,42 @@ def measured(work: Work, ours: LocalCausalLM, peer: PreTrainedModel, rounds: int
         ratio=ratio,
         goal=work.goal,
     )
+
+
+def latency(model: LocalCausalLM, length: int) -> list[Figure]:
+    """Of a prompt and a continuation of `length` tokens each; medians."""
+    first, between = [], []
+    for seed in range(3):
+        prompt = np.random.default_rng(seed).integers(1, VOCABULARY, length).tolist()
+        batch = ContinuousBatch(model, NoText(), BatchLimits(1))
+        batch.add(GenerationRequest(tuple(prompt), GenerationSettings(length)))
+        times = []
+        while not batch.is_idle:
+            start = time.perf_counter()
+            batch.step()
+            times.append(1000 * (time.perf_counter() - start))
+        # the first step reads the prompt and decodes once
+        between += times[1:]
+        first.append(times[0] - statistics.median(times[1:]))
+    weights = sum(parameter.nbytes for parameter in model.model.parameters())
+    limit = 1000 * weights / read_bytes_per_second()
+    name = "weights / memory bandwidth"
+    found = statistics.median(between)
+    return [
+        Figure("first_token", statistics.median(first), "ms"),
+        Figure("between_tokens", found, "ms", limit, name, ratio=limit / found),
+    ]
+
+
+def read_bytes_per_second() -> float:
+    """How fast memory is read: the sum of 256 MiB, the best of five."""
+    values = torch.ones(2**26)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        values.sum()
+        times.append(time.perf_counter() - start)
+    return values.nbytes / min(times)
 
 
 def our_tokens(model: LocalCausalLM, work: Work) -> list[list[int]]:
