@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
-from gristmill.training.checkpoint import step_folder, steps_in
+from gristmill.training.checkpoint import TRANSFORMERS, step_folder, steps_in
 
 MODEL_STAGES = ("curate", "tokenizer", "index", "train")  # the stages a model is made by, in order
 
@@ -76,8 +76,11 @@ def checkpoints_folder(path: Path) -> Path | None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The newest checkpoint in PATH, or PATH itself if it is a checkpoint or a Hugging Face folder."""
+    """The newest checkpoint in PATH, or PATH itself if it is a checkpoint or a Hugging Face folder; of a run on a model
+    of transformers the folder that it wrote."""
     folder = checkpoints_folder(path)
+    if folder is not None and (folder.parent / TRANSFORMERS / "config.json").is_file():
+        return folder.parent / TRANSFORMERS
     if folder is not None:
         return step_folder(folder, steps_in(folder)[-1])
     if not path.is_dir():

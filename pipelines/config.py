@@ -71,6 +71,18 @@ class Recipe(Config):
         check_all_or_none(self.training_weights)
         return self
 
+    @model_validator(mode="after")
+    def transformers_models_combine(self) -> Self:
+        if self.model is not None and self.train is not None and self.model.transformers is not None:
+            found = [name for name, is_set in not_of_transformers(self.train).items() if is_set]
+            found += ["index.mask_documents"] * self.index.mask_documents
+            if found:
+                raise ValueError(
+                    "model.transformers: models of transformers train with data and tensor parallelism, AdamW and the "
+                    f"causal objective; these are not built for them: {', '.join(found)}; leave them out"
+                )
+        return self
+
     @property
     def training_weights(self) -> dict[str, float | None]:
         """Source -> share of the training batches, of all but held-out sources; None where each is drawn in proportion
@@ -95,6 +107,24 @@ class Recipe(Config):
                 f"recipe {self.name}: {missing_text(missing)}; write {pronoun(missing)} as in the recipe demo"
             )
         return TrainingSections(self.model, self.train)
+
+
+def not_of_transformers(train: TrainConfig) -> dict[str, bool]:
+    """What a model of transformers does not train with, by the recipe's name, and whether the recipe sets it."""
+    layout = train.layout
+    axes = ("pipeline", "context", "expert", "expert_tensor")
+    return {f"train.layout.{axis}": getattr(layout, axis) > 1 for axis in axes} | {
+        "train.layout: auto": layout.auto,
+        "train.layout.recompute": layout.recompute != "none",
+        "train.objective": train.objective != "causal",
+        "train.init_from": train.init_from is not None,
+        "train.teacher": train.teacher is not None,
+        "train.optimizer.name": train.optimizer.name != "adamw",
+        "train.z_loss": train.z_loss > 0,
+        "train.float8": train.float8,
+        "train.compile": train.compile,
+        "train.evaluation": train.evaluation.every > 0,
+    }
 
 
 def missing_text(sections: list[str]) -> str:

@@ -44,6 +44,7 @@ from gristmill.training.model_fields import OMIT_DEFAULT
 from gristmill.training.parallel.mesh import Mesh
 
 MODEL_NAME = "model.json"
+TRANSFORMERS = "transformers"  # the folder that transformers opens, which a run on a model of transformers writes
 CODE_VERSION = 3  # of the format: names and meaning of tensors and fields
 SELDOM_SET = (
     "moe",
@@ -61,10 +62,15 @@ STEP_NAME = re.compile(r"step-(\d{8,})")
 
 class SavedModelConfig(dict[str, Any]):
     """Content of model.json: {"model": ModelConfig, "vocab_size", "end_of_document"}; fields that models seldom have
-    are left out at their default."""
+    are left out at their default. folder_digest stands for the folder of a model of transformers."""
 
     @classmethod
-    def of(cls, model: ModelConfig, vocab_size: int, end_of_document: int) -> "SavedModelConfig":
+    def of(
+        cls, model: ModelConfig, vocab_size: int, end_of_document: int, folder_digest: str = ""
+    ) -> "SavedModelConfig":
+        if model.transformers is not None:
+            sizes = {"transformers": folder_digest, "sequence_length": model.sequence_length}
+            return cls(model=sizes, vocab_size=vocab_size, end_of_document=end_of_document)
         config = model.model_dump(mode="json")
         for name in SELDOM_SET:
             if getattr(model, name) == ModelConfig.model_fields[name].get_default(call_default_factory=True):
@@ -202,11 +208,21 @@ def load_model(
     checkpoint is a step's folder. Raises InputError if it is no checkpoint or a damaged one."""
     verified(checkpoint)
     saved_config = read_model_config(checkpoint)
+    check_own_model(checkpoint, saved_config)
     config = ModelConfig.model_validate(saved_config["model"])
     model = Transformer(config, saved_config["vocab_size"], options=ComputeOptions(dtype))
     fill(model, lambda _, parameter: torch.empty(parameter.shape))
     load(checkpoint, saved_tensors(dict(model.named_parameters()), saved_buffers(model)), model.tensor.mesh)
     return cast(model, device, dtype).eval().requires_grad_(False), config
+
+
+def check_own_model(checkpoint: Path, saved_config: SavedModelConfig) -> None:
+    """Raises InputError for a checkpoint of a model of transformers, which only its own run reads."""
+    if saved_config["model"].get("transformers") is not None:
+        raise InputError(
+            f"{checkpoint}: the state of a run on a model of transformers, which that run alone reads; name the folder "
+            "`transformers` of the run, which it writes at its end"
+        )
 
 
 def write_model_config(folder: Path, saved_config: SavedModelConfig) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import ConfigDict, field_validator, model_validator
 
 from gristmill.training.layer_config import GATED, LayerConfig, Mlp
 from gristmill.training.layer_pattern import pattern_layers, pattern_problem, pattern_stages
@@ -10,12 +10,41 @@ from gristmill.training.mixer import Mixer
 from gristmill.training.mixer_registry import NO_MIXER, known_mixer, mixer_class
 from gristmill.training.model_fields import PATTERNS, ModelFields
 
+# The fields of `transformers` models, whose sizes are in the folder and are not read here.
+UNSIZED: dict[str, Any] = {"layers": 1, "width": 1, "heads": 1, "positions": "none"}
+
+
+def _sized_or_from_a_folder(schema: dict[str, Any]) -> None:
+    """The JSON schema asks for the sizes unless `transformers` has a folder."""
+    required = schema.pop("required", [])
+    schema["anyOf"] = [{"required": required}, {"required": ["transformers"]}]
+
 
 class ModelConfig(ModelFields):
     """Architecture of a transformer. The defaults are Llama's (arXiv 2302.13971); `learned` positions, `layernorm`,
     `gelu`, biases and tied embeddings together are GPT-2. `mixer`, `mlp`, `window` and `norm_order` take one value for
     all layers, or a pattern that is repeated over them: window [256, 256, null] has full attention in every third
     layer."""
+
+    model_config = ConfigDict(json_schema_extra=_sized_or_from_a_folder)
+
+    @model_validator(mode="before")
+    @classmethod
+    def the_folder_has_the_sizes(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("transformers") is None:
+            return value
+        others = sorted(
+            name
+            for name, given in value.items()
+            if name not in ("transformers", "sequence_length", *UNSIZED)
+            and (name not in cls.model_fields or given != cls.model_fields[name].get_default(call_default_factory=True))
+        )
+        if others or any(value.get(name, size) != size for name, size in UNSIZED.items()):
+            raise ValueError(
+                "transformers: the folder's config.json says what the model is; leave "
+                f"{', '.join(others or UNSIZED)} out, only sequence_length may stand beside it"
+            )
+        return UNSIZED | value
 
     @field_validator("mixer")
     @classmethod

@@ -20,6 +20,12 @@ PATTERNS = ("mixer", "mlp", "window", "norm_order", "rope_layers")  # fields tha
 class ModelFields(Config):
     """The fields of `ModelConfig`, which checks them."""
 
+    transformers: str | None = Field(
+        None,
+        description="a folder with config.json and safetensors whose model, of any architecture in transformers, is "
+        "trained further; only sequence_length may stand beside it",
+        json_schema_extra=OMIT_DEFAULT | {"execution": True},
+    )
     layers: int = Field(ge=1, le=MAX_LAYERS)
     width: int = Field(ge=1, le=MAX_WIDTH)
     heads: int = Field(ge=1, le=MAX_WIDTH)

@@ -15,6 +15,8 @@ from gristmill.foundation.files import is_temporary
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training import checkpoint
+from gristmill.training.auto_tp.local_model import build_transformers_model, save_transformers_folder
+from gristmill.training.auto_tp.transformers_folder import TransformersFolder
 from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
@@ -60,11 +62,13 @@ Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The model and its training, as in the recipe. seed: of the initial weights and of dropout."""
+    """The model and its training, as in the recipe. seed: of the initial weights and of dropout. folder: of
+    model.transformers."""
 
     model: ModelConfig
     train: TrainConfig
     seed: int
+    folder: TransformersFolder | None = None
 
 
 class Run:
@@ -91,19 +95,24 @@ class Run:
         self.root = folder / CHECKPOINTS
         initial = None if train.init_from is None else Path(train.init_from)
         vocab_size = padded_vocab_size(initial, data.samples.vocab_size)
+        self.transformers = config.folder
+        if self.transformers is not None:
+            self.transformers.check_data(data.samples.vocab_size, model.sequence_length)
+            vocab_size = self.transformers.vocab_size
         objective = self._objective(data.samples, model, "train")
         loss = checked_loss(objective, train.z_loss, train.teacher is not None)
         if train.objective not in BUILT_IN:
             check_sample(objective, train.tokens // model.sequence_length - 1)
         if train.float8:
             check_float8(mesh.device)
-        self.model = build_local_model(model, vocab_size, train, mesh, config.seed)
+        self.model = self._build_model(model, vocab_size)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
         self.optimizer = build_optimizer(self.model.parameters, train, model)
         self.batches = Batches(
             objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
         )
-        self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document)
+        digest = "" if self.transformers is None else self.transformers.digest
+        self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document, digest)
         if vocab_size > data.samples.vocab_size:
             self.saved_config["padded_rows"] = vocab_size - data.samples.vocab_size
         self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
@@ -121,11 +130,8 @@ class Run:
             self.validation.teacher = self.trainer.teacher
         self.saver = Saver(self.root, train.checkpoint, mesh)
         self.objective, self.data_fingerprint = objective, objective.fingerprint
-        shape = shape_of(model, vocab_size)
-        self.num_parameters = parameter_count(shape)
-        self.step_metrics = StepMetrics(
-            data, objective.bits_per_byte, flops_per_token(shape), mesh.world.size, mesh.device
-        )
+        self.num_parameters, flops = self._size(model, vocab_size)
+        self.step_metrics = StepMetrics(data, objective.bits_per_byte, flops, mesh.world.size, mesh.device)
 
     def train(self) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
@@ -150,8 +156,24 @@ class Run:
             if self.log is not None:
                 self.log.close()
         self._check_kept()
+        if self.transformers is not None:
+            save_transformers_folder(self.model, self.transformers, self.folder / checkpoint.TRANSFORMERS, self.mesh)
         self.reporter.say(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
         return self._summary()
+
+    def _build_model(self, model: ModelConfig, vocab_size: int) -> LocalModel:
+        if self.transformers is None:
+            return build_local_model(model, vocab_size, self.config, self.mesh, self.seed)
+        return build_transformers_model(
+            self.transformers, self.config, self.mesh, model.sequence_length, self.reporter.say
+        )
+
+    def _size(self, model: ModelConfig, vocab_size: int) -> tuple[int, float]:
+        """(parameters, FLOPs a token; of a model of transformers 6 a parameter: arXiv 2001.08361, section 2.1)."""
+        if self.transformers is not None:
+            return self.transformers.num_parameters, 6 * self.transformers.num_parameters
+        shape = shape_of(model, vocab_size)
+        return parameter_count(shape), flops_per_token(shape)
 
     def _open_log(self, saved: Path | None) -> None:
         step, evaluates = self.trainer.progress.step, self.evaluate is not None

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gristmill.evaluation.models.conversion.families import family_for, family_named
+from gristmill.evaluation.models.conversion.families import FAMILIES, family_for, family_named
 from gristmill.evaluation.models.conversion.family import Family
 from gristmill.evaluation.models.safetensors_folder import INDEX_NAME, WEIGHTS_NAME, SafetensorsFolder
 from gristmill.evaluation.models.weight_source import WeightSource, converted_source
@@ -79,6 +79,16 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def is_huggingface(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file()
+
+
+def has_family(folder: Path) -> bool:
+    """Whether gristmill's own model has the architecture of the folder."""
+    fields = _read_config(folder)
+    architectures = fields.get("architectures") or []
+    return any(
+        family.model_type == fields.get("model_type") and (not architectures or family.architecture in architectures)
+        for family in FAMILIES
+    )
 
 
 def open_huggingface(folder: Path) -> WeightSource:

@@ -6,16 +6,19 @@ from pathlib import Path
 import torch
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.models.huggingface import is_huggingface, read_huggingface
+from gristmill.evaluation.models.causal_lm import CausalLM
+from gristmill.evaluation.models.huggingface import has_family, is_huggingface, read_huggingface
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.quantization import quantize
 from gristmill.evaluation.models.sharded_causal_lm import load_sharded
+from gristmill.evaluation.models.transformers_causal_lm import TransformersCausalLM
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.checkpoint import load_model, read_model_config
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.parallel.mesh import Mesh
@@ -29,7 +32,7 @@ class LoadedModel:
     """digest: of the weight files, the tokenizer and the precision; equal digests give equal results."""
 
     name: str
-    causal_lm: LocalCausalLM
+    causal_lm: CausalLM
     codec: Tokenizer
     digest: str
 
@@ -45,6 +48,8 @@ def load_for_evaluation(
     foreign = is_huggingface(checkpoint)
     if not foreign:
         check_causal(checkpoint, read_model_config(checkpoint)["model"].get("attention", "causal"))
+    if foreign and not has_family(checkpoint):
+        return _load_of_transformers(checkpoint, folder, codec, config, device)
     if foreign:
         model, saved_config = read_huggingface(checkpoint, device, dtype)
         check_causal(checkpoint, model.config.attention)
@@ -62,6 +67,23 @@ def load_for_evaluation(
         quantize(model, config.weights, codec.end_of_document)
     parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
     return LoadedModel(checkpoint.name, LocalCausalLM(model, model.config.sequence_length), codec, fingerprint(parts))
+
+
+def _load_of_transformers(
+    checkpoint: Path, tokenizer: Path, codec: Tokenizer, config: EvaluateConfig, device: str | torch.device
+) -> LoadedModel:
+    """A model whose architecture is in transformers and not in gristmill."""
+    folder = open_causal_folder(checkpoint)
+    if config.weights != "as_trained":
+        raise RecipeError(f"weights: {config.weights} is not built for {folder.architecture.__name__}; leave it out")
+    if codec.vocab_size > folder.vocab_size:
+        raise InputError(
+            f"{tokenizer}: the tokenizer has {codec.vocab_size} tokens and {checkpoint} {folder.vocab_size}; give the "
+            "tokenizer it was trained with"
+        )
+    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
+    causal_lm = TransformersCausalLM(folder, device, DTYPES[config.precision])
+    return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
 
 
 def load_for_evaluation_sharded(

@@ -38,6 +38,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
         "sampling": sampling,
         "seed": recipe.seed,
     }
+    if model.transformers is not None:
+        decides["transformers"] = transformers_digest(Path(model.transformers))
     if train.init_from is not None:
         decides["init_from"] = checkpoint_digest("init_from", Path(train.init_from))
     if (train.objective, train.objective_options) != ("causal", {}):
@@ -51,6 +53,13 @@ def config(recipe: Recipe) -> dict[str, Any]:
         decides["train"] = {**identity(train), "evaluation": {**identity(train.evaluation), "tasks": tasks}}
         decides["evaluate"] = {name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS}
     return decides
+
+
+def transformers_digest(folder: Path) -> str:
+    """Digest of the folder's files. Raises InputError where the folder holds no model."""
+    from gristmill.training.auto_tp.transformers_folder import open_folder  # imports torch
+
+    return open_folder(folder).digest
 
 
 def checkpoint_digest(field: str, folder: Path) -> str:
@@ -69,6 +78,9 @@ def run(context: StageContext) -> dict[str, Any]:
     steps, tokens, losses, parameters and the last scores."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
     # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
+    from gristmill.evaluation.models.huggingface import copy_tokenizer
+    from gristmill.training.auto_tp.transformers_folder import open_causal_folder
+    from gristmill.training.checkpoint import TRANSFORMERS
     from gristmill.training.host_allocator import keep_freed_memory
     from gristmill.training.memory_check import check_host_memory, check_memory, host_bytes
     from gristmill.training.parallel.layout import check_layout
@@ -82,18 +94,24 @@ def run(context: StageContext) -> dict[str, Any]:
     if train.layout.auto:
         train = planner.resolve_layout(model, data.samples.vocab_size, train, place.world_size)
         context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
+    folder = None if model.transformers is None else open_causal_folder(Path(model.transformers))
     check_layout(model, train, data.samples.vocab_size, place.world_size)
-    train, planned = planner.with_token_share(model, data.samples.vocab_size, train)
-    if planned:
-        context.reporter.say(f"train: {planned}")
-    check_memory(model, train, data.samples.vocab_size, device_bytes(place))
-    check_host_memory(model, train, data.samples.vocab_size, place.local_world_size, host_bytes())
+    if folder is None:
+        train, planned = planner.with_token_share(model, data.samples.vocab_size, train)
+        if planned:
+            context.reporter.say(f"train: {planned}")
+        check_memory(model, train, data.samples.vocab_size, device_bytes(place))
+        check_host_memory(model, train, data.samples.vocab_size, place.local_world_size, host_bytes())
     if local_device(place).type == "cpu":
         keep_freed_memory()
     digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
-        return Run(RunConfig(model, train, recipe.seed), data, mesh, context.folder, context.reporter, evaluate).train()
+        config_of_run = RunConfig(model, train, recipe.seed, folder)
+        result = Run(config_of_run, data, mesh, context.folder, context.reporter, evaluate).train()
+        if folder is not None and mesh.is_first:
+            copy_tokenizer(context.inputs["tokenizer"], context.folder / TRANSFORMERS)
+        return result
 
 
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:

@@ -17,18 +17,17 @@ from gristmill.training.auto_tp.region import as_whole
 Site = tuple[nn.Module, str]
 
 
-def apply_plan(model: nn.Module, plan: TensorPlan, grid: DeviceMesh) -> None:
+def apply_plan(model: nn.Module, plan: TensorPlan, grid: DeviceMesh | None) -> None:
     """Replaces the parameters of sharded layers by DTensors and registers the hooks that exchange activations. Equal on
-    all ranks before; parameters that several modules share stay shared. All other parameters stay plain tensors."""
+    all ranks before; parameters that several modules share stay shared. All other parameters stay plain tensors.
+    Fused layers become pieces also in a plan for one rank, where grid is None."""
     shared = _shared_parameters(model)
     for layer in plan.layers.values():
-        if layer.role is Role.REPLICATED:
-            continue
-        module = model.get_submodule(layer.name)
+        module, is_sharded = model.get_submodule(layer.name), grid is not None and layer.role is not Role.REPLICATED
         if layer.pieces:
             parent, _, leaf = layer.name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, FusedLinear(module, layer, grid))
-        else:
+            setattr(model.get_submodule(parent), leaf, FusedLinear(module, layer, grid if is_sharded else None))
+        elif is_sharded:
             module.register_forward_pre_hook(partial(_input_as_whole, grid, layer))
             parallelize_module(module, grid, _style(module, layer), src_data_rank=None)
             if layer.role is Role.INPUT or isinstance(module, nn.Embedding):

@@ -94,11 +94,10 @@ class LogitsOutput:
 
 
 def parallelize(
-    model: nn.Module, plan: TensorPlan | None, mesh: Mesh, precision: Precision, reshard_after_forward: bool = True
+    model: nn.Module, plan: TensorPlan, mesh: Mesh, precision: Precision, reshard_after_forward: bool = True
 ) -> TransformersModel:
     """The model on this process's device, under the plan and FSDP where there are several processes."""
-    if plan is not None and plan.degree > 1:
-        apply_plan(model, plan, mesh.tensor_grid)
+    apply_plan(model, plan, mesh.tensor_grid if plan.degree > 1 else None)
     model.to(mesh.device)
     wrapped = TransformersModel(model, mesh, precision)
     if mesh.distributed:

@@ -18,9 +18,10 @@ PIECE = "piece_"
 
 class FusedLinear(nn.Module):
     """x W^T + b for each piece of the outputs. Parameters are piece_0_weight, piece_0_bias, ..., and weights keep the
-    orientation of the layer that they come from."""
+    orientation of the layer that they come from. grid: None for plain parameters, which have the same names, so that a
+    checkpoint fits every layout."""
 
-    def __init__(self, layer: nn.Module, plan: LayerPlan, grid: DeviceMesh):
+    def __init__(self, layer: nn.Module, plan: LayerPlan, grid: DeviceMesh | None):
         super().__init__()
         self.grid, self.pieces = grid, plan.pieces
         self.transposed = is_transposed(layer)
@@ -33,11 +34,13 @@ class FusedLinear(nn.Module):
                 self._store(f"{PIECE}{index}_bias", bias, Shard(0) if sharded else Replicate())
 
     def _store(self, name: str, whole: Tensor, placement: Any) -> None:
-        stored = distribute_tensor(whole.contiguous(), self.grid, [placement], src_data_rank=None)
+        stored = whole.clone()
+        if self.grid is not None:
+            stored = distribute_tensor(stored, self.grid, [placement], src_data_rank=None)
         self.register_parameter(name, nn.Parameter(stored))
 
     def forward(self, x: Tensor) -> "FusedOutput":
-        x = as_whole(x, self.grid)
+        x = x if self.grid is None else as_whole(x, self.grid)
         return FusedOutput([self._piece(x, index) for index in range(len(self.pieces))])
 
     def _piece(self, x: Tensor, index: int) -> Tensor:
@@ -78,7 +81,8 @@ class FusedOutput:
 
 def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
     """Names of the model before it was sharded, and value of each parameter, gathered from all ranks; collective. The
-    pieces of fused layers are joined."""
+    pieces of fused layers are joined. Names that share a parameter have one tensor."""
+    known: dict[int, Tensor | None] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, FusedLinear):
@@ -89,7 +93,9 @@ def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None])
                     yield f"{prefix}{leaf}", None if parts[0] is None else torch.cat(parts, dim=dim)
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
-            yield f"{prefix}{leaf}", _gathered(value(parameter))
+            if id(parameter) not in known:
+                known[id(parameter)] = _gathered(value(parameter))
+            yield f"{prefix}{leaf}", known[id(parameter)]
 
 
 def _gathered(tensor: Tensor | None) -> Tensor | None:

@@ -82,7 +82,8 @@ def plan_tensor_parallel(traced: Trace, tables: Tables, degree: int) -> TensorPl
             layers[name] = LayerPlan(name, Role.OUTPUT, call.pieces, pieces, "", "" if first == name else first)
         else:
             few = reasons[name].endswith(FEW_HEADS.format(degree=degree))
-            layers[name] = LayerPlan(name, Role.REPLICATED, reason=reasons[name], under_sharded_heads=few)
+            whole = (False,) * len(call.pieces)
+            layers[name] = LayerPlan(name, Role.REPLICATED, call.pieces, whole, reasons[name], under_sharded_heads=few)
     return TensorPlan(degree, layers)
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import file_digest
 from gristmill.training.auto_tp.plan import Tables, TensorPlan, plan_tensor_parallel
 from gristmill.training.auto_tp.trace import Trace, trace
 
 CONFIG_NAME = "config.json"
+POSITIONS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx")  # their limit, in a config
 TRACED_SHAPE = (2, 8)  # samples and tokens; a plan does not depend on them
 
 
@@ -34,8 +37,32 @@ class TransformersFolder:
     @property
     def max_positions(self) -> int | None:
         """None where the model has no table of positions that ends."""
-        found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return None if found is None else int(found)
+        config = self.config.get_text_config()
+        found = [getattr(config, name, None) for name in POSITIONS]
+        return next((int(number) for number in found if number), None)
+
+    @property
+    def digest(self) -> str:
+        """Of config and weights."""
+        files = [self.path / CONFIG_NAME, *sorted(self.path.glob("*.safetensors"))]
+        return fingerprint([[path.name, file_digest(path)] for path in files])
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.skeleton().parameters())
+
+    def check_data(self, vocab_size: int, sequence_length: int) -> None:
+        """Raises RecipeError if the model cannot read samples of this vocabulary and length."""
+        if vocab_size > self.vocab_size:
+            raise RecipeError(
+                f"model.transformers: {self.path} has a vocabulary of {self.vocab_size} and the data {vocab_size}; set "
+                "tokenizer.pretrained to the model's folder"
+            )
+        if self.max_positions is not None and sequence_length > self.max_positions:
+            raise RecipeError(
+                f"model.sequence_length {sequence_length} is above the {self.max_positions} positions of {self.path}; "
+                "lower it"
+            )
 
     def skeleton(self) -> Any:
         """The model without numbers, on the meta device."""
@@ -93,8 +120,9 @@ def open_folder(path: Path) -> TransformersFolder:
     return TransformersFolder(path, config, architecture)
 
 
-def check_causal(folder: TransformersFolder) -> None:
-    """Raises RecipeError for a model that does not predict the next token of its only sequence."""
+def open_causal_folder(path: Path) -> TransformersFolder:
+    """`open_folder`; raises RecipeError for a model that does not predict the next token of its only sequence."""
+    folder = open_folder(path)
     known = _transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     names = {name for each in known for name in ((each,) if isinstance(each, str) else each)}
     name = folder.architecture.__name__
@@ -103,6 +131,7 @@ def check_causal(folder: TransformersFolder) -> None:
             f"model.transformers: {folder.path} holds a {name}, which is no causal language model; gristmill trains "
             "and evaluates causal ones of transformers (name a ...ForCausalLM)"
         )
+    return folder
 
 
 def example_inputs(config: Any) -> dict[str, Tensor]:
