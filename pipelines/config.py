@@ -116,6 +116,7 @@ def not_of_transformers(train: TrainConfig) -> dict[str, bool]:
     return {f"train.layout.{axis}": getattr(layout, axis) > 1 for axis in axes} | {
         "train.layout: auto": layout.auto,
         "train.layout.recompute": layout.recompute != "none",
+        "train.layout.offload": layout.offload != type(layout.offload)(),
         "train.objective": train.objective != "causal",
         "train.init_from": train.init_from is not None,
         "train.teacher": train.teacher is not None,

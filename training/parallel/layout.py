@@ -76,7 +76,7 @@ def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
 
 def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterator[str]:
     size = layout.tensor
-    if size == 1:
+    if size == 1 or model.transformers is not None:  # a plan by rules replicates what does not split
         return
     sizes = divisors(model.heads if model.has_attention else model.width)
     legal = [number for number in sizes if not list(_uneven(model, number, vocab_size, layout))]
