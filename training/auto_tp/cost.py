@@ -58,7 +58,7 @@ def described(plan: TensorPlan, traced: Trace, bytes_per_value: int) -> Iterator
     yield f"tensor parallelism over {plan.degree} ranks, by rules:"
     for role in Role:
         groups: Counter[tuple[str, str]] = Counter(
-            (_pattern(layer.name), _pattern(layer.reason)) for layer in plan.having(role)
+            (pattern(layer.name), pattern(layer.reason)) for layer in plan.having(role)
         )
         for (name, reason), number in groups.items():
             yield f"  {role.value:<10}  {name}{f' ({number})' if number > 1 else ''}{f': {reason}' if reason else ''}"
@@ -71,13 +71,13 @@ def described(plan: TensorPlan, traced: Trace, bytes_per_value: int) -> Iterator
         f"{f' and {once:,} bytes of gradients' if once else ''}"
     )
     for (name, layer), number in Counter(
-        (each.name, _pattern(each.layer)) for each in found if each.name != "all_reduce" or not each.per_token
+        (each.name, pattern(each.layer)) for each in found if each.name != "all_reduce" or not each.per_token
     ).items():
         why = "a gradient summed over sharded heads" if name == "all_reduce" else "gradients of replicated heads"
         yield f"  more than Megatron's plan: {number} {name} for {layer}, {why}"
 
 
-def _pattern(text: str) -> str:
+def pattern(text: str) -> str:
     """model.layers.3.mlp.up -> model.layers.*.mlp.up."""
     return " ".join(
         ".".join("*" if part.isdigit() else part for part in word.split(".")) if "." in word else word

@@ -4,6 +4,7 @@ transformers is an extra and is imported where it is used."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ TRACED_SHAPE = (2, 8)  # samples and tokens; a plan does not depend on them
 
 @dataclass(frozen=True)
 class TransformersFolder:
-    """config: the folder's, as transformers reads it. architecture: the class named there."""
+    """config: the folder's, as transformers reads it, without decoding caches, which training does not need. caches:
+    what it said about them. architecture: the class named there."""
 
     path: Path
     config: Any
     architecture: type[nn.Module]
+    caches: bool | None
 
     @property
     def vocab_size(self) -> int:
@@ -67,14 +70,19 @@ class TransformersFolder:
     def skeleton(self) -> Any:
         """The model without numbers, on the meta device."""
         with torch.device("meta"), _as_folder_errors(self.path):
-            return self.architecture(self.config).eval()
+            return self.architecture(copy(self.config)).eval()
 
     def load(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The model with its weights, on the CPU. Raises InputError if tensors are absent, damaged or of other
         shapes."""
         with _as_folder_errors(self.path), _quiet():
             model, report = self.architecture.from_pretrained(
-                self.path, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+                self.path,
+                config=copy(self.config),
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
             )
         for key, problem in (("missing_keys", "has no"), ("mismatched_keys", "has another shape of")):
             if found := sorted(str(each) for each in report.get(key, ())):
@@ -85,9 +93,12 @@ class TransformersFolder:
         return model
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Writes config.json and safetensors, which transformers opens, of the tensors by their names in the model."""
+        """Writes config.json and safetensors, which transformers opens. tensors: by their names in the model."""
         with _quiet():
-            self.skeleton().save_pretrained(folder, state_dict=dict(tensors))
+            model = self.skeleton()
+            if self.caches is not None:
+                model.config.use_cache = self.caches
+            model.save_pretrained(folder, state_dict=dict(tensors))
 
 
 def open_folder(path: Path) -> TransformersFolder:
@@ -116,8 +127,9 @@ def open_folder(path: Path) -> TransformersFolder:
             f"{path / CONFIG_NAME}: architectures is {names}, which transformers {transformers.__version__} does not "
             "have; update transformers, or name a class of it"
         )
+    caches = getattr(config, "use_cache", None)
     config.use_cache = False
-    return TransformersFolder(path, config, architecture)
+    return TransformersFolder(path, config, architecture, caches)
 
 
 def open_causal_folder(path: Path) -> TransformersFolder:

@@ -36,7 +36,9 @@ def train(source: Path, folder: Path, tensor: int = 1, data: int = 1, checkpoint
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    tiny_model("gpt2").save_pretrained(tmp_path / "source")
+    model = tiny_model("gpt2")
+    model.config.use_cache = True  # as in the folders of others
+    model.save_pretrained(tmp_path / "source")
     return tmp_path / "source"
 
 
@@ -50,6 +52,7 @@ def test_layouts_train_the_same_model_and_transformers_opens_it(source: Path, tm
         for name in ("alone", "sharded")
     )
     before = tiny_model("gpt2").state_dict()
+    assert open_folder(tmp_path / "sharded" / TRANSFORMERS).caches is True
     assert one.keys() == four.keys() == before.keys()
     for name, weight in one.items():
         assert torch.allclose(weight, four[name], atol=1e-3), name
