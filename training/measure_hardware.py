@@ -273,17 +273,17 @@ def _start_processes(device: torch.device) -> bool:
 
 def _median(work: Callable[[], Any], device: torch.device, repeats: int, alone: bool = True) -> float:
     """Median seconds of `repeats` runs after two warm-up runs. On a CPU, work of this process alone is timed by its CPU
-    time, which other processes do not lengthen."""
+    time, which other processes do not lengthen, unless it is shorter than a tick of that clock."""
     threads = torch.get_num_threads()
     clock = time.perf_counter if device.type == "cuda" or not alone else lambda: time.process_time() / threads
     times = []
     for index in range(repeats + 2):
         _finish(device)
-        start = clock()
+        start, wall = clock(), time.perf_counter()
         work()
         _finish(device)
         if index >= 2:
-            times.append(clock() - start)
+            times.append(clock() - start or time.perf_counter() - wall)
     return sorted(times)[len(times) // 2]
 
 

@@ -96,6 +96,7 @@ CHOICES = [
     wrong("train.schedule: {shape: cosin}", "train.schedule.shape", "'cosine'?"),
     wrong("train.layout: {schedule: 1f2b}", "train.layout.schedule", "'1f1b'?"),
     wrong("train.layout: {recompute: all}", "train.layout.recompute", "'none', 'full'"),
+    wrong("train.layout: {offload: {optimizer: gpu}}", "train.layout.offload.optimizer", "'none'"),
     wrong("index: {packing: best}", "index.packing", "'best_fit'?"),
     wrong("evaluate: {precision: fp8}", "evaluate.precision", "'fp32' or 'bf16'"),
     wrong("curate.pii: {email: remove}", "curate.pii.email", "'replace'"),

@@ -29,6 +29,27 @@ CASES = [
         "dualpipev splits the backward pass",
         "set recompute: full",
     ),
+    changed(
+        "tokens again under sequence parallelism",
+        ["train.layout: {tensor: 2, recompute: tokens}"],
+        "sequence parallelism divides over the tensor ranks",
+        "set sequence_parallel: false",
+    ),
+    changed(
+        "a share of tokens without its policy",
+        ["train.layout: {recompute: swap, swapped_tokens: 0.5}"],
+        "swapped_tokens is of recompute: tokens",
+    ),
+    changed(
+        "a strategy without its setting",
+        ["train.layout: {offload: {optimizer: interleaved}}"],
+        "interleaved needs stride",
+    ),
+    changed(
+        "a setting of another strategy",
+        ["train.layout: {offload: {optimizer: cpu, device_share: 0.5}}"],
+        "device_share is of optimizer: static, not cpu",
+    ),
 ]
 
 

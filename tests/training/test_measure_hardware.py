@@ -34,6 +34,8 @@ def test_this_machine_is_measured_and_its_profile_can_be_read(tmp_path, monkeypa
     profile = load_hardware(path)
     assert profile.device.memory_tb_per_second == pytest.approx(0.01)
     assert "measured" in yaml.safe_load(path.read_text())["sources"]["matmul"]
+    assert "while another thread copies" in profile.sources["host_update"]
+    assert profile.host_update_gparams_per_second > 0 and profile.host_contention >= 0
 
 
 def test_a_wire_is_found_again_from_its_own_curve():

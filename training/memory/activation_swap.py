@@ -87,7 +87,9 @@ class SwapStreams:
     def begin(self, layer: "SwappedLayer") -> None:
         if self.device.type == "cuda":
             if len(self._ends) >= ROUNDING_BUFFERS:
-                torch.cuda.current_stream(self.device).wait_event(self._ends.pop(0))
+                # This thread waits, not only the stream: it runs ahead, and memory is free once it has seen the end.
+                self._ends.pop(0).synchronize()
+                self.to_host.release()
             self.layers.append(layer)
 
     def end(self) -> None:

@@ -30,9 +30,13 @@ class HostCopies:
             target.copy_(source, non_blocking=True)
             event = self._stream.record_event()
         self._held.append((event, source))
+        self.release()
+        return event
+
+    def release(self) -> None:
+        """Gives up the sources whose copies have ended."""
         while self._held and self._held[0][0].query():
             self._held.popleft()
-        return event
 
     def record(self, event: torch.cuda.Event) -> None:
         """The event happens once all copies so far have ended."""
