@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from measure import Figure, arguments, in_turn, print_figures
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
@@ -93,7 +94,7 @@ def works(count: int, longest: int) -> list[Work]:
     ]
 
 
-def measured(work: Work, ours: LocalCausalLM, peer: PreTrainedModel, rounds: int) -> Figure:
+def measured(work: Work, ours: LocalCausalLM, peer: Any, rounds: int) -> Figure:
     cache, size = best_peer(work, peer)
     theirs = partial(transformers_tokens, peer, work, cache, size)
     mine = partial(our_tokens, ours, work)
@@ -159,7 +160,7 @@ def our_tokens(model: LocalCausalLM, work: Work) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def transformers_tokens(model: PreTrainedModel, work: Work, cache: str, size: int) -> list[list[int]]:
+def transformers_tokens(model: Any, work: Work, cache: str, size: int) -> list[list[int]]:
     """Batches of prompts of similar length; how long a continuation gets is not known before."""
     order = sorted(range(len(work.prompts)), key=lambda index: -len(work.prompts[index]))
     found: dict[int, list[int]] = {}
@@ -183,7 +184,7 @@ def transformers_tokens(model: PreTrainedModel, work: Work, cache: str, size: in
     return [found[index] for index in range(len(order))]
 
 
-def best_peer(work: Work, model: PreTrainedModel) -> tuple[str, int]:
+def best_peer(work: Work, model: Any) -> tuple[str, int]:
     """The fastest cache and batch size on half of the requests."""
     part = work.first(max(8, len(work.prompts) // 2))
     found = []
