@@ -114,7 +114,11 @@ def parallelize(
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules that FSDP gathers one at a time: those that transformers does not split over devices."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():  # the outer one of two, as of Mamba's block and mixer
+        if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
+            found[path] = module
+    return list(found.values())
 
 
 def whole_on_each_rank(parameters: Mapping[str, nn.Parameter], mesh: Mesh) -> frozenset[str]:

@@ -39,6 +39,17 @@ class FusedLinear(nn.Module):
             stored = distribute_tensor(stored, self.grid, [placement], src_data_rank=None)
         self.register_parameter(name, nn.Parameter(stored))
 
+    @property
+    def weight(self) -> Tensor:
+        """The fused weight, for code that takes it from the layer, as Mamba's does."""
+        pieces = [getattr(self, f"{PIECE}{index}_weight") for index in range(len(self.pieces))]
+        return torch.cat(pieces, dim=1 if self.transposed else 0)
+
+    @property
+    def bias(self) -> Tensor | None:
+        pieces = [getattr(self, f"{PIECE}{index}_bias", None) for index in range(len(self.pieces))]
+        return None if pieces[0] is None else torch.cat(pieces)
+
     def forward(self, x: Tensor) -> "FusedOutput":
         x = x if self.grid is None else as_whole(x, self.grid)
         return FusedOutput([self._piece(x, index) for index in range(len(self.pieces))])
