@@ -58,15 +58,15 @@ class Task:
         return tokens_BT, wanted_T.expand(rows, -1)
 
 
-RECALL = Task("recall", entries=8, queries=8, name=1, names=16, value=1, values=16)
+RECALL = Task("recall", entries=16, queries=8, name=1, names=16, value=1, values=64)
 PHONEBOOK = Task("phonebook", entries=8, queries=4, name=2, names=8, value=2, values=10)
 COMPARISONS: tuple[tuple[Task, tuple[str, ...]], ...] = (
     (RECALL, ("attention", "SSD", "hybrid", "TCNCA", "chunked attention")),
     (PHONEBOOK, ("attention", "SSD", "hybrid")),
 )
-STEPS = 1500
+STEPS = 2500
 CHUNK = 8  # tokens of TCNCA's chunks
-MAMBA2 = {"head_width": 32, "state": 2}  # a state of 2 numbers a channel is too small for 8 pairs
+MAMBA2 = {"head_width": 32, "state": 1}  # one number a channel is too small for 16 pairs
 
 
 def models(task: Task) -> dict[str, ModelConfig]:
