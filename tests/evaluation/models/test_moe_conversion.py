@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gristmill.evaluation.models.huggingface import WEIGHTS_NAME, read_huggingface, write_huggingface
-from gristmill.evaluation.models.int8 import quantize_int8
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.quantization import quantize
 from gristmill.foundation.errors import InputError
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
@@ -76,7 +76,7 @@ def test_what_no_architecture_has_is_named(tmp_path, moe, says):
         write_huggingface(tmp_path / "out", model, end_of_document=0)
     assert says in str(error.value)
     with pytest.raises(InputError, match="int8 weights are not built for experts"):
-        quantize_int8(model)
+        quantize(model, "int8", first_token=0)
 
 
 def test_a_missing_expert_is_named(theirs, tmp_path):

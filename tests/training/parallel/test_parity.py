@@ -58,7 +58,6 @@ GRID = [
     Case({"data": 2, "tensor": 2}, "tied"),
     Case(PP2, "tied"),
     Case(PP2 | {"schedule": "zbv"}, "tied"),
-    Case(CUBE | {"schedule": "interleaved"}, "tied"),
     Case({"tensor": 2}, "gpt2"),
     # fewer key/value heads than tensor ranks; windows, norms after, muP; whole documents only
     Case({"tensor": 4, "data": 2}, "one_kv_head"),
@@ -70,7 +69,6 @@ GRID = [
     Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
     # ALiBi, whose slopes go with the heads, and a norm right behind the embedding
     Case({"tensor": 2}, "bloom"),
-    Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "bloom"),
     # biases of query, key and value alone, scaled rotary positions
     Case({"tensor": 2, "sequence_parallel": False}, "qwen2"),
     # layers of other families
@@ -97,6 +95,8 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "bloom"),
+    Case(CUBE | {"schedule": "interleaved"}, "tied"),
     Case({"data": 4, "replicate": 2, "tensor": 2}),
     Case({"tensor": 2} | PP4),
     Case({"tensor": 4} | PP2 | {"schedule": "zbv"}),

@@ -83,7 +83,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_forecast_is_within_5_percent_of_what_autograd_keeps(name, dtype, tensor, fake_process):

@@ -14,8 +14,8 @@ def rank_1_waits_for_nothing() -> None:
 
 
 def test_a_rank_that_hangs_is_named_with_its_place(pool) -> None:
-    with pytest.raises(RankFailed, match=r"ranks \[1\] did not answer within 5 s(.|\n)*rank_1_waits_for_nothing"):
-        pool.run(2, rank_1_waits_for_nothing, timeout_seconds=5)
+    with pytest.raises(RankFailed, match=r"ranks \[1\] did not answer within 3 s(.|\n)*rank_1_waits_for_nothing"):
+        pool.run(2, rank_1_waits_for_nothing, timeout_seconds=3)
 
 
 def test_the_pool_that_was_created_first_may_be_closed_first():
