@@ -109,7 +109,7 @@ class CheckpointContent:
 def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh) -> None:
     """Writes the complete checkpoint of a step; called by all processes."""
     folder = fresh_folder(root, step, mesh)
-    with without_warning(), disk_errors():
+    with without_warning(), errors_of_ranks():
         dcp.save(dict(content.tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
     commit(root, step, content, mesh, mesh.world.group)
 
@@ -145,7 +145,7 @@ def commit(root: Path, step: int, content: CheckpointContent, mesh: Mesh, group:
 
 def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
     """Fills the tensors in place from a checkpoint of any layout. The folder must be `verified` before."""
-    with without_warning():
+    with without_warning(), errors_of_ranks():
         dcp.load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=not mesh.distributed)
 
 
@@ -299,12 +299,13 @@ def _wait_for_all(group: dist.ProcessGroup | None) -> None:
 
 
 @contextmanager
-def disk_errors() -> Iterator[None]:
-    """Raises the OSError (full or read-only disk) or InputError of a rank instead of torch's exception around it."""
+def errors_of_ranks() -> Iterator[None]:
+    """Raises the OSError (full or read-only disk), InputError or Ctrl-C of a rank instead of torch's exception around
+    it."""
     try:
         yield
     except CheckpointException as error:
         for failure, _ in error.failures.values():
-            if isinstance(failure, OSError | InputError):
+            if isinstance(failure, OSError | InputError | KeyboardInterrupt):
                 raise failure from error
         raise

@@ -53,7 +53,7 @@ class Saver:
             checkpoint.prune(self.root, keep if finished else keep | {one for one in steps if one > step})
 
     def _finish(self, written: Future[Any], step: int, content: checkpoint.CheckpointContent, finished: bool) -> None:
-        with checkpoint.disk_errors():
+        with checkpoint.errors_of_ranks():
             written.result()
         checkpoint.commit(self.root, step, content, self.mesh, self._group)
         self.prune(step, finished)

@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-from gristmill.training.checkpoint import CheckpointContent, commit, disk_errors, fresh_folder, without_warning
+from gristmill.training.checkpoint import CheckpointContent, commit, errors_of_ranks, fresh_folder, without_warning
 from gristmill.training.parallel.mesh import single_process
 
 
@@ -50,7 +50,7 @@ def save_streamed(
     """Writes the checkpoint of a step in one process. Tensors of the content on the meta device are taken from the
     stream, which must have them in the same order. metadata is asked for when all tensors are written."""
     folder, mesh = fresh_folder(root, step, single_process()), single_process()
-    with without_warning(), disk_errors():
+    with without_warning(), errors_of_ranks():
         planner = _StreamPlanner(stream)
         dcp.save(dict(content.tensors), storage_writer=_Writer(folder), planner=planner, no_dist=True)
     commit(root, step, replace(content, metadata=metadata()), mesh, None)

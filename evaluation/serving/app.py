@@ -1,6 +1,7 @@
 """The OpenAI-compatible HTTP application of one model."""
 
 import asyncio
+import gc
 import hmac
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -129,10 +130,13 @@ async def _body(request: Request) -> Any:
         content += part
         if len(content) > MAX_BODY_BYTES:
             raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once")
+    gc.disable()  # at the recursion limit the finalizers of other objects would fail
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON ({str(error)[:100]}); send a JSON object") from error
+    finally:
+        gc.enable()
 
 
 def _checked(model: ServedModel, kind: type[Any], body: Any) -> Any:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
     load,
+    load_model,
     prune,
     read_model_config,
     save,
@@ -133,3 +135,14 @@ def test_saved_tensors_and_state_come_back(tmp_path: Path) -> None:
     files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")  # which has times
     assert files == [".metadata", "__0_0.distcp", "metrics.jsonl", "model.json"]
     assert all((folder / name).read_bytes() == (tmp_path / "other/step-00000007" / name).read_bytes() for name in files)
+
+
+def test_ctrl_c_while_loading_is_ctrl_c(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch wraps every exception of a rank in its own, which no command expects."""
+
+    def interrupted(self: FileSystemReader) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FileSystemReader, "read_metadata", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_model(step_folder(whole / "checkpoints", 6))

@@ -136,7 +136,7 @@ class SwappedLayer:
         weights = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
         self._kept = {_key(tensor)[0] for tensor in [*metadata.tensors(), *weights]}
         self._copies: dict[tuple[Any, ...], tuple[StorageWeakRef, _InHostMemory]] = {}
-        self._whole: set[int] = set()  # storages that are always in host memory
+        self._whole: dict[int, StorageWeakRef] = {}  # storages that are always in host memory
         self._heads: dict[int, str] = {}  # storages of queries, keys and values while attention is computed
         self._in_attention = False
         self._saved = 0
@@ -169,7 +169,7 @@ class SwappedLayer:
         return mixed
 
     def _always(self, tensor: Tensor) -> _Whole:
-        self._whole.add(_key(tensor)[0])
+        self._whole[_key(tensor)[0]] = StorageWeakRef(tensor.untyped_storage())
         return self._stored(tensor.detach())
 
     def _pack(self, tensor: Tensor) -> Tensor | _Rows | _Whole:
@@ -184,7 +184,7 @@ class SwappedLayer:
             if name is None or self.cut == self.tokens or tensor.numel() % (self.batch * self.tokens):
                 return self._stored(tensor)
             number = name
-        elif self.cut == self.tokens or storage in self._whole or not self._is_by_token(order):
+        elif self.cut == self.tokens or self._is_whole(storage) or not self._is_by_token(order):
             return self._stored(tensor)
         first = None
         if self.cut:
@@ -192,6 +192,10 @@ class SwappedLayer:
                 tensor, "first", lambda values: self._by_token(values)[:, : self.cut].contiguous(), order
             )
         return _Rows(number, first, order)
+
+    def _is_whole(self, storage: int) -> bool:
+        """The address of a storage that was freed may be another one's by now."""
+        return storage in self._whole and not self._whole[storage].expired()
 
     def _stored(self, tensor: Tensor) -> _Whole:
         order = _Order.of(tensor)

@@ -58,4 +58,4 @@ def test_reading_damaged_files_leaks_nothing(tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for path, held in json.loads(run.stdout).items():
         # a leak grows in each round (lz4: 0.8 MB), the allocator's reserve only in some
-        assert min(after - before for before, after in pairwise(held)) < 200_000, path
+        assert min(after - before for before, after in pairwise(held)) < 400_000, path
