@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from gristmill.evaluation.results.standard_errors import LN2
+from gristmill.evaluation.results.standard_errors import LN2, bits_per_byte
 from gristmill.evaluation.results.statistics import ratio_error
 from gristmill.evaluation.tasks.corpus_task_configs import BITS_PER_BYTE
 from gristmill.evaluation.tasks.harness import Results
@@ -33,7 +33,7 @@ def _add_group(results: Results, group: str, alias: str, names: list[str]) -> No
         "name": group,
         "alias": alias,
         "sample_len": len(pairs),
-        f"{BITS_PER_BYTE},none": sum(bits) / sum(sizes),
+        f"{BITS_PER_BYTE},none": bits_per_byte(pairs),
         f"{BITS_PER_BYTE}_stderr,none": ratio_error(bits, sizes),
     }
     summary["results"] = {group: result, **summary["results"]}

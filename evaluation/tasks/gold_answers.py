@@ -18,10 +18,11 @@ Pairs = dict[tuple[str, int], Pair]  # by task and document
 def generation_answers(model: Any, tasks: Mapping[str, Task]) -> Pairs:
     """Right answers of tasks that generate text, each scored behind its prompt; of all data-parallel replicas on the
     first one. An answer that does not fit the sequence length is left out."""
+    generating = {name: task for name, task in tasks.items() if task.OUTPUT_TYPE == "generate_until"}
+    if not generating:
+        return {}
     requests, sizes = [], []
-    for name, task in tasks.items():
-        if task.OUTPUT_TYPE != "generate_until":
-            continue
+    for name, task in generating.items():
         delimiter = task.config.target_delimiter
         for instance in {instance.doc_id: instance for instance in task.instances}.values():
             answer = task.doc_to_target(instance.doc)
@@ -64,8 +65,8 @@ def add_answer_bits(raw: dict[str, Any], samples: Samples, tasks: Mapping[str, T
                 sample[ANSWER_BITS] = list(pair)
                 sample["metrics"] = [*sample["metrics"], ANSWER_BITS]
         _add_result(raw, name, kept)
-    for group, children in raw.get("group_subtasks", {}).items():
-        below = [task for task in subtasks_of(group, {group: children, **raw["group_subtasks"]}) if task in samples]
+    for group in raw.get("group_subtasks", {}):
+        below = [task for task in subtasks_of(group, raw["group_subtasks"]) if task in samples]
         if group in raw["results"] and group not in samples:
             _add_result(raw, group, [sample for task in below for sample in evaluated(samples[task])])
 

@@ -34,17 +34,13 @@ def random_blocks(seed: int, count: int) -> list[Block]:
 def first_fit(blocks: list[Block], order: tuple[int, ...]) -> int:
     addresses: dict[int, int] = {}
     for place in order:
-        others = sorted(
-            (addresses[other], addresses[other] + blocks[other].size)
-            for other in addresses
-            if blocks[other].meets(blocks[place])
+        size, others = blocks[place].size, [other for other in addresses if blocks[other].meets(blocks[place])]
+        taken = [(addresses[other], addresses[other] + blocks[other].size) for other in others]
+        addresses[place] = min(
+            address
+            for address in (0, *(end for _, end in taken))
+            if all(address + size <= start or address >= end for start, end in taken)
         )
-        address = 0
-        for start, end in others:
-            if start - address >= blocks[place].size:
-                break
-            address = max(address, end)
-        addresses[place] = address
     return max(addresses[place] + blocks[place].size for place in addresses)
 
 
