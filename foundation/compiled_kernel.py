@@ -1,9 +1,7 @@
 """A kernel compiled by numba (0.68), with the cache of kernel_cache.py. Importing this file imports numba."""
 
-import gc
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numba
@@ -13,6 +11,7 @@ from numba.core.types import unliteral
 from numba.core.typing.typeof import Purpose, typeof
 from numba.extending import intrinsic
 
+from gristmill.foundation.garbage_collection import without_garbage_collection
 from gristmill.foundation.hidden_modules import hidden_modules
 from gristmill.foundation.kernel_cache import KernelCache
 from gristmill.foundation.kernel_entry import Entry, imported_names
@@ -27,6 +26,7 @@ def dispatcher_of(function: Callable[..., Any], options: Mapping[str, Any]) -> A
     compile_or_load, call_template = dispatcher.compile, dispatcher.get_call_template
 
     def compile_once(signature: Any) -> Any:
+        # Compiling makes millions of objects that live until its end: collections take a tenth of its time. And
         # numba asks for scipy's BLAS, which takes 0.15 s to import, and no kernel here calls numpy.dot.
         with global_compiler_lock, hidden_modules("scipy.linalg"), without_garbage_collection():
             try:
@@ -66,15 +66,3 @@ def intrinsic_type(define: Callable[..., Any]) -> Any:
     found = intrinsic(define)
     typing_context.refresh()
     return typing_context.resolve_value_type(found)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Compiling makes millions of objects that live until its end: collections take a tenth of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -1,6 +1,8 @@
 """When Python looks for unreachable cycles of objects: not while modules are imported, where there are none."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # New objects between two collections. mypy, a program that also starts often, sets 200,000.
 NUM_NEW_OBJECTS = 100_000
@@ -17,3 +19,14 @@ def keep_loaded() -> None:
     which live until the process ends. The processes that are forked from this one share their memory."""
     gc.freeze()
     gc.set_threshold(*_USUAL)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

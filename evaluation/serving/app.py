@@ -1,7 +1,6 @@
 """The OpenAI-compatible HTTP application of one model."""
 
 import asyncio
-import gc
 import hmac
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +22,7 @@ from gristmill.evaluation.serving.engine import Engine, ServerBusyError, Ticket
 from gristmill.evaluation.serving.replies import Replies, error_body
 from gristmill.evaluation.serving.requests import ApiRequest, ChatRequest, CompletionRequest
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.garbage_collection import without_garbage_collection
 
 MAX_BODY_BYTES = 16 << 20
 POLL_SECONDS = 0.25  # between looks at whether the client is still there
@@ -130,13 +130,11 @@ async def _body(request: Request) -> Any:
         content += part
         if len(content) > MAX_BODY_BYTES:
             raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once")
-    gc.disable()  # at the recursion limit the finalizers of other objects would fail
     try:
-        return json.loads(content)
+        with without_garbage_collection():  # at the recursion limit the finalizers of other objects would fail
+            return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON ({str(error)[:100]}); send a JSON object") from error
-    finally:
-        gc.enable()
 
 
 def _checked(model: ServedModel, kind: type[Any], body: Any) -> Any:
