@@ -1,57 +1,39 @@
 """Commands on a checkpoint without a recipe: evaluate one or a series of checkpoints, generate text."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from math import lcm
-from pathlib import Path
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.generation.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.generation.generate import generate
-from gristmill.evaluation.generation.prompt_file import PromptFile, generate_file
+from gristmill.evaluation.generation.prompt_file import PromptFile, Writer, generate_file
 from gristmill.evaluation.generation.request import Generation, GenerationSettings, TextStream
-from gristmill.evaluation.models.huggingface import is_huggingface
-from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded
+from gristmill.evaluation.model_parallel import NO_MODEL_PARALLEL, ModelParallel, loaded_on_ranks
+from gristmill.evaluation.models.load import LoadedModel
 from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.results.curve import curve_svg
 from gristmill.evaluation.results.noise import noise_markdown, score_noise
 from gristmill.evaluation.results.table import ScoreRow
 from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
-from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import read_model_config, step_folder, steps_in, verified
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.mesh import ALONE
-from gristmill.training.processes import RankInfo, init_distributed, local_device
+from gristmill.training.checkpoint import step_folder, steps_in, verified
+from gristmill.training.parallel.mesh import ALONE, Mesh
+from gristmill.training.processes import RankInfo, local_device
 
 ONLY_PROCESS = RankInfo()
-TIMEOUT_SECONDS = 1800.0  # as the recipe's default for training
 
 
 @dataclass(frozen=True)
-class ModelParallel:
-    """How many tensor-parallel ranks and pipeline stages one replica of the model is sharded over; expert: ranks of a
-    stage that its experts are divided over, the tensor ranks first."""
+class Ranks:
+    """This process among those that torchrun started, and how the model is sharded over them."""
 
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-
-    @property
-    def size(self) -> int:
-        return lcm(self.tensor, self.expert) * self.pipeline
-
-    def __str__(self) -> str:
-        expert = f", expert={self.expert}" if self.expert > 1 else ""
-        return f"tensor={self.tensor} x pipeline={self.pipeline}{expert}"
-
-
-NO_MODEL_PARALLEL = ModelParallel()
+    rank: RankInfo = ONLY_PROCESS
+    parallel: ModelParallel = NO_MODEL_PARALLEL
 
 
 def evaluate_checkpoint(
@@ -72,9 +54,8 @@ def evaluate_checkpoint(
     workdir = Workdir.of_checkpoint(checkpoint)
     if paths.corpus is None and workdir is not None:
         paths = replace(paths, corpus=workdir.held_out_corpus())
+    model_parallel.require_processes(rank.world_size)
     if rank.world_size == 1:
-        if model_parallel.size > 1:
-            raise RecipeError(f"one process cannot hold {model_parallel} of a model; start more with torchrun")
         rows = evaluate_folder(source, paths, config, reporter, local_device(rank))
         if config.weights != "as_trained":
             _write_quantization_cost(source, paths, config, reporter)
@@ -101,54 +82,18 @@ def _evaluate_distributed(
     rank: RankInfo,
     model_parallel: ModelParallel,
 ) -> list[ScoreRow]:
-    if rank.world_size % model_parallel.size:
-        raise RecipeError(
-            f"{rank.world_size} processes are not a multiple of {model_parallel}; start a multiple of the product"
-        )
     copies_exchange = model_parallel.tensor % model_parallel.expert > 0
     if copies_exchange and rank.world_size != model_parallel.size:
         raise RecipeError(
             f"{rank.world_size} processes for {model_parallel}: ranks that exchange tokens with each other's experts "
             f"read the same documents; start {model_parallel.size}, or set expert to a divisor of tensor"
         )
-    layout = LayoutConfig(
-        data=rank.world_size // (model_parallel.tensor * model_parallel.pipeline),
-        expert=model_parallel.expert,
-        tensor=model_parallel.tensor,
-        pipeline=model_parallel.pipeline,
-        sequence_parallel=False,
-    )
-    checkpoint, sharded = source.checkpoint, model_parallel.size > 1
-    if sharded and is_huggingface(checkpoint):
-        raise RecipeError(f"{checkpoint}: a Hugging Face folder cannot be sharded; run `gristmill import` on it first")
-    if sharded and config.weights != "as_trained":
-        raise RecipeError(f"weights={config.weights} cannot be sharded; set tensor and pipeline to 1")
     # Ranks of one sharded model must run the same requests, so they may not differ in what a cache gives them.
-    paths = replace(paths, cache=None) if sharded else paths
-    digest = fingerprint([config.model_dump(mode="json"), checkpoint.name])
-    heads = _model_config(checkpoint) if sharded else ModelConfig(layers=1, width=64, heads=1)
-    if model_parallel.expert > 1:
-        _check_experts(heads, model_parallel.expert)
-    with init_distributed(rank, layout, heads, digest, TIMEOUT_SECONDS) as mesh:
-        loaded = (
-            load_for_evaluation_sharded(source, config, layout, mesh)
-            if sharded
-            else load_for_evaluation(source, config, mesh.device)
-        )
+    paths = replace(paths, cache=None) if model_parallel.size > 1 else paths
+    with loaded_on_ranks(source, config, rank, model_parallel) as (loaded, mesh):
         first_rank_reporter = reporter if mesh.is_first else Reporter.silent()
         copies = ALONE if copies_exchange else mesh.data
         return evaluate(loaded, paths, config, first_rank_reporter, copies, mesh.is_first)
-
-
-def _check_experts(model: ModelConfig, expert: int) -> None:
-    """Raises RecipeError unless the experts of every layer divide over so many ranks."""
-    counts = sorted({layer.experts for layer in model.layer_list if layer.experts})
-    if not counts or any(count % expert for count in counts):
-        raise RecipeError(f"expert={expert}: the model's layers have {counts or 'no'} experts; set a divisor, or 1")
-
-
-def _model_config(checkpoint: Path) -> ModelConfig:
-    return ModelConfig.model_validate(read_model_config(checkpoint)["model"])
 
 
 def evaluate_series(
@@ -186,40 +131,64 @@ def generate_text(
     source: CheckpointPaths,
     prompts: Sequence[str],
     settings: GenerationSettings,
-    config: EvaluateConfig | None = None,
     stream: TextStream | None = None,
+    ranks: Ranks = Ranks(),
 ) -> list[Generation]:
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document.
 
-    stream is called with (prompt index, new text) as the text is generated."""
+    stream is called with (prompt index, new text) as the text is generated, on the first rank."""
     _check_texts("--prompt", prompts)
     _check_stops(settings)
-    loaded = load_for_evaluation(source, config or EvaluateConfig(), local_device(ONLY_PROCESS))
-    max_tokens = loaded.causal_lm.sequence_length - 1
-    end = loaded.codec.end_of_document
-    encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
-    for prompt, ids in zip(prompts, encoded, strict=True):
-        if len(ids) > max_tokens:
-            raise InputError(
-                f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {max_tokens}; shorten it"
-            )
-    return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=stream)
+    with _one_model(source, ranks) as (loaded, mesh):
+        max_tokens = loaded.causal_lm.sequence_length - 1
+        end = loaded.codec.end_of_document
+        encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
+        for prompt, ids in zip(prompts, encoded, strict=True):
+            if len(ids) > max_tokens:
+                raise InputError(
+                    f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {max_tokens}; shorten it"
+                )
+        shown = stream if mesh.is_first else None
+        return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=shown)
 
 
 def generate_to_file(
-    source: CheckpointPaths, files: PromptFile, settings: GenerationSettings, reporter: Reporter, sequences: int | None
+    source: CheckpointPaths,
+    files: PromptFile,
+    settings: GenerationSettings,
+    reporter: Reporter,
+    sequences: int | None,
+    ranks: Ranks = Ranks(),
 ) -> int:
-    """`gristmill generate --checkpoint DIR --prompts FILE --output FILE`; returns the number of records with an error.
+    """`gristmill generate --checkpoint DIR --prompts FILE --output FILE`; returns the number of records with an error,
+    on the first rank, which alone writes.
 
     sequences: of the running batch; None: by device."""
     files.check()
     _check_stops(settings)
-    loaded = load_for_evaluation(source, EvaluateConfig(), local_device(ONLY_PROCESS))
-    batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
-    options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
-    run = {"model": loaded.digest, "options": options}
-    end = loaded.codec.end_of_document
-    return generate_file(files, batch, lambda text: [end, *loaded.codec.encode(text)], settings, run, reporter)
+    with _one_model(source, ranks) as (loaded, mesh):
+        if loaded.note and mesh.is_first:
+            reporter.say(loaded.note)
+        batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
+        options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
+        run = {"model": loaded.digest, "options": options}
+        end = loaded.codec.end_of_document
+        writer = Writer(run, reporter if mesh.is_first else Reporter.silent(), mesh.world)
+        return generate_file(files, batch, lambda text: [end, *loaded.codec.encode(text)], settings, writer)
+
+
+@contextmanager
+def _one_model(source: CheckpointPaths, ranks: Ranks) -> Iterator[tuple[LoadedModel, Mesh]]:
+    """The model that all processes hold together."""
+    ranks.parallel.require_processes(ranks.rank.world_size)
+    if ranks.rank.world_size > ranks.parallel.size:
+        raise RecipeError(
+            f"{ranks.rank.world_size} processes for {ranks.parallel}: generation runs one model; start "
+            f"{ranks.parallel.size}, or set --tensor"
+        )
+    source = CheckpointPaths(find_checkpoint(source.checkpoint), source.tokenizer)
+    with loaded_on_ranks(source, EvaluateConfig(), ranks.rank, ranks.parallel) as found:
+        yield found
 
 
 def _check_stops(settings: GenerationSettings) -> None:

@@ -83,7 +83,7 @@ def evaluate_live(
     mesh = model.mesh
     reporter = reporter if reporter is not None and mesh.is_first else Reporter.silent()
     codec = load_tokenizer(sources.tokenizer)
-    causal_lm = live_causal_lm(model)
+    causal_lm = live_causal_lm(model, codec.vocab_size)
     # Ranks that exchange tokens with each other's experts must run the same passes, so they share no documents.
     copies = mesh.data if model.layout.tensor % model.layout.expert_ranks == 0 else ALONE
     scores: LiveScores = {}
@@ -110,9 +110,10 @@ def evaluate_live(
     return scores
 
 
-def live_causal_lm(model: LiveModel) -> CausalLM:
+def live_causal_lm(model: LiveModel, vocab_size: int) -> CausalLM:
     """The model for evaluation only: without FSDP, compilation, and sequence and context parallelism. A single process
-    shares the weights with the run; on a mesh they are copied in the dtype of the computation."""
+    shares the weights with the run; on a mesh they are copied in the dtype of the computation. vocab_size: of the
+    tokenizer."""
     changes = {
         "sequence_parallel": False,
         "recompute": "none",
@@ -122,10 +123,9 @@ def live_causal_lm(model: LiveModel) -> CausalLM:
     }
     plain = LayoutConfig(**{**model.layout.model_dump(), **changes})
     copies = {number: _copy(stage, plain, model.mesh) for number, stage in model.stages.items()}
-    sequence_length = next(iter(copies.values())).config.sequence_length
     if model.mesh.distributed:
-        return ShardedCausalLM(copies, model.layout, sequence_length, model.mesh)
-    return LocalCausalLM(copies[0], sequence_length)
+        return ShardedCausalLM(copies, model.layout, vocab_size, model.mesh)
+    return LocalCausalLM(copies[0], copies[0].config.sequence_length, vocab_size)
 
 
 @torch.no_grad()

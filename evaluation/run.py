@@ -105,6 +105,8 @@ def evaluate(
     rows."""
     answers = None if paths.cache is None else paths.cache / f"answers-{loaded.digest}.sqlite"
     cache = None if answers is None else RequestCache(answers, reporter.say)
+    if loaded.note:
+        reporter.say(loaded.note)
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
     model = LanguageModel(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
     held_out = build_held_out_tasks(config, loaded.codec, paths.corpus)
@@ -116,7 +118,7 @@ def evaluate(
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     if paths.corpus is not None:
         rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
-    notes = [*table_notes(config, held_out.unigram), *results.notes]
+    notes = [*table_notes(config, held_out.unigram), *results.notes, *loaded.note.split("\n")[:1]]
     write_results(paths.output, results.summary, results.samples, rows, notes)
     if transfer := transfer_table(rows, family_of):
         write_atomic(paths.output / "transfer.md", transfer_markdown(transfer).encode())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import torch.distributed as dist
 from pydantic import Field, ValidationError, model_validator
 
 from gristmill.evaluation.generation.batch import ContinuousBatch
@@ -24,6 +25,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.nearest_name import did_you_mean
 from gristmill.foundation.progress import Reporter
+from gristmill.training.parallel.mesh import ALONE, Axis
 
 WAITING = 4  # times the slots: requests that wait in the batch, so that those that fit together are found
 
@@ -108,22 +110,43 @@ def describe(error: ValidationError, kind: type[RequestOptions]) -> str:
     return f"{name}: {problem}" if name else problem
 
 
+@dataclass(frozen=True)
+class Writer:
+    """run: what the results depend on beside the prompts, such as the model's digest. ranks: the processes that hold
+    the model together, of which the first writes."""
+
+    run: dict[str, object]
+    reporter: Reporter
+    ranks: Axis = ALONE
+
+    @property
+    def writes(self) -> bool:
+        return self.ranks.rank == 0
+
+    def from_first(self, read: Callable[[], Any]) -> Any:
+        """What the first rank reads, on all of them."""
+        found = [read() if self.writes else None]
+        if self.ranks.size > 1:
+            dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+
 def generate_file(
     files: PromptFile,
     batch: ContinuousBatch,
     encode: Encode,
     default: GenerationSettings,
-    run: dict[str, object],
-    reporter: Reporter,
+    writer: Writer,
 ) -> int:
     """Continues every record; returns how many have an error, which stands in their line of the output.
 
-    encode: prompt -> token ids. run: what the results depend on beside the prompts, such as the model's digest; a
-    partial file of another run raises RecipeError, naming the difference."""
-    header = json.loads(json.dumps({"prompts": file_digest(files.prompts), **run}))
-    done, errors = _resume(files.partial, header)
+    encode: prompt -> token ids. A partial file of another run raises RecipeError, naming the difference."""
+    header = json.loads(json.dumps({"prompts": file_digest(files.prompts), **writer.run}))
+    done, errors = writer.from_first(lambda: _resume(files.partial, header))
     lines = list(files.lines())
-    with files.partial.open("ab") as output, reporter.meter("generating", len(lines), "records") as meter:
+    if not writer.writes:
+        return sum("error" in result for result in _results(files, lines[done:], batch, encode, default))
+    with files.partial.open("ab") as output, writer.reporter.meter("generating", len(lines), "records") as meter:
         meter.advance(done)
         for result in _results(files, lines[done:], batch, encode, default):
             errors += "error" in result

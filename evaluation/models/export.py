@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gristmill.evaluation.models.conversion.families import family_for
+from gristmill.evaluation.models.conversion.family import UnsupportedConfig
 from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.models.load import check_tokenizer
 from gristmill.evaluation.models.open_source import open_source
@@ -67,7 +68,13 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     """Converts a Hugging Face folder, or a Megatron checkpoint with a tokenizer.json, to a gristmill checkpoint,
     OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing is
     downloaded, and no code of the folder is run."""
-    source = open_source(folder)
+    try:
+        source = open_source(folder)
+    except UnsupportedConfig as error:
+        raise InputError(
+            f"{error}; gristmill evaluate and generate run the folder with transformers' code, and "
+            f"model: {{transformers: {folder}}} trains it"
+        ) from error
     codec = load_tokenizer(folder)
     check_tokenizer(folder, codec, source.vocab_size, codec.end_of_document, padded=True)
     saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)

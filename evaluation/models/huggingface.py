@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.families import FAMILIES, family_for, family_named
-from gristmill.evaluation.models.conversion.family import Family
+from gristmill.evaluation.models.conversion.family import Family, UnsupportedConfig
 from gristmill.evaluation.models.safetensors_folder import INDEX_NAME, WEIGHTS_NAME, SafetensorsFolder
 from gristmill.evaluation.models.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
@@ -81,6 +81,20 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file()
 
 
+def own_source(folder: Path) -> WeightSource | UnsupportedConfig:
+    """The model of a Hugging Face folder, or why gristmill's own model cannot be it. Raises InputError where the folder
+    is damaged."""
+    if not has_family(folder):
+        fields = _read_config(folder)
+        return UnsupportedConfig(
+            f"gristmill's own model has no {fields.get('architectures') or fields.get('model_type')}"
+        )
+    try:
+        return open_huggingface(folder)
+    except UnsupportedConfig as error:
+        return error
+
+
 def has_family(folder: Path) -> bool:
     """Whether gristmill's own model has the architecture of the folder."""
     fields = _read_config(folder)
@@ -122,7 +136,13 @@ def read_huggingface(
     folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Transformer, SavedModelConfig]:
     """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
-    source = open_huggingface(folder)
+    return read_source(open_huggingface(folder), device, dtype)
+
+
+def read_source(
+    source: WeightSource, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, SavedModelConfig]:
+    """The model with its weights, and its config."""
     config, vocab_size = source.config, source.vocab_size
     tensors = {name: value.to(device, parameter_dtype(name, config, dtype)) for name, value in source.stream()}
     model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
@@ -138,9 +158,18 @@ def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
     return family_named(fields.get("model_type", ""), architectures[0])
 
 
-def _end_of_document(fields: Mapping[str, Any]) -> int:
+def ends_of_document(folder: Path) -> tuple[int, ...]:
+    """The tokens that config.json says end a text; none, one or several."""
+    return _ends(_read_config(folder))
+
+
+def _ends(fields: Mapping[str, Any]) -> tuple[int, ...]:
     end = fields.get("eos_token_id")
-    return int(end[0] if isinstance(end, list) else end if end is not None else 0)
+    return tuple(int(each) for each in (end if isinstance(end, list) else () if end is None else (end,)))
+
+
+def _end_of_document(fields: Mapping[str, Any]) -> int:
+    return next(iter(_ends(fields)), 0)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

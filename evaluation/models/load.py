@@ -1,17 +1,18 @@
 """Load a gristmill checkpoint or a Hugging Face folder, with its tokenizer, for evaluation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.causal_lm import CausalLM
-from gristmill.evaluation.models.huggingface import has_family, is_huggingface, read_huggingface
+from gristmill.evaluation.models.conversion.family import UnsupportedConfig
+from gristmill.evaluation.models.huggingface import ends_of_document, is_huggingface, own_source, read_source
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.quantization import quantize
-from gristmill.evaluation.models.sharded_causal_lm import load_sharded
-from gristmill.evaluation.models.transformers_causal_lm import TransformersCausalLM
+from gristmill.evaluation.models.sharded_causal_lm import load_sharded, shard_source
+from gristmill.evaluation.models.transformers_causal_lm import load_transformers_causal_lm
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
@@ -19,9 +20,10 @@ from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
-from gristmill.training.checkpoint import load_model, read_model_config
+from gristmill.training.checkpoint import SavedModelConfig, load_model, read_model_config
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.mesh import Mesh, single_process
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PADDING = 1024  # embedding tables are padded to a multiple of at most so many rows (Megatron-LM pads to 128 x tensor)
@@ -29,12 +31,14 @@ PADDING = 1024  # embedding tables are padded to a multiple of at most so many r
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """digest: of the weight files, the tokenizer and the precision; equal digests give equal results."""
+    """digest: of the weight files, the tokenizer and the precision; equal digests give equal results. note: what a user
+    should know of how it runs."""
 
     name: str
     causal_lm: CausalLM
     codec: Tokenizer
     digest: str
+    note: str = ""
 
 
 def load_for_evaluation(
@@ -43,62 +47,85 @@ def load_for_evaluation(
     """Loads model and tokenizer. Raises InputError on an incomplete or damaged checkpoint, and if the tokenizer is not
     its."""
     checkpoint, folder = paths.resolve()
-    codec = load_tokenizer(folder)
-    dtype = DTYPES[config.precision]
-    foreign = is_huggingface(checkpoint)
-    if not foreign:
-        check_causal(checkpoint, read_model_config(checkpoint)["model"].get("attention", "causal"))
-    if foreign and not has_family(checkpoint):
-        return _load_of_transformers(checkpoint, folder, codec, config, device)
-    if foreign:
-        model, saved_config = read_huggingface(checkpoint, device, dtype)
-        check_causal(checkpoint, model.config.attention)
+    codec, dtype = load_tokenizer(folder), DTYPES[config.precision]
+    if is_huggingface(checkpoint):
+        source = own_source(checkpoint)
+        if isinstance(source, UnsupportedConfig):
+            return _of_transformers(paths, codec, config, single_process(device), str(source))
+        check_causal(checkpoint, source.config.attention)
+        model, saved_config = read_source(source, device, dtype)
+        _check_ends(checkpoint, folder, codec, saved_config["vocab_size"])
     else:
+        saved_config = _checked_config(checkpoint, folder, codec)
         model, _ = load_model(checkpoint, device, dtype)
-        saved_config = read_model_config(checkpoint)
-    check_tokenizer(
-        folder,
-        codec,
-        saved_config["vocab_size"],
-        saved_config["end_of_document"],
-        padded=foreign or "padded_rows" in saved_config,
-    )
     if config.weights != "as_trained":
         quantize(model, config.weights, codec.end_of_document)
-    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
-    return LoadedModel(checkpoint.name, LocalCausalLM(model, model.config.sequence_length), codec, fingerprint(parts))
-
-
-def _load_of_transformers(
-    checkpoint: Path, tokenizer: Path, codec: Tokenizer, config: EvaluateConfig, device: str | torch.device
-) -> LoadedModel:
-    """A model whose architecture is in transformers and not in gristmill."""
-    folder = open_causal_folder(checkpoint)
-    if config.weights != "as_trained":
-        raise RecipeError(f"weights: {config.weights} is not built for {folder.architecture.__name__}; leave it out")
-    if codec.vocab_size > folder.vocab_size:
-        raise InputError(
-            f"{tokenizer}: the tokenizer has {codec.vocab_size} tokens and {checkpoint} {folder.vocab_size}; give the "
-            "tokenizer it was trained with"
-        )
-    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
-    causal_lm = TransformersCausalLM(folder, device, DTYPES[config.precision])
-    return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
+    return _loaded(checkpoint, LocalCausalLM(model, model.config.sequence_length, codec.vocab_size), codec, config)
 
 
 def load_for_evaluation_sharded(
     paths: CheckpointPaths, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
 ) -> LoadedModel:
-    """This rank's shard of a gristmill checkpoint. Raises InputError as `load_for_evaluation` does."""
+    """This rank's shard of a checkpoint or a Hugging Face folder. Raises InputError as `load_for_evaluation` does."""
     checkpoint, folder = paths.resolve()
-    codec, saved_config = load_tokenizer(folder), read_model_config(checkpoint)
-    check_causal(checkpoint, saved_config["model"].get("attention", "causal"))
-    check_tokenizer(
-        folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded="padded_rows" in saved_config
-    )
-    causal_lm = load_sharded(checkpoint, layout, mesh, DTYPES[config.precision])
-    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights]
+    codec, dtype = load_tokenizer(folder), DTYPES[config.precision]
+    if not is_huggingface(checkpoint):
+        _checked_config(checkpoint, folder, codec)
+        return _loaded(checkpoint, load_sharded(checkpoint, layout, mesh, dtype, codec.vocab_size), codec, config)
+    source = own_source(checkpoint)
+    if isinstance(source, UnsupportedConfig):
+        return _of_transformers(paths, codec, config, mesh, str(source))
+    check_causal(checkpoint, source.config.attention)
+    _check_ends(checkpoint, folder, codec, source.vocab_size)
+    return _loaded(checkpoint, shard_source(source, layout, mesh, dtype, codec.vocab_size), codec, config)
+
+
+def own_config(checkpoint: Path) -> ModelConfig | None:
+    """The config of gristmill's own model; None where transformers' code runs the folder."""
+    if not is_huggingface(checkpoint):
+        return ModelConfig.model_validate(read_model_config(checkpoint)["model"])
+    source = own_source(checkpoint)
+    return None if isinstance(source, UnsupportedConfig) else source.config
+
+
+def _of_transformers(
+    paths: CheckpointPaths, codec: Tokenizer, config: EvaluateConfig, mesh: Mesh, reason: str
+) -> LoadedModel:
+    """A model that transformers' code runs, in one process or on the tensor ranks of the mesh."""
+    checkpoint, tokenizer = paths.resolve()
+    folder = open_causal_folder(checkpoint)
+    name = folder.architecture.__name__
+    if config.weights != "as_trained":
+        raise RecipeError(f"weights: {config.weights} is not built for {name}; leave it out")
+    if codec.vocab_size > folder.vocab_size:
+        raise InputError(
+            f"{tokenizer}: the tokenizer has {codec.vocab_size} tokens and {checkpoint} {folder.vocab_size}; give the "
+            "tokenizer it was trained with"
+        )
+    causal_lm, plan = load_transformers_causal_lm(folder, mesh, DTYPES[config.precision], codec.vocab_size)
+    lines = [f"{name} runs with transformers' code, for {reason}", *plan]
+    return replace(_loaded(checkpoint, causal_lm, codec, config), note="\n".join(lines))
+
+
+def _loaded(checkpoint: Path, causal_lm: CausalLM, codec: Tokenizer, config: EvaluateConfig) -> LoadedModel:
+    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights, causal_lm.vocab_size]
     return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
+
+
+def _checked_config(checkpoint: Path, folder: Path, codec: Tokenizer) -> SavedModelConfig:
+    """The config of a gristmill checkpoint."""
+    saved_config = read_model_config(checkpoint)
+    check_causal(checkpoint, saved_config["model"].get("attention", "causal"))
+    padded = "padded_rows" in saved_config
+    check_tokenizer(folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded)
+    return saved_config
+
+
+def _check_ends(checkpoint: Path, folder: Path, codec: Tokenizer, vocab_size: int) -> None:
+    """Of a Hugging Face folder, whose config.json may name several tokens that end a text, or none."""
+    ends = ends_of_document(checkpoint)
+    end = codec.end_of_document if not ends or codec.end_of_document in ends else ends[0]
+    check_tokenizer(folder, codec, vocab_size, end, padded=True)
 
 
 def check_causal(checkpoint: Path, attention: str) -> None:

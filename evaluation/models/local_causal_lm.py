@@ -17,12 +17,13 @@ from gristmill.training.model.transformer import Transformer
 
 
 class LocalCausalLM:
-    """The model in one process, in eval mode and without gradients."""
+    """The model in one process, in eval mode and without gradients. vocab_size: of the tokenizer, where the model's
+    table has rows of padding behind it, whose logits are left out; None: the model's."""
 
-    def __init__(self, model: Transformer, sequence_length: int):
+    def __init__(self, model: Transformer, sequence_length: int, vocab_size: int | None = None):
         self.model = model.eval().requires_grad_(False)
         self.sequence_length = sequence_length
-        self.vocab_size = model.vocab_size
+        self.vocab_size = vocab_size or model.vocab_size
         self.device = model.head.weight.device
         self.reads_trees = not model.config.stateful_mixers
 
@@ -37,7 +38,7 @@ class LocalCausalLM:
         return hidden_BTD
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        return self.model.head(hidden_ND.unsqueeze(0))[0]
+        return self.model.head(hidden_ND.unsqueeze(0))[0][:, : self.vocab_size]
 
     def extend(
         self,

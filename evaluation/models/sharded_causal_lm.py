@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.weight_source import WeightSource
 from gristmill.training.checkpoint import load, read_model_config, saved_tensors, verified
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.attention_metadata import AttentionMetadata
-from gristmill.training.model.initialization import cast, fill, stored_name
+from gristmill.training.model.initialization import cast, fill, shard_like, stored_name
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -30,11 +31,11 @@ class ShardedCausalLM(LocalCausalLM):
     """One or more stages per pipeline rank. Hidden states are sent from stage to stage and the final ones broadcast;
     logits are gathered over the tensor ranks of the last stage and broadcast."""
 
-    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, sequence_length: int, mesh: Mesh):
+    def __init__(self, parts: Mapping[int, Transformer], layout: LayoutConfig, vocab_size: int, mesh: Mesh):
         self.parts = {stage: parts[stage].eval().requires_grad_(False) for stage in sorted(parts)}
         self.model = next(iter(self.parts.values()))
-        self.sequence_length, self.mesh = sequence_length, mesh
-        self.vocab_size, self.device = self.model.vocab_size, mesh.device
+        self.sequence_length, self.mesh = self.model.config.sequence_length, mesh
+        self.vocab_size, self.device = vocab_size, mesh.device
         self.reads_trees = not self.model.config.stateful_mixers
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
@@ -82,26 +83,50 @@ class ShardedCausalLM(LocalCausalLM):
         """Gathers logits over the vocabulary. Each rank holds ceil(V / size) columns, the last one the remainder."""
         axis = self.mesh.tensor
         if axis.size == 1:
-            return logits_NVt
-        share = math.ceil(self.vocab_size / axis.size)
+            return logits_NVt[:, : self.vocab_size].contiguous()
+        share = math.ceil(self.model.vocab_size / axis.size)
         padded = torch.nn.functional.pad(logits_NVt, (0, share - logits_NVt.shape[1])).contiguous()
         pieces = [torch.empty_like(padded) for _ in range(axis.size)]
         dist.all_gather(pieces, padded, group=axis.group)
         return torch.cat(pieces, dim=1)[:, : self.vocab_size].contiguous()
 
 
-def load_sharded(checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype) -> ShardedCausalLM:
+def load_sharded(
+    checkpoint: Path, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype, vocab_size: int | None = None
+) -> ShardedCausalLM:
     """This rank's shard of a checkpoint saved with any layout. layout: tensor and pipeline of this evaluation, with
-    sequence_parallel off, so that any number of tokens can be read."""
+    sequence_parallel off, so that any number of tokens can be read. vocab_size: as of LocalCausalLM."""
     verified(checkpoint)
     saved_config = read_model_config(checkpoint)
     config = ModelConfig.model_validate(saved_config["model"])
-    part = split_model(config, saved_config["vocab_size"], layout)[mesh.pipeline.rank]
-    model = Transformer(config, saved_config["vocab_size"], mesh, layout, part, ComputeOptions(dtype))
+    model = _shard(config, saved_config["vocab_size"], layout, mesh, dtype)
     fill(model, lambda _, parameter: torch.empty_like(parameter, device=mesh.device))
     parameters = {stored_name(name, config): value for name, value in model.named_parameters()}
     load(checkpoint, saved_tensors(parameters, saved_buffers(model)), mesh)
-    return ShardedCausalLM({mesh.pipeline.rank: cast(model, mesh.device, dtype)}, layout, config.sequence_length, mesh)
+    parts = {mesh.pipeline.rank: cast(model, mesh.device, dtype)}
+    return ShardedCausalLM(parts, layout, vocab_size or model.vocab_size, mesh)
+
+
+def shard_source(
+    source: WeightSource, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype, vocab_size: int
+) -> ShardedCausalLM:
+    """This rank's shard of a model in a foreign format, of which each rank reads one tensor at a time."""
+    config = source.config
+    model = _shard(config, source.vocab_size, layout, mesh, dtype)
+    wanted = {stored_name(name, config): value for name, value in model.named_parameters()}
+    wanted |= saved_buffers(model)
+    values = {
+        name: shard_like(whole.to(mesh.device), wanted[name]) for name, whole in source.stream() if name in wanted
+    }
+    fill(model, lambda name, _: values[stored_name(name, config)])
+    for name, buffer in saved_buffers(model).items():
+        buffer.copy_(values[name])
+    return ShardedCausalLM({mesh.pipeline.rank: cast(model, mesh.device, dtype)}, layout, vocab_size, mesh)
+
+
+def _shard(config: ModelConfig, vocab_size: int, layout: LayoutConfig, mesh: Mesh, dtype: torch.dtype) -> Transformer:
+    part = split_model(config, vocab_size, layout)[mesh.pipeline.rank]
+    return Transformer(config, vocab_size, mesh, layout, part, ComputeOptions(dtype))
 
 
 def _logit_dtype(hidden: Tensor) -> torch.dtype:

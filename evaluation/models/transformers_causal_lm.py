@@ -1,41 +1,69 @@
-"""A causal language model of transformers at inference, for architectures that gristmill's own model does not have.
+"""A causal language model at inference by transformers' own code, in one process or on tensor ranks."""
 
-transformers' caches differ from model to model, so a generated token reads its whole sequence again."""
-
+import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.auto_tp.transformers_folder import TransformersFolder
+from gristmill.training.auto_tp.apply import apply_plan
+from gristmill.training.auto_tp.cost import described
+from gristmill.training.auto_tp.region import ShardedRegion
+from gristmill.training.auto_tp.transformers_folder import TransformersFolder, plan_for
 from gristmill.training.model.kv_slots import SlotRows
+from gristmill.training.parallel.mesh import Mesh
 
 # B rows, T tokens, V vocabulary, N selected positions
 
 NO_LIMIT = 1 << 20  # tokens, of models without a table of positions that ends
+CHANGING_ROPE = ("dynamic", "longrope")  # the angles of earlier tokens change as the text grows
+
+
+def load_transformers_causal_lm(
+    folder: TransformersFolder, mesh: Mesh, dtype: torch.dtype, vocab_size: int
+) -> tuple["TransformersCausalLM", list[str]]:
+    """The model, and the lines of its plan where tensor ranks share it. vocab_size: of the tokenizer."""
+    model, lines = folder.load(dtype).eval().requires_grad_(False), []
+    if mesh.tensor.size > 1:
+        plan, traced = plan_for(folder.skeleton(), mesh.tensor.size)
+        apply_plan(model, plan, mesh.tensor_grid)
+        lines = list(described(plan, traced, dtype.itemsize))
+    return TransformersCausalLM(folder, model.to(mesh.device), vocab_size, mesh), lines
 
 
 class TransformersCausalLM:
-    """The model in one process. What it calls hidden states are the logits, so that `head` has nothing to do."""
+    """What it calls hidden states are the logits, so that `head` has nothing to do. Ranks that share the model make the
+    same calls in the same order and get the same results."""
 
     reads_trees = False
 
-    def __init__(self, folder: TransformersFolder, device: str | torch.device, dtype: torch.dtype):
-        self.model: nn.Module = folder.load(dtype).to(device).eval().requires_grad_(False)
+    def __init__(self, folder: TransformersFolder, model: nn.Module, vocab_size: int, mesh: Mesh):
+        self.model, self.mesh, self.device = model, mesh, mesh.device
         self.sequence_length = folder.max_positions or NO_LIMIT
-        self.vocab_size = folder.vocab_size
-        self.device = torch.device(device)
+        self.vocab_size = vocab_size
+        rope = getattr(folder.config.get_text_config(), "rope_parameters", None) or {}
+        takes_cache = "past_key_values" in inspect.signature(folder.architecture.forward).parameters
+        self.keeps_keys = takes_cache and rope.get("rope_type") not in CHANGING_ROPE
 
     def hidden(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
     ) -> Tensor:
         if visible_BTT is not None:
             raise RecipeError("models of transformers read one chain of tokens a row, no tree; give each its own row")
-        with torch.no_grad():
-            logits_BTV: Tensor = self.model(input_ids=tokens_BT).logits
-        return logits_BTV.float()
+        return self._logits(tokens_BT, use_cache=False)[0]
+
+    def _logits(self, tokens_BT: Tensor, **options: Any) -> tuple[Tensor, Any]:
+        """(float[B, T, V], transformers' cache of keys and values, where it is kept)."""
+        region = ShardedRegion(self.mesh.tensor_grid) if self.mesh.tensor.size > 1 else nullcontext()
+        with torch.no_grad(), region:
+            result = self.model(input_ids=tokens_BT, **options)
+            logits = result.logits
+            logits_BTV = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        return logits_BTV[..., : self.vocab_size].float(), getattr(result, "past_key_values", None)
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND
@@ -53,17 +81,39 @@ class TransformersCausalLM:
         return 4 * self.vocab_size
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: "TokenSlots") -> Tensor:
+        """Keys and values are kept for each sequence by itself, for transformers' caches take no rows of several
+        lengths. On GPUs, where one pass over several rows is faster than a pass for each, the rows of a batch are read
+        again as a whole."""
         cache.write(tokens_BT, rows)
+        if self.keeps_keys and (len(tokens_BT) == 1 or self.device.type == "cpu"):
+            return self._read_rows(rows, cache)
         longest = int(rows.positions_BT.max()) + 1
         logits_BTV = self.hidden(cache.tokens_NC[rows.slots_B.to(self.device), :longest])
         positions_BT = rows.positions_BT.clamp(min=0).to(self.device)
         return logits_BTV.gather(1, positions_BT.unsqueeze(2).expand(-1, -1, logits_BTV.shape[2]))
 
+    def _read_rows(self, rows: SlotRows, cache: "TokenSlots") -> Tensor:
+        found_BTV = torch.zeros(*rows.positions_BT.shape, self.vocab_size, device=self.device)
+        for row, (slot, positions_T) in enumerate(zip(rows.slots_B.tolist(), rows.positions_BT, strict=True)):
+            real_T = positions_T >= 0
+            first, end = int(positions_T[real_T][0]), int(positions_T[-1]) + 1
+            keys, seen = cache.keys[slot]
+            if keys is None or seen != first:
+                keys, seen = None, 0
+            tokens_1T = cache.tokens_NC[slot : slot + 1, seen:end].to(self.device)
+            logits_1TV, keys = self._logits(tokens_1T, use_cache=True, past_key_values=keys)
+            cache.keys[slot] = keys, end
+            found_BTV[row, real_T.to(self.device)] = logits_1TV[0, first - seen :]
+        return found_BTV
+
 
 class TokenSlots:
-    """The tokens of each sequence, on the right of which stand old ones that no token before them sees."""
+    """The tokens of each sequence, on the right of which stand old ones that no token before them sees. keys: by slot
+    the cache of transformers and the number of tokens in it, which must be those of the slot; without one they are read
+    again."""
 
     def __init__(self, slots: int):
+        self.keys: list[tuple[Any, int]] = [(None, 0)] * slots
         self.tokens_NC = torch.zeros(slots, 0, dtype=torch.long)
 
     def write(self, tokens_BT: Tensor, rows: SlotRows) -> None:
@@ -78,12 +128,15 @@ class TokenSlots:
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.tokens_NC[target, :tokens] = self.tokens_NC[source, :tokens]
+        self.keys[target] = None, 0
 
     def clear(self, slot: int) -> None:
         self.tokens_NC[slot] = 0
+        self.keys[slot] = None, 0
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         self.tokens_NC[[first, second]] = self.tokens_NC[[second, first]]
+        self.keys[first], self.keys[second] = self.keys[second], self.keys[first]
 
     def select(self, rows: Sequence[int]) -> None:
         """Nothing: no state is kept beside the slots."""

@@ -18,6 +18,7 @@ from gristmill.pipelines.recipe_file import validate_config
 from gristmill.pipelines.remote_work import fetched, local_folder
 
 if TYPE_CHECKING:
+    from gristmill.evaluation.commands import Ranks
     from gristmill.evaluation.generation.request import GenerationSettings
     from gristmill.evaluation.workdir import CheckpointPaths
 
@@ -92,8 +93,9 @@ def evaluation_config(model: EvaluatedModel, tasks: TaskOptions) -> EvaluateConf
 
 def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path | None) -> None:
     """Evaluates a checkpoint, or a series of a run, and prints the table. Raises InputError or RecipeError."""
-    from gristmill.evaluation.commands import ModelParallel, evaluate_series
     from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
+    from gristmill.evaluation.commands import evaluate_series
+    from gristmill.evaluation.model_parallel import ModelParallel
     from gristmill.evaluation.run import EvaluationPaths
     from gristmill.evaluation.workdir import CheckpointPaths, Workdir
     from gristmill.training.processes import RankInfo
@@ -158,25 +160,37 @@ class EndOptions:
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None
 
 
+@dataclass(frozen=True)
+class GeneratingModel:
+    """Options of the model of `gristmill generate`."""
+
+    tokenizer: TokenizerOption = None
+    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
+    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
+
+
 @with_option_groups
 def generate(
     checkpoint: CheckpointOption,
+    model: GeneratingModel,
     sampling: SamplingOptions,
     end: EndOptions,
     file: PromptFileOptions,
     prompt: Annotated[str | None, typer.Option(help="The prompt text.")] = None,
-    tokenizer: TokenizerOption = None,
 ) -> None:
     """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
-    from gristmill.evaluation.commands import generate_text
+    from gristmill.evaluation.commands import Ranks, generate_text
     from gristmill.evaluation.generation.request import GenerationSettings
+    from gristmill.evaluation.model_parallel import ModelParallel
     from gristmill.evaluation.workdir import CheckpointPaths
+    from gristmill.training.processes import RankInfo
 
-    source = CheckpointPaths(checkpoint, tokenizer)
+    ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline))
+    source = CheckpointPaths(checkpoint, model.tokenizer)
     config = validate_config(SamplingConfig, asdict(sampling))
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
     if prompt is None or file.prompts is not None:
-        _generate_to_file(source, file, generation, both=prompt is not None)
+        _generate_to_file(source, file, generation, ranks, both=prompt is not None)
         return
     if file.output is not None:
         raise RecipeError("--output is for --prompts; the text of --prompt is printed")
@@ -190,12 +204,13 @@ def generate(
         sys.stdout.flush()
         begun = True
 
-    generate_text(source, [prompt], generation, stream=show)
-    sys.stdout.write("\n" if begun else f"{prompt}\n")
+    generate_text(source, [prompt], generation, show, ranks)
+    if ranks.rank.rank == 0:
+        sys.stdout.write("\n" if begun else f"{prompt}\n")
 
 
 def _generate_to_file(
-    source: "CheckpointPaths", file: PromptFileOptions, settings: "GenerationSettings", both: bool
+    source: "CheckpointPaths", file: PromptFileOptions, settings: "GenerationSettings", ranks: "Ranks", both: bool
 ) -> None:
     from gristmill.evaluation.commands import generate_to_file
     from gristmill.evaluation.generation.prompt_file import PromptFile
@@ -205,7 +220,9 @@ def _generate_to_file(
     if file.output is None:
         raise RecipeError("--prompts needs --output FILE, a new file for the results")
     files = PromptFile(file.prompts, file.output)
-    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences)
+    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences, ranks)
+    if ranks.rank.rank:
+        return
     if errors:
         raise InputError(
             f"{file.prompts}: {errors} records have errors, which stand in {file.output} in the field error; "

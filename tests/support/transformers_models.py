@@ -54,7 +54,7 @@ def tiny_model(family: str, device: str = "cpu", **fields: Any) -> nn.Module:
 
     name, own = FAMILIES[family]
     architecture = getattr(transformers, name)
-    config = architecture.config_class(**own, **fields)
+    config = architecture.config_class(**{**own, **fields})
     config.use_cache = False
     for field in ("embd_pdrop", "dropout", "attention_dropout", "activation_dropout", "hidden_dropout"):
         if hasattr(config, field):

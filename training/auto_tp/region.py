@@ -41,6 +41,8 @@ class ShardedRegion(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is torch.cat:  # transformers' caches begin with empty tensors of one dimension
+            args = [each for each in args[0] if each.ndim > 1 or each.numel()], *args[1:]
         args, kwargs = tree_map(self._whole, (args, kwargs))
         return func(*args, **kwargs)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from gristmill.evaluation.models.conversion.family import (
     Family,
     Fields,
+    UnsupportedConfig,
     linear_rules,
     norm_rules,
     other_widths,
@@ -21,7 +22,6 @@ from gristmill.evaluation.models.conversion.family import (
 )
 from gristmill.evaluation.models.conversion.rope import read_rope, write_rope
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule, TensorConversion
-from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
 CONSTANTS = {"positions": "rope", "norm": "layernorm", "mlp": "gelu"}
@@ -102,7 +102,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     new, parallel = bool(fields.get("new_decoder_architecture", False)), bool(fields.get("parallel_attn", True))
     norms = fields.get("num_ln_in_parallel_attn") or (2 if new else 1)
     if (new and not parallel) or (not new and parallel and norms == 2):
-        raise InputError(
+        raise UnsupportedConfig(
             f"config.json says new_decoder_architecture={new}, parallel_attn={parallel} and "
             f"num_ln_in_parallel_attn={norms}, which no published Falcon has"
         )

@@ -4,7 +4,7 @@ from gristmill.evaluation.models.conversion.bert import BERT, MEGATRON_BERT
 from gristmill.evaluation.models.conversion.bert_tasks import BERT_TASKS
 from gristmill.evaluation.models.conversion.bloom import BLOOM
 from gristmill.evaluation.models.conversion.falcon import FALCON
-from gristmill.evaluation.models.conversion.family import Family
+from gristmill.evaluation.models.conversion.family import Family, UnsupportedConfig
 from gristmill.evaluation.models.conversion.gemma import GEMMA, GEMMA_2, GEMMA_3
 from gristmill.evaluation.models.conversion.gpt2 import GPT2
 from gristmill.evaluation.models.conversion.gpt_neox import GPT_NEOX
@@ -53,5 +53,5 @@ def family_named(model_type: str, architecture: str = "") -> Family:
     candidates = [family for family in FAMILIES if family.model_type == model_type]
     if not candidates:
         known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-        raise InputError(f"model_type {model_type!r} cannot be read; gristmill reads {known}")
+        raise UnsupportedConfig(f"model_type {model_type!r} cannot be read; gristmill reads {known}")
     return next((family for family in candidates if family.architecture == architecture), candidates[0])

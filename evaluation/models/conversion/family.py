@@ -14,6 +14,10 @@ from gristmill.training.scales_config import Scales
 Fields = dict[str, Any]
 
 
+class UnsupportedConfig(InputError):
+    """config.json asks for what gristmill's own model does not have; transformers' code may run the folder."""
+
+
 @dataclass(frozen=True)
 class Family:
     """architecture: the class in transformers; model_type: its name in config.json.
@@ -200,7 +204,9 @@ def weight_and_bias(theirs: str, ours: tuple[str, ...], weight: TensorConversion
 
 def require_value(fields: Mapping[str, Any], name: str, value: Any) -> None:
     if fields.get(name) != value:
-        raise InputError(f"config.json says {name}={fields.get(name)!r}; gristmill imports {name}={value!r} only")
+        raise UnsupportedConfig(
+            f"config.json says {name}={fields.get(name)!r}; gristmill imports {name}={value!r} only"
+        )
 
 
 GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
@@ -210,7 +216,7 @@ def read_gelu(fields: Mapping[str, Any], name: str, default: str) -> str:
     """Our name of the form of gelu that the field `name` of config.json names."""
     stated = fields.get(name) or default
     if stated not in GELUS:
-        raise InputError(f"config.json says {name}={stated!r}; gristmill imports {', '.join(GELUS)} here")
+        raise UnsupportedConfig(f"config.json says {name}={stated!r}; gristmill imports {', '.join(GELUS)} here")
     return GELUS[stated]
 
 

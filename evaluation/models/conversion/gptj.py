@@ -10,6 +10,7 @@ from torch import Tensor
 from gristmill.evaluation.models.conversion.family import (
     Family,
     Fields,
+    UnsupportedConfig,
     grouped_heads,
     linear_rules,
     norm_rules,
@@ -19,7 +20,6 @@ from gristmill.evaluation.models.conversion.family import (
     write_gelu,
 )
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule, TensorConversion
-from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
 CONSTANTS = {
@@ -87,7 +87,9 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     width, heads = fields["n_embd"], fields["n_head"]
     turned = fields.get("rotary_dim", 64)
     if turned is None:
-        raise InputError("config.json says rotary_dim=null, positions over the whole width; gristmill turns heads")
+        raise UnsupportedConfig(
+            "config.json says rotary_dim=null, positions over the whole width; gristmill turns heads"
+        )
     return {
         **CONSTANTS,
         "layers": fields["n_layer"],

@@ -6,9 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.models.conversion.family import Family, Fields, require_value, unsupported_fields
+from gristmill.evaluation.models.conversion.family import (
+    Family,
+    Fields,
+    UnsupportedConfig,
+    require_value,
+    unsupported_fields,
+)
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule, TensorConversion
-from gristmill.foundation.errors import InputError
 from gristmill.training.mixers.mamba2 import Mamba2
 from gristmill.training.model_config import ModelConfig
 
@@ -136,7 +141,7 @@ def _read_shared(fields: Mapping[str, Any], heads: int, head_width: int, state: 
         require_value({name: fields.get(name, value)}, name, value)
     width = int(fields["hidden_size"])
     if heads * head_width % width:
-        raise InputError(
+        raise UnsupportedConfig(
             f"config.json says {heads} heads of {head_width}, which is no multiple of hidden_size={width}; gristmill "
             "has an inner width of expand x width"
         )
@@ -155,11 +160,13 @@ def _read_mamba2(fields: Mapping[str, Any]) -> Fields:
     require_value({"hidden_act": fields.get("hidden_act", "silu")}, "hidden_act", "silu")
     low, high = fields.get("time_step_limit") or (0.0, float("inf"))
     if low or not (high == float("inf") or (isinstance(high, Mapping) and high.get("__float__") == "Infinity")):
-        raise InputError(f"config.json says time_step_limit={[low, high]}; gristmill imports [0, Infinity] only")
+        raise UnsupportedConfig(f"config.json says time_step_limit={[low, high]}; gristmill imports [0, Infinity] only")
     shared = _read_shared(fields, fields["num_heads"], fields["head_dim"], fields["state_size"], 0.0)
     layers = int(fields["num_hidden_layers"])
     if fields.get("n_groups", 8) != 1:
-        raise InputError("config.json says n_groups above 1: its norm is over all channels, ours is over each group's")
+        raise UnsupportedConfig(
+            "config.json says n_groups above 1: its norm is over all channels, ours is over each group's"
+        )
     return shared | {"layers": layers, "pattern": "M" * layers, "heads": 1}
 
 
@@ -175,7 +182,7 @@ def _read_nemotron_h(fields: Mapping[str, Any]) -> Fields:
         SYMBOLS.get(kind, "E") for kind in fields["layers_block_type"]
     )
     if "E" in pattern:
-        raise InputError("config.json has layers of experts; gristmill imports Nemotron-H without them only")
+        raise UnsupportedConfig("config.json has layers of experts; gristmill imports Nemotron-H without them only")
     return _read_shared(fields, heads, head_width, fields["ssm_state_size"], min_step) | {
         "layers": len(pattern),
         "pattern": pattern,

@@ -7,6 +7,7 @@ from typing import Any
 from gristmill.evaluation.models.conversion.family import (
     Family,
     Fields,
+    UnsupportedConfig,
     grouped_heads,
     linear_rules,
     norm_rules,
@@ -15,7 +16,6 @@ from gristmill.evaluation.models.conversion.family import (
     unsupported_fields,
 )
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
-from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
 OFFSET = 2
@@ -72,7 +72,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     width = fields["hidden_size"]
     narrow = fields.get("word_embed_proj_dim") or width
     if narrow != width:
-        raise InputError(
+        raise UnsupportedConfig(
             f"config.json says word_embed_proj_dim={narrow} for hidden_size={width}, as OPT-350m; gristmill imports "
             "embeddings as wide as the model only"
         )

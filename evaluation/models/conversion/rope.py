@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.evaluation.models.conversion.family import Fields
+from gristmill.evaluation.models.conversion.family import Fields, UnsupportedConfig
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
@@ -39,16 +39,24 @@ def read_rope(fields: Mapping[str, Any], partial: bool = False) -> Fields:
         raise InputError(f"config.json says rope_type={kinds[0]!r} and rope_type={kinds[1]!r}; remove the wrong one")
     stated, kind = both[-1], kinds[0]
     if any(isinstance(value, dict) for value in stated.values()):
-        raise InputError("config.json has other rotary positions in some layers; gristmill imports one kind for all")
+        raise UnsupportedConfig(
+            "config.json has other rotary positions in some layers; gristmill imports one kind for all"
+        )
     base = stated.get("rope_theta", fields.get("rope_theta", 10000.0))
     if not partial and rotary_share(fields) != 1:
-        raise InputError("config.json has partial_rotary_factor, which turns a part of each head; gristmill turns all")
+        raise UnsupportedConfig(
+            "config.json has partial_rotary_factor, which turns a part of each head; gristmill turns all"
+        )
     if kind == "default":
         return {"rope_base": base}
     if kind not in SCALING_FIELDS:
-        raise InputError(f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(SCALING_FIELDS)}")
+        raise UnsupportedConfig(
+            f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(SCALING_FIELDS)}"
+        )
     if kind == "yarn" and (stated.get("mscale") or stated.get("truncate") is False):
-        raise InputError("config.json has yarn with mscale or without truncate; gristmill imports the paper's form")
+        raise UnsupportedConfig(
+            "config.json has yarn with mscale or without truncate; gristmill imports the paper's form"
+        )
     scaling = {"rope_type": kind, "factor": stated["factor"]}
     for name in SCALING_FIELDS[kind]:
         if stated.get(name) is not None:
@@ -71,7 +79,9 @@ def read_partial_rope(fields: Mapping[str, Any], head_dim: int, default: float =
     """rope_base, rope_scaling and rope_width. default: the share of an architecture whose config does not say it."""
     width = int(head_dim * rotary_share(fields, default))
     if width % 2 or width < 2:
-        raise InputError(f"config.json turns {width} features of each head; gristmill turns an even number, at least 2")
+        raise UnsupportedConfig(
+            f"config.json turns {width} features of each head; gristmill turns an even number, at least 2"
+        )
     return {**read_rope(fields, partial=True), "rope_width": 0 if width == head_dim else width}
 
 
@@ -106,7 +116,9 @@ def read_rope_by_window(fields: Mapping[str, Any], base: float, window_base: flo
     if in_windows == found:
         return found
     if "rope_scaling" in in_windows:
-        raise InputError("config.json scales the rotary positions of layers with a window; gristmill scales the others")
+        raise UnsupportedConfig(
+            "config.json scales the rotary positions of layers with a window; gristmill scales the others"
+        )
     return {**found, "window_rope_base": in_windows["rope_base"]}
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.evaluation.models.conversion.family import Fields
+from gristmill.evaluation.models.conversion.family import Fields, UnsupportedConfig
 from gristmill.evaluation.models.conversion.rope import FULL, SLIDING
-from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
 
@@ -65,7 +64,7 @@ def read_layer_types(fields: Mapping[str, Any], default: Sequence[str]) -> Field
     name them."""
     kinds, layers = list(fields.get("layer_types") or default), int(fields["num_hidden_layers"])
     if len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
-        raise InputError(f"config.json has layer_types={kinds}; expected {layers} times {FULL} or {SLIDING}")
+        raise UnsupportedConfig(f"config.json has layer_types={kinds}; expected {layers} times {FULL} or {SLIDING}")
     if SLIDING not in kinds:
         return {"window": None}
     window = min(fields["sliding_window"], fields["max_position_embeddings"])

@@ -6,7 +6,7 @@ import pytest
 
 from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
 from gristmill.evaluation.generation.generate import generate
-from gristmill.evaluation.generation.prompt_file import PromptFile, generate_file
+from gristmill.evaluation.generation.prompt_file import PromptFile, Writer, generate_file
 from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
@@ -51,7 +51,7 @@ def run(tmp_path, small_causal_lm, byte_codec):
         batch.step = counted
         files = PromptFile(prompts, tmp_path / name)
         files.check()
-        errors = generate_file(files, batch, byte_codec.encode, DEFAULT, {"model": model}, Reporter.silent())
+        errors = generate_file(files, batch, byte_codec.encode, DEFAULT, Writer({"model": model}, Reporter.silent()))
         return [json.loads(line) for line in (tmp_path / name).read_bytes().splitlines()], errors, batch.read_tokens
 
     return generate_it

@@ -30,7 +30,7 @@ def test_another_tokenizer_is_refused(tmp_path, random_checkpoint, tokenizer_fol
     with pytest.raises(InputError, match="has 257 tokens and the checkpoint was trained on 300"):
         load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     write_huggingface(tmp_path / "padded", load_model(checkpoint)[0], 256, tokenizer_folder)
-    assert load_for_evaluation(CheckpointPaths(tmp_path / "padded"), EvaluateConfig()).causal_lm.vocab_size == 300
+    assert load_for_evaluation(CheckpointPaths(tmp_path / "padded"), EvaluateConfig()).causal_lm.vocab_size == 257
     write_huggingface(tmp_path / "other_end", load_model(checkpoint)[0], 255, tokenizer_folder)
     with pytest.raises(InputError, match="end with token 256, those the checkpoint was trained on with 255"):
         load_for_evaluation(CheckpointPaths(tmp_path / "other_end"), EvaluateConfig())

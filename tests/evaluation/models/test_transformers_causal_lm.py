@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.generate import generate
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
+from gristmill.evaluation.models.export import import_checkpoint
 from gristmill.evaluation.models.huggingface import has_family
-from gristmill.evaluation.models.transformers_causal_lm import TransformersCausalLM
-from gristmill.foundation.errors import RecipeError
+from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation, load_for_evaluation_sharded
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.transformers_causal_lm import TransformersCausalLM, load_transformers_causal_lm
+from gristmill.evaluation.workdir import CheckpointPaths
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.parallel.mesh import build_mesh, single_process
 from tests.support.transformers_models import VOCABULARY, tiny_model
 
 
@@ -24,11 +32,14 @@ class Numbers:
         return "".join(f"{token} " for token in ids)
 
 
-@pytest.fixture
-def causal_lm(tmp_path: Path) -> TransformersCausalLM:
-    tiny_model("mpt").save_pretrained(tmp_path)
+@pytest.fixture(params=["mpt", "cohere", "mamba"])
+def causal_lm(request, tmp_path: Path) -> TransformersCausalLM:
+    """Two whose keys and values are kept, and Mamba, whose state is not."""
+    tiny_model(request.param).save_pretrained(tmp_path)
     assert not has_family(tmp_path)
-    return TransformersCausalLM(open_causal_folder(tmp_path), "cpu", torch.float32)
+    found, _ = load_transformers_causal_lm(open_causal_folder(tmp_path), single_process(), torch.float32, VOCABULARY)
+    assert found.keeps_keys == (request.param != "mamba")
+    return found
 
 
 def greedy(causal_lm: TransformersCausalLM, prompt: list[int], number: int) -> list[int]:
@@ -61,3 +72,79 @@ def test_a_tree_of_continuations_is_refused(causal_lm: TransformersCausalLM) -> 
     tokens = torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(RecipeError, match="no tree"):
         causal_lm.hidden(tokens, tokens, torch.ones(1, 2, 2, dtype=torch.bool))
+
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+PROMPTS = [[256, 1, 2, 3], [256, 9], [256, 1, 2, 3, 4, 5, 6]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer_folder: Path):
+    """Writes a family's tiny model, whose vocabulary has rows of padding, as a folder with a tokenizer."""
+
+    def write(family: str, **fields) -> CheckpointPaths:
+        model = tiny_model(family, **{"vocab_size": 300, "eos_token_id": 256, "bos_token_id": None, **fields})
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        model.get_output_embeddings().weight.data[257:] *= 10  # what no tokenizer knows is likeliest
+        model.save_pretrained(tmp_path / "model")
+        return CheckpointPaths(tmp_path / "model", tokenizer_folder)
+
+    return write
+
+
+def tokens_of(loaded: LoadedModel) -> list[list[int]]:
+    return [list(each.tokens) for each in generate(loaded.causal_lm, loaded.codec, PROMPTS, GenerationSettings(6), 100)]
+
+
+def of_two_ranks(paths: CheckpointPaths, axis: str) -> tuple[str, list[list[int]]]:
+    layout = LayoutConfig(**{axis: 2}, sequence_parallel=False)
+    loaded = load_for_evaluation_sharded(paths, EvaluateConfig(), layout, build_mesh(layout, 2, torch.device("cpu")))
+    return loaded.note, tokens_of(loaded)
+
+
+@pytest.mark.parametrize(("family", "axis"), [("mpt", "tensor"), ("llama", "tensor"), ("llama", "pipeline")])
+def test_two_ranks_generate_as_one(family: str, axis: str, folder, pool) -> None:
+    """By transformers' code under a plan by rules, and a folder of our families by our own model."""
+    paths = folder(family)
+    expected = tokens_of(load_for_evaluation(paths, EvaluateConfig()))
+    for note, found in pool.run(2, of_two_ranks, paths, axis):
+        assert found == expected
+        assert ("MptForCausalLM runs with transformers' code" in note) == (family == "mpt")
+        assert ("collectives forward" in note) == (family == "mpt")
+
+
+@pytest.mark.parametrize("family", ["llama", "mpt"])
+def test_rows_of_padding_are_never_generated(family: str, folder) -> None:
+    loaded = load_for_evaluation(folder(family), EvaluateConfig())
+    assert max(max(each) for each in tokens_of(loaded)) <= 256
+    assert loaded.causal_lm.head(loaded.causal_lm.hidden(torch.tensor([[1, 2]]))[0]).shape[-1] == 257
+
+
+def test_what_our_model_lacks_runs_with_transformers_code(folder, tmp_path: Path) -> None:
+    paths = folder("llama", **DYNAMIC)
+    with pytest.raises(InputError, match=r"rope_type='dynamic'.*model: \{transformers: .*model\} trains it"):
+        import_checkpoint(paths.checkpoint, tmp_path / "imported")
+    loaded = load_for_evaluation(paths, EvaluateConfig())
+    assert "rope_type='dynamic'" in loaded.note and isinstance(loaded.causal_lm, TransformersCausalLM)
+    assert not loaded.causal_lm.keeps_keys  # the angles of the tokens before change
+    expected = greedy_ids(loaded.causal_lm.model, PROMPTS[0], 6)
+    assert tokens_of(loaded)[0] == expected
+    assert isinstance(load_for_evaluation(folder("llama"), EvaluateConfig()).causal_lm, LocalCausalLM)
+
+
+def greedy_ids(model: torch.nn.Module, prompt: list[int], number: int) -> list[int]:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + number and (tokens[-1] != 256 or len(tokens) == len(prompt)):
+        tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1, :257].argmax()))
+    return [token for token in tokens[len(prompt) :] if token != 256]
+
+
+@pytest.mark.parametrize(("stated", "fits"), [([1, 256], True), (None, True), ([1, 2], False)])
+def test_several_tokens_may_end_a_text(stated, fits: bool, folder) -> None:
+    paths = folder("llama", eos_token_id=stated)
+    if fits:
+        load_for_evaluation(paths, EvaluateConfig())
+        return
+    with pytest.raises(InputError, match="those the checkpoint was trained on with 1"):
+        load_for_evaluation(paths, EvaluateConfig())
