@@ -52,7 +52,7 @@ def test_a_live_model_scores_as_its_checkpoint_and_does_not_change(tmp_path, han
 
 
 LAYOUTS = [
-    {"data": 2, "tensor": 2, "pipeline": 2},
+    {"tensor": 2, "pipeline": 2},
     {"data": 2, "replicate": 2, "tensor": 2},
     {"pipeline": 2, "schedule": "interleaved", "data": 2},
     {"pipeline": 2, "schedule": "zbv"},

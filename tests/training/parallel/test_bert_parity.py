@@ -17,16 +17,16 @@ GRID = [
     PP2 | {"schedule": "dualpipev"},
     {"data": 2, "tensor": 2, "recompute": "operators"},
     {"tensor": 2, "recompute": "full"},
-    CUBE | {"recompute": "attention"},
+    {"tensor": 2, "recompute": "attention"} | PP2,
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    CUBE | {"recompute": "attention"},
     {"data": 4, "replicate": 2, "micro_batch": 1},
     {"tensor": 4},
     PP2 | {"schedule": "gpipe"},
     PP2 | {"schedule": "interleaved"},
     {"data": 2} | PP2,
-    {"tensor": 2} | PP2,
 ]
 
 

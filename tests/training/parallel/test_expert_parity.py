@@ -30,10 +30,8 @@ GRID = [
     Case({"data": 2, "tensor": 2, "expert": 2, "expert_tensor": 2}, "experts"),
     Case({"data": 2, "expert_tensor": 2}, "pr_moe"),
     # pipelines
-    Case(EP2 | PP2, "experts_deep"),
     Case(EP2 | PP2 | {"schedule": "zbv"}, "experts_deep"),
     Case(PP2 | {"schedule": "dualpipev", "tensor": 2, "expert": 2}, "experts_deep"),
-    Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "schedule": "zbv"}, "experts_deep"),
     # recomputation
     Case(EP2 | {"recompute": "full"}, "experts"),
     Case(EP2 | {"recompute": "attention"}, "pr_moe"),
@@ -42,6 +40,8 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "schedule": "zbv"}, "experts_deep"),
+    Case(EP2 | PP2, "experts_deep"),
     Case({"data": 8, "micro_batch": 1, "expert": 4}, "pr_moe"),
     Case({"data": 4, "replicate": 4, "expert": 2}, "experts"),
     Case(EP2 | PP2 | {"schedule": "zbv", "recompute": "full"}, "experts_deep"),

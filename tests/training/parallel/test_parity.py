@@ -47,12 +47,11 @@ GRID = [
     Case(CUBE),
     Case(CUBE | {"schedule": "interleaved"}),
     Case(CUBE | {"schedule": "zbv"}),
-    Case(CUBE | {"schedule": "dualpipev"}),
     # recomputation
     Case({"data": 2, "recompute": "full"}),
     Case({"data": 2, "tensor": 2, "recompute": "operators"}),
     Case({"tensor": 2, "recompute": "attention"}),
-    Case(CUBE | {"recompute": "full", "recompute_every": 2}),
+    Case(PP2 | {"recompute": "full", "recompute_every": 2}),
     Case(PP2 | {"schedule": "zbv", "recompute": "full"}),
     # tied embeddings, GPT-2's parts
     Case({"data": 2, "tensor": 2}, "tied"),
@@ -60,7 +59,7 @@ GRID = [
     Case(PP2 | {"schedule": "zbv"}, "tied"),
     Case({"tensor": 2}, "gpt2"),
     # fewer key/value heads than tensor ranks; windows, norms after, muP; whole documents only
-    Case({"tensor": 4, "data": 2}, "one_kv_head"),
+    Case({"tensor": 2}, "one_kv_head"),
     Case({"tensor": 2, "data": 2}, "windows"),
     Case({"data": 4, "replicate": 2}, "banded"),
     Case(PP2 | {"schedule": "interleaved", "recompute": "attention"}, "banded"),
@@ -80,7 +79,6 @@ GRID = [
     Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "gemma2"),
     # Muon, which needs whole matrices
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
-    Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
     # activations in host memory, of all tokens or of some
     Case({"data": 2} | SWAP, "banded"),
     Case({"tensor": 2} | SOME_TOKENS, "gpt2"),
@@ -89,12 +87,16 @@ GRID = [
     Case({"data": 1, "micro_batch": 4} | HOST_AND_DEVICE, "tied", optimizer="muon"),
     Case({"data": 2} | HOST),
     Case({"data": 2, "tensor": 2} | HOST_AND_DEVICE, optimizer="muon"),
-    Case(CUBE | HOST_AND_DEVICE, "tied"),
     # float32
     Case({"tensor": 2}, precision="fp32"),
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case(CUBE | {"schedule": "dualpipev"}),
+    Case(CUBE | {"recompute": "full", "recompute_every": 2}),
+    Case({"tensor": 4, "data": 2}, "one_kv_head"),
+    Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
+    Case(CUBE | HOST_AND_DEVICE, "tied"),
     Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "bloom"),
     Case(CUBE | {"schedule": "interleaved"}, "tied"),
     Case({"data": 4, "replicate": 2, "tensor": 2}),
@@ -147,7 +149,7 @@ def test_every_layout_is_one_process(case: Case, pool: Any) -> None:
 
 
 def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
-    case = Case(CUBE | {"schedule": "zbv"}, precision="bf16")
+    case = Case({"tensor": 2, "schedule": "zbv"} | PP2, precision="bf16")
     found = differences(case, pool)
     assert found["loss"] < 2e-3 and found["norm"] < 2e-2, found  # bf16 has 8 bits; measured 4e-4 and 4e-3
 
@@ -160,8 +162,8 @@ def test_compiled_layers_are_the_same_model(layout: dict[str, Any], pool: Any) -
 
 
 def test_a_repeated_run_is_bitwise_equal(pool: Any) -> None:
-    case = Case(CUBE, precision="fp32")
-    first, second = (pool.run(8, on_this_rank, case, None) for _ in range(2))
+    case = Case({"data": 2} | PP2, precision="fp32")
+    first, second = (pool.run(4, on_this_rank, case, None) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.losses == other.losses and one.norms == other.norms
         assert all(np.array_equal(one.parameters[name], other.parameters[name]) for name in one.parameters)
