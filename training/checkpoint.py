@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
@@ -246,7 +246,7 @@ def read_model_config(checkpoint: Path) -> SavedModelConfig:
 
 
 def saved_tensors(
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 A field marked `execution` changes how the work is done, not the result."""
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -183,3 +184,11 @@ class TrainConfig(Config):
                 "set compile: false or schedule: interleaved"
             )
         return self
+
+    def with_offload_folder(self, run: Path) -> "TrainConfig":
+        """With the run's folder as that of weights on disk, where the recipe names none."""
+        offload = self.layout.offload
+        if offload.parameters != "disk" or offload.folder is not None:
+            return self
+        offload = offload.model_copy(update={"folder": str(run)})
+        return self.model_copy(update={"layout": self.layout.model_copy(update={"offload": offload})})

@@ -55,8 +55,9 @@ def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> list[str]:
     fresh = [f"outputs.linear.{name}." for name in new]
     if not there.has_pooler:
         fresh.append("outputs.pooler.")
-    parameters = {name: each for name, each in model.parameters.items() if not name.startswith(tuple(fresh))}
-    checkpoint.load(folder, checkpoint.saved_tensors(parameters, model.buffers), mesh)
+    weights = {name: each for name, each in model.weights.items() if not name.startswith(tuple(fresh))}
+    checkpoint.load(folder, checkpoint.saved_tensors(weights, model.buffers), mesh)
+    model.release_pages()
     model.sync_tied_weights()
     return new
 

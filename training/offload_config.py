@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from gristmill.foundation.config import Config
 
 OptimizerPlacement = Literal["none", "cpu", "static", "interleaved", "auto"]
+ParameterPlacement = Literal["none", "host", "disk"]
 
 
 class OffloadConfig(Config):
@@ -14,9 +15,20 @@ class OffloadConfig(Config):
     memory, in subgroups. cpu: the host updates all of them (ZeRO-Offload, arXiv 2101.06840). static: the device updates
     the first device_share of them (Twin-Flow). interleaved: the device updates every stride-th one while the host
     updates those between (Deep Optimizer States, arXiv 2410.21316). auto: interleaved or cpu, whichever the profile
-    `hardware` of the layout forecasts as faster."""
+    `hardware` of the layout forecasts as faster.
+
+    parameters: where the weights of the layers lie, with their gradients and optimizer state. none: on the device.
+    host, disk: they are on the device only while their layer computes, and the host updates all (ZeRO-Infinity,
+    arXiv 2104.07857); optimizer is then none, cpu or auto, which mean the same."""
 
     optimizer: OptimizerPlacement = "none"
+    parameters: ParameterPlacement = "none"
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="parameters: disk: the folder on whose disk the weights lie, in a file without a name; null: the "
+        "run's own",
+    )
     subgroup_parameters: int = Field(
         100_000_000, ge=1, description="parameters that are updated and copied together, of one process's shard"
     )
@@ -39,6 +51,21 @@ class OffloadConfig(Config):
                     f"optimizer: {strategy}"
                 )
         return self
+
+    @model_validator(mode="after")
+    def the_host_updates_streamed_weights(self) -> Self:
+        if self.parameters != "none" and self.optimizer in ("static", "interleaved"):
+            raise ValueError(
+                f"optimizer: {self.optimizer} updates weights on the device, where parameters: {self.parameters} keeps "
+                "none of the layers'; set optimizer: auto, or parameters: none"
+            )
+        if self.folder is not None and self.parameters != "disk":
+            raise ValueError("folder is of parameters: disk; set that, or leave folder out")
+        return self
+
+    @property
+    def streams_weights(self) -> bool:
+        return self.parameters != "none"
 
     @property
     def active(self) -> bool:

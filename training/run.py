@@ -86,7 +86,7 @@ class Run:
         reporter: Reporter,
         evaluate: Callable[[LocalModel], Scores] | None = None,
     ):
-        model, train = config.model, config.train
+        model, train = config.model, config.train.with_offload_folder(folder)
         self.evaluate = evaluate if train.evaluation.every else None
         self.data = data
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
@@ -107,7 +107,7 @@ class Run:
             check_float8(mesh.device)
         self.model = self._build_model(model, vocab_size)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
-        self.optimizer = build_optimizer(self.model.parameters, train, model)
+        self.optimizer = build_optimizer(self.model.parameters, train, model, self.model.stream)
         self.batches = Batches(
             objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
         )
@@ -217,6 +217,7 @@ class Run:
         if state["data"] != self.data_fingerprint:
             raise InputError(f"{folder}: trained on other data than this run; remove {self.root} to start from step 0")
         checkpoint.load(folder, self._tensors(), self.mesh)
+        self.model.release_pages()
         self.trainer.restore(state["trainer"])
         self.saver.prune(self.trainer.progress.step, self.trainer.finished)
         self.reporter.say(f"train: resumes after step {self.trainer.progress.step}")
@@ -276,11 +277,12 @@ class Run:
             copies = {} if self.log is None else self.log.copies()
             content = checkpoint.CheckpointContent(self._tensors(), self.saved_config, metadata, copies)
             self.saver.save(step, content, self.trainer.finished)
+            self.model.release_pages()
         if now:
             self.saver.wait()
 
     def _tensors(self) -> dict[str, Tensor]:
-        return checkpoint.saved_tensors(self.model.parameters, self.model.buffers, self.optimizer.state())
+        return checkpoint.saved_tensors(self.model.weights, self.model.buffers, self.optimizer.state())
 
     def _metrics(self, report: StepReport) -> dict[str, Any]:
         metrics = self.step_metrics.metrics(report)

@@ -11,14 +11,13 @@ from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.expert_balance import ExpertBalance
 from gristmill.training.engine.forward_backward import ForwardBackward
-from gristmill.training.engine.gradients import Gradients, HostGradients
+from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.guard import Guard
 from gristmill.training.metrics import Clock
 from gristmill.training.objectives.objective import TermSpec
 from gristmill.training.optim.build import Optimizer
 from gristmill.training.optim.loss_scale import LossScale
-from gristmill.training.optim.offload import OffloadedOptimizer
 from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.sums import sum_over_world
@@ -76,11 +75,7 @@ class Trainer:
         self.terms: Sequence[TermSpec] = forward_backward.loss.terms
         self.config, self.model, self.forward_backward = config, model, forward_backward
         self.optimizer, self.batches, self.mesh = optimizer, batches, mesh
-        self.gradients = (
-            HostGradients(optimizer, forward_backward, model, mesh)
-            if isinstance(optimizer, OffloadedOptimizer)
-            else Gradients(model, mesh)
-        )
+        self.gradients = gradients_of(optimizer, forward_backward, model, mesh)
         self.guard = Guard(config.guard)
         self.teacher: Teacher | None = None
         self.balance = ExpertBalance(model.stages.values(), mesh) if model.has_experts else None

@@ -81,8 +81,15 @@ def run(context: StageContext) -> dict[str, Any]:
     from gristmill.evaluation.models.huggingface import copy_tokenizer
     from gristmill.training.auto_tp.transformers_folder import open_causal_folder
     from gristmill.training.checkpoint import TRANSFORMERS
-    from gristmill.training.host_allocator import keep_freed_memory
-    from gristmill.training.memory_check import check_host_memory, check_memory, host_bytes
+    from gristmill.training.host_allocator import keep_freed_memory, return_freed_memory
+    from gristmill.training.memory_check import (
+        check_disk,
+        check_host_memory,
+        check_memory,
+        host_bytes,
+        memory_statement,
+        stated_memory,
+    )
     from gristmill.training.parallel.layout import check_layout
     from gristmill.training.processes import RankInfo, device_bytes, init_distributed, local_device
     from gristmill.training.run import Run, RunConfig
@@ -102,7 +109,15 @@ def run(context: StageContext) -> dict[str, Any]:
             context.reporter.say(f"train: {planned}")
         check_memory(model, train, data.samples.vocab_size, device_bytes(place))
         check_host_memory(model, train, data.samples.vocab_size, place.local_world_size, host_bytes())
-    if local_device(place).type == "cpu":
+    cuda = local_device(place).type == "cuda"
+    if train.layout.offload.streams_weights:
+        train = train.with_offload_folder(context.folder)
+        check_disk(model, train, data.samples.vocab_size, place.local_world_size)
+        stated = stated_memory(model, train, data.samples.vocab_size, cuda)
+        context.reporter.say(f"train: {memory_statement(stated)}")
+    if not cuda and train.layout.offload.parameters == "disk":
+        return_freed_memory()
+    elif not cuda:
         keep_freed_memory()
     digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:

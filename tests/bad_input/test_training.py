@@ -46,6 +46,35 @@ CASES = [
         "interleaved needs stride",
     ),
     changed(
+        "weights on disk that the device updates",
+        ["train.layout: {offload: {parameters: disk, optimizer: interleaved, stride: 2}}"],
+        "keeps none of the layers'",
+        "set optimizer: auto, or parameters: none",
+    ),
+    changed(
+        "a folder for weights that are not on disk",
+        ["train.layout: {offload: {parameters: host, folder: weights}}"],
+        "folder is of parameters: disk",
+    ),
+    changed(
+        "weights on disk in a pipeline",
+        ["train.layout: {pipeline: 2, offload: {parameters: disk}}"],
+        "runs several at a time",
+        "use data, tensor or context ranks",
+    ),
+    changed(
+        "a 16-bit copy of all streamed weights",
+        ["train.precision: bf16", "train.layout: {offload: {parameters: host}}"],
+        "would keep the bf16 copy of its weights",
+        "set recompute: full, or precision: fp32",
+    ),
+    changed(
+        "weights on disk and an asynchronous checkpoint",
+        ["train.checkpoint: {asynchronous: true}", "train.layout: {offload: {parameters: disk}}"],
+        "copies all state into memory",
+        "set checkpoint.asynchronous: false",
+    ),
+    changed(
         "a setting of another strategy",
         ["train.layout: {offload: {optimizer: cpu, device_share: 0.5}}"],
         "device_share is of optimizer: static, not cpu",

@@ -273,10 +273,10 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
     batches = Batches(case.samples, mesh.data, mesh.device)
-    optimizer = build_optimizer(parts.parameters, train, model)
+    optimizer = build_optimizer(parts.parameters, train, model, parts.stream)
     trainer = RecordingTrainer(train, parts, passes, optimizer, batches, mesh)
     reports = [trainer.step() for _ in range(STEPS)]
-    values = parts.parameters | parts.buffers
+    values = parts.weights | parts.buffers
     parameters = {name: whole(value.detach()) for name, value in values.items()}
     losses, norms = [report.objective for report in reports], [report.grad_norm for report in reports]
     assert trainer.first_gradients is not None
@@ -455,6 +455,7 @@ MUTATIONS: dict[str | None, Any] = {
             lambda saved, cut: (whole := saved.order.restored(saved.copy.values()))[:, : whole.shape[1] - cut].clone(),
         )
     ),
+    "weights of the step before": patched(("memory.weight_stream.WeightStream.release", lambda self: None)),
     "gradients in host memory not clipped": patched(
         ("engine.gradients.HostGradients.clip", lambda self, norm, max_norm: self.optimizer.to_host.finish())
     ),

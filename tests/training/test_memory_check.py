@@ -1,12 +1,20 @@
 """A model that does not fit in memory is an error before allocation."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gristmill.foundation.errors import InputError
 from gristmill.training.config import TrainConfig
-from gristmill.training.memory_check import check_host_memory, check_memory, min_process_bytes
+from gristmill.training.memory_check import (
+    check_disk,
+    check_host_memory,
+    check_memory,
+    memory_statement,
+    min_process_bytes,
+    stated_memory,
+)
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optimizer_config import OptimizerConfig
 
@@ -62,6 +70,41 @@ def test_host_memory_too_small_names_the_largest_that_fits(optimizer: str, offlo
     ):
         check_host_memory(GPT2, config, 50257, 2, 2**28)
     assert min_process_bytes(GPT2, config, 50257) == parameters * 4  # the weights stay on the device
+
+
+def streamed(parameters: str, **layout: Any) -> TrainConfig:
+    changes = {"precision": "fp32", "layout": {"micro_batch": 1, "offload": {"parameters": parameters}} | layout}
+    return TrainConfig(tokens=2**20, batch_tokens=2**10, **changes)
+
+
+# Of GPT-2, 12 layers of 7,087,872 parameters (12 x 768^2 + 13 x 768); the largest matrix of one has 4 x 768^2.
+LAYER = 7_087_872
+ENDS = 124_439_808 - 12 * LAYER
+
+
+def test_streamed_weights_by_hand() -> None:
+    """One sample a step: two layers, the ends with their gradients, and the largest gradient, 4 bytes each. In the
+    store 16 bytes of a layer's parameter and the moments, 8, of another."""
+    stated = stated_memory(GPT2, streamed("disk"), 50257)
+    assert stated.parameters == 4 * (ENDS + 2 * LAYER) and stated.optimizer == stated.host == 0
+    assert stated.gradients == 4 * (ENDS + 4 * 768**2)
+    assert stated.disk == 16 * 12 * LAYER + 8 * ENDS
+    assert stated_memory(GPT2, streamed("host"), 50257).host == stated.disk
+    assert min_process_bytes(GPT2, streamed("disk"), 50257) == stated.parameters + stated.gradients
+    assert "at most 2 layers'" in memory_statement(stated) and f"{stated.total / 2**30:.3f} GiB" in memory_statement(
+        stated
+    )
+
+
+def test_a_place_too_small_for_streamed_weights_names_the_largest_that_fits(tmp_path: Path, monkeypatch: Any) -> None:
+    stated = stated_memory(GPT2, streamed("disk"), 50257)
+    check_host_memory(GPT2, streamed("host"), 50257, 2, int(2 * stated.disk))
+    with pytest.raises(InputError, match=r"on host memory, which has 0\.5 GiB; at most 19,931,366 parameters"):
+        check_host_memory(GPT2, streamed("host"), 50257, 2, 2**29)
+    disk = type("Usage", (), {"free": 2**28})
+    monkeypatch.setattr("gristmill.training.memory_check.shutil.disk_usage", lambda folder: disk)
+    with pytest.raises(InputError, match=r"the disk of .*, which has 0\.2 GiB; at most 19,931,366 parameters"):
+        check_disk(GPT2, streamed("disk").with_offload_folder(tmp_path / "absent"), 50257, 1)
 
 
 def test_nothing_in_host_memory_needs_none() -> None:

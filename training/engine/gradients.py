@@ -5,9 +5,11 @@ from torch import Tensor
 
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
 from gristmill.training.engine.local_model import LocalModel
+from gristmill.training.memory.tensor_store import CHUNK_ELEMENTS
 from gristmill.training.optim.local import local
 from gristmill.training.optim.norm import clip, norm_of_squares, scale_gradients, square_sum
 from gristmill.training.optim.offload import OffloadedOptimizer
+from gristmill.training.optim.streamed import StreamedOptimizer
 from gristmill.training.parallel.mesh import Mesh
 
 
@@ -102,3 +104,81 @@ class HostGradients(Gradients):
         self.optimizer.to_host.copy(self.optimizer.host_gradients[name], local(parameter.grad))
         if name not in self.optimizer.updated_on_device:
             parameter.grad = None
+
+
+class StreamedGradients(Gradients):
+    """Those of streamed weights are added to the store as each is completed, micro-batch by micro-batch, and given up;
+    the last time their squares are summed. Clipping is left to the optimizer, which reads them next."""
+
+    def __init__(
+        self, optimizer: StreamedOptimizer, forward_backward: GradientAccumulation, model: LocalModel, mesh: Mesh
+    ):
+        super().__init__(model, mesh)
+        self.optimizer = optimizer
+        self._squares: dict[str, Tensor] = {}
+        self._begun: set[str] = set()  # those that hold the sum of earlier micro-batches
+        self._last_backward = False
+        forward_backward.before_backward = self._before_backward
+        forward_backward.sums_each_micro_batch = True
+        for name in optimizer.stored:
+            model.parameters[name].register_post_accumulate_grad_hook(
+                lambda parameter, name=name: self._completed(name)
+            )
+
+    def ready(self) -> None:
+        streamed = self.optimizer.stored.keys()
+        for name in streamed - self._squares.keys():  # the objective does not use these
+            self.model.parameters[name].grad = torch.zeros_like(self.model.parameters[name])
+            self._last_backward = True
+            self._completed(name)
+        self._last_backward = False
+        self.model.fill_missing_gradients(except_for=streamed)
+        self.model.sum_tied_gradients()
+        scale_gradients([value for name, value in self.model.parameters.items() if name not in streamed], self.factor)
+
+    def square_sum(self, name: str) -> Tensor:
+        return self._squares[name] if name in self._squares else super().square_sum(name)
+
+    def clip(self, norm: float, max_norm: float | None) -> None:
+        own = [value for name, value in self.model.parameters.items() if name not in self.optimizer.stored]
+        clip(own, norm, max_norm)
+        self.optimizer.gradient_factor = max_norm / norm if max_norm is not None and norm > max_norm else 1.0
+
+    def clear(self) -> None:
+        super().clear()
+        self._squares.clear()
+        self._begun.clear()
+
+    def _before_backward(self, last: bool) -> None:
+        self._last_backward = last
+
+    @torch.no_grad()
+    def _completed(self, name: str) -> None:
+        parameter, stored, store = (
+            self.model.parameters[name],
+            self.optimizer.host_gradients[name],
+            self.optimizer.store,
+        )
+        own = local(parameter.grad).view(-1)
+        if name in self._begun:
+            for start in range(0, own.numel(), CHUNK_ELEMENTS):
+                part = own[start : start + CHUNK_ELEMENTS]
+                before = torch.empty(part.shape, dtype=part.dtype)
+                store.read(stored, before, start)
+                part.add_(before.to(part.device))
+        self._begun.add(name)
+        if self._last_backward:
+            scale_gradients([parameter], self.factor)
+            self._squares[name] = square_sum(parameter)
+        store.write(stored, own.cpu())
+        parameter.grad = None
+
+
+def gradients_of(optimizer: object, forward_backward: ForwardBackward, model: LocalModel, mesh: Mesh) -> Gradients:
+    """The gradients as the optimizer takes them."""
+    if isinstance(optimizer, OffloadedOptimizer):
+        return HostGradients(optimizer, forward_backward, model, mesh)
+    if isinstance(optimizer, StreamedOptimizer):
+        assert isinstance(forward_backward, GradientAccumulation), "check_layout refuses pipelines"
+        return StreamedGradients(optimizer, forward_backward, model, mesh)
+    return Gradients(model, mesh)

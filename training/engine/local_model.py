@@ -1,7 +1,9 @@
 """The model of one process: one stage, or several where a pipeline rank has several."""
 
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,12 +12,15 @@ from torch import Tensor, nn
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
 from gristmill.training.engine.fsdp import shard_over_data
+from gristmill.training.engine.streamed_layers import initialise_streamed
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.memory.tensor_store import make_store
+from gristmill.training.memory.weight_stream import WeightStream
 from gristmill.training.model.initialization import initialise, stored_name
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local
+from gristmill.training.optim.local import local, stored_like
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.precision import PRECISIONS
 
@@ -26,13 +31,16 @@ class LocalModel:
 
     A tied table on both ends of a pipeline is two parameters with one name. On two ranks, `tie` is the group of both:
     their gradients are summed and both get the same update. On one rank (V-shaped schedules) `tied_copy` is added to
-    the first and takes its value after the update."""
+    the first and takes its value after the update.
+
+    stream: brings in the weights of the layers where they lie in host memory or on disk."""
 
     stages: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]
     tied_copy: nn.Parameter | None = None
     tie: dist.ProcessGroup | None = None
     excluded_from_norm: frozenset[str] = field(default_factory=frozenset)
+    stream: WeightStream | None = None
 
     @property
     def sequence_length(self) -> int:
@@ -41,6 +49,21 @@ class LocalModel:
     @property
     def config(self) -> ModelConfig:
         return next(iter(self.stages.values())).config
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What a checkpoint saves and loads, by name: the parameters, or where they are streamed, their values in the
+        store."""
+        stored = {} if self.stream is None else self.stream.stored
+        return {
+            name: stored_like(stored[name], parameter) if name in stored else parameter.detach()
+            for name, parameter in self.parameters.items()
+        }
+
+    def release_pages(self) -> None:
+        """After a checkpoint was saved or loaded: gives back the memory of what was read of a file of weights."""
+        if self.stream is not None:
+            self.stream.store.release_pages()
 
     @property
     def norm_names(self) -> list[str]:
@@ -105,12 +128,13 @@ def build_local_model(
 
     seed: of the initial weights and of dropout. Without `materialise` the parameters stay on the meta device."""
     layout, precision = train.layout, PRECISIONS[train.precision]
+    streams = layout.offload.streams_weights and materialise
     options = ComputeOptions(precision.compute, seed, train.z_loss, train.float8)
     stage_specs = split_model(config, vocab_size, layout)
     stages = {}
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
         model = Transformer(config, vocab_size, mesh, layout, stage_specs[stage], options)
-        if materialise:
+        if materialise and not streams:
             initialise(model, seed, mesh.device, precision.store)
         if train.compile:
             # One function serves all layers; those that differ (by window, or by number for dropout) need one graph
@@ -121,7 +145,15 @@ def build_local_model(
         if mesh.distributed:
             shard_over_data(model, layout, mesh, precision.compute, precision.reduce)
         stages[stage] = model
-    return _with_one_name_each(stages, config, layout, mesh)
+    stream = None
+    if streams:
+        folder = Path(layout.offload.folder or tempfile.gettempdir())
+        (only,) = stages.values()
+        stream = WeightStream(make_store(layout.offload.parameters, folder, mesh.device), mesh.device)
+        initialise_streamed(only, stream, seed, mesh.device, precision.store)
+    local_model = _with_one_name_each(stages, config, layout, mesh)
+    local_model.stream = stream
+    return local_model
 
 
 def _with_one_name_each(

@@ -14,12 +14,19 @@ from gristmill.training.model_config import ModelConfig
 
 def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:
     """Fills every parameter. Drawn in float32 on the CPU, so that the values do not depend on device and precision."""
+    fill(model, first_values(model.config, seed, device, dtype))
+
+
+def first_values(
+    config: ModelConfig, seed: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[str, Tensor], Tensor]:
+    """The initial value of a parameter by its name, sharded as the parameter is."""
 
     def first_value(name: str, parameter: Tensor) -> Tensor:
-        whole = draw(stored_name(name, model.config), parameter.shape, seed, model.config).to(device, dtype)
+        whole = draw(stored_name(name, config), parameter.shape, seed, config).to(device, dtype)
         return shard_like(whole, parameter)
 
-    fill(model, first_value)
+    return first_value
 
 
 def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor:
@@ -40,16 +47,17 @@ def _generator(name: str, seed: int) -> torch.Generator:
 
 
 def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
-    """Replaces each parameter by value(name, parameter); parameters that are one stay one. Buffers go to their
-    device."""
+    """Replaces each parameter by value(name, parameter), unless that is the parameter itself; parameters that are one
+    stay one. Buffers go to their device."""
     replaced: dict[int, nn.Parameter] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in replaced:
                 name = f"{path}.{leaf}" if path else leaf
-                replaced[id(parameter)] = nn.Parameter(value(name, parameter))
+                new = value(name, parameter)
+                replaced[id(parameter)] = parameter if new is parameter else nn.Parameter(new)
             module.register_parameter(leaf, replaced[id(parameter)])
-    for module in model.modules():
+    for module in model.modules() if replaced else ():
         for leaf, buffer in module.named_buffers(recurse=False):
             setattr(module, leaf, buffer.to(next(iter(replaced.values())).device))
 

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.host_update import on_device
 from gristmill.training.memory.host_copies import host_zeros_like
+from gristmill.training.memory.weight_stream import WeightStream
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.muon import Muon
 from gristmill.training.optim.offload import OffloadedOptimizer
+from gristmill.training.optim.streamed import StreamedOptimizer
 from gristmill.training.optim.subgroups import split_into_subgroups
 from gristmill.training.planner.host import planned_stride
 
@@ -29,9 +31,22 @@ class Optimizer(Protocol):
 OPTIMIZERS: dict[str, type[AdamW] | type[Muon]] = {"adamw": AdamW, "muon": Muon}
 
 
-def build_optimizer(parameters: Mapping[str, nn.Parameter], train: TrainConfig, model: ModelConfig) -> Optimizer:
-    """On the parameters' device, or with its state in host memory as the layout says."""
+def build_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    train: TrainConfig,
+    model: ModelConfig,
+    stream: WeightStream | None = None,
+) -> Optimizer:
+    """On the parameters' device, or with its state in host memory or on disk as the layout says. stream: of the layers'
+    weights."""
     config, offload = train.optimizer, train.layout.offload
+    if stream is not None:
+        return StreamedOptimizer(
+            parameters,
+            lambda zeros_like: OPTIMIZERS[config.name](parameters, config, model, zeros_like),
+            stream,
+            offload.subgroup_parameters,
+        )
     if not offload.active:
         return OPTIMIZERS[config.name](parameters, config, model)
     optimizer = OPTIMIZERS[config.name](parameters, config, model, host_zeros_like)

@@ -31,6 +31,8 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     if train.float8:
         yield from _float8(model, train)
     yield from _swap(model, train)
+    if layout.offload.streams_weights:
+        yield from _streamed(model, train)
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
@@ -179,6 +181,32 @@ def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         )
     if train.float8:
         yield "recompute: tokens changes the scale that float8 finds over the tokens; set float8: false"
+
+
+def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """What cannot run where the layers' weights are in host memory or on disk."""
+    layout, name = train.layout, f"offload.parameters: {train.layout.offload.parameters}"
+    if layout.pipeline > 1:
+        yield (
+            f"{name} brings in the layers in the order of one pass, and pipeline {layout.pipeline} runs several at a "
+            "time; use data, tensor or context ranks, or offload.parameters: none"
+        )
+    if model.transformers is not None:
+        yield f"{name} is not built for a model of transformers; set offload.parameters: none"
+    if train.compile:
+        yield f"{name} is not built for compiled layers; set compile: false"
+    if train.float8:
+        yield f"{name} is not built for float8; set float8: false"
+    if train.upcycle is not None:
+        yield f"{name} is not built for upcycling; begin the run without it and resume it with it"
+    if train.checkpoint.asynchronous and layout.offload.parameters == "disk":
+        yield f"{name}: an asynchronous checkpoint copies all state into memory; set checkpoint.asynchronous: false"
+    casts = train.precision in ("bf16", "fp16") and layout.world_size == 1
+    if casts and (layout.recompute not in ("full", "operators") or layout.recompute_every > 1):
+        yield (
+            f"{name}: in one process each layer would keep the {train.precision} copy of its weights until its "
+            "backward pass; set recompute: full, or precision: fp32"
+        )
 
 
 def _experts(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

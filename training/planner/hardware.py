@@ -87,6 +87,9 @@ class Hardware(Config):
     host_contention: float = Field(
         0.0, ge=0, description="by how much longer such an update takes while the link copies, as a share of it"
     )
+    disk_gb_per_second: float = Field(
+        2.0, gt=0, description="a GPU's share of what the host's disk reads or writes (an NVMe disk of 8 GB/s for 4)"
+    )
     usd_per_gpu_hour: float | None = Field(None, ge=0)
     clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as requested")
     between_clusters: Link | None = None

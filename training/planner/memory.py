@@ -33,14 +33,18 @@ from gristmill.training.planner.token_swap import SwapBytes
 BF16_CUDA = ElementSizes()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
 CUDA_CONTEXT_BYTES = 1.5 * GIB
+LAYERS_HELD = 2  # of streamed weights, on the device at once (training/memory/weight_stream.py)
+CHUNK_ELEMENTS = (
+    1 << 20
+)  # of a gradient of earlier micro-batches that is read at once (training/memory/tensor_store.py)
 # Share of what comes and goes that the caching allocator loses to gaps.
 FRAGMENTATION = 0.05
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. buffers: gathered weights, unsharded gradients, what collectives copy through. host: in host
-    memory, beside the total."""
+    """Bytes of one rank. buffers: gathered weights, unsharded gradients, what collectives copy through. host, disk: in
+    host memory and in a file on disk, beside the total."""
 
     parameters: float = 0.0
     gradients: float = 0.0
@@ -51,6 +55,7 @@ class Memory:
     cuda_context: float = 0.0
     fragmentation: float = 0.0
     host: float = 0.0
+    disk: float = 0.0
 
     @property
     def moving(self) -> float:
@@ -163,6 +168,8 @@ class MemoryModel:
 
     def _static(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
         framework, unsharded = self.framework, self.count(layout, rank_layers, sharded=False)
+        if self.offload.streams_weights:
+            return self._streamed(layout, rank_layers, microbatches)
         if framework.data_parallel == "fsdp":
             return self._fsdp(layout, rank_layers, microbatches, unsharded)
         share = layout.data * layout.context if framework.data_parallel == "optimizer_shard" else 1
@@ -173,6 +180,7 @@ class MemoryModel:
             if self.offload.active
             else (framework.master_bytes + framework.moments_bytes) * unsharded / share,
             "buffers": 0.0,
+            "disk": 0.0,
             "host": (framework.master_bytes + framework.moments_bytes) * unsharded / share * self.offload.active,
         }
 
@@ -184,19 +192,7 @@ class MemoryModel:
         compute, exact = self.sizes.compute, self.sizes.statistics
         sharded = self.count(layout, rank_layers, sharded=True)
         layers = sum(rank_layers.kinds)
-        one_layer = max(
-            (
-                self.count(layout, _only(rank_layers, kind), sharded=False)
-                for kind, count in enumerate(rank_layers.kinds)
-                if count
-            ),
-            default=0,
-        )
-        ends = unsharded - sum(
-            count * self.count(layout, _only(rank_layers, kind), sharded=False)
-            for kind, count in enumerate(rank_layers.kinds)
-            if count
-        )
+        one_layer, ends = self._layer_and_ends(layout, rank_layers, sharded=False)
         copies = min(unsharded, ends + 2 * one_layer) if layout.reshard and layers else unsharded
         sums = unsharded if microbatches > 1 else max(one_layer, ends)
         moments, gradients, host = self.framework.moments_bytes * exact / 4, 1.0, 0.0
@@ -214,8 +210,49 @@ class MemoryModel:
             "gradients": exact * (gradients * sharded + sharded_table),
             "optimizer": moments * held,
             "host": host,
+            "disk": 0.0,
             "buffers": compute * (copies + second_table + one_layer) + exact * (sums + second_table + one_layer),
         }
+
+    def _streamed(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
+        """Weights of the layers in host memory or on disk: of a rank's shards, embedding and head with their gradients
+        and two layers' weights are on the device; the moments, and all of the other layers, are not.
+
+        FSDP gathers the current layer and the next one, and sums a layer's gradients at once. In one process each
+        gradient is given up as it is completed, so that the largest counts, with the part of its earlier micro-batches
+        that it is added to."""
+        exact, compute = self.sizes.statistics, self.sizes.compute
+        moments = self.framework.moments_bytes * exact / 4
+        one, ends = self._layer_and_ends(layout, rank_layers, sharded=True)
+        layers = self.count(layout, rank_layers, sharded=True) - ends
+        held = min(layers, LAYERS_HELD * one)
+        if layout.gpus == 1:
+            gradient = max((self._largest_weight(kind) for kind in _present(rank_layers)), default=0)
+            gradient += min(CHUNK_ELEMENTS, gradient) * (microbatches > 1)
+            buffers = compute * one if compute != exact else 0.0
+        else:
+            gradient = one
+            layer, whole_ends = self._layer_and_ends(layout, rank_layers, sharded=False)
+            buffers = compute * (whole_ends + 3 * layer) + exact * max(layer, whole_ends)
+        stored = (2 * exact + moments) * layers + moments * ends
+        on_disk = self.offload.parameters == "disk"
+        return {
+            "parameters": exact * (ends + held),
+            "gradients": exact * (ends + gradient),
+            "optimizer": 0.0,
+            "host": 0.0 if on_disk else stored,
+            "disk": stored if on_disk else 0.0,
+            "buffers": buffers,
+        }
+
+    def _layer_and_ends(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> tuple[int, int]:
+        """Parameters of the rank's largest layer, and of embedding, final norm and head."""
+        counts = {kind: self.count(layout, _only(rank_layers, kind), sharded) for kind in _present(rank_layers)}
+        layers = sum(rank_layers.kinds[kind] * count for kind, count in counts.items())
+        return max(counts.values(), default=0), self.count(layout, rank_layers, sharded) - layers
+
+    def _largest_weight(self, kind: int) -> int:
+        return max(weight.count for weight in block_weights(self.shape.distinct[kind]))
 
     def _second_table(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:
         """With a V-shaped schedule a tied table is on its rank twice, in two stages; only one copy is updated."""

@@ -178,7 +178,8 @@ class StepModel:
             pipeline=sends * microbatches,
             bubble=bubble,
             data=data,
-            optimizer=self._optimizer(layout, slowest[0], backward.seconds),
+            optimizer=self._optimizer(layout, slowest[0], backward.seconds)
+            + self._weight_copies(layout, slowest[0], times[slowest], microbatches),
             contention=CONTENTION * (parts.hidden * microbatches + data_hidden),
             other=self.framework.step_seconds,
             tensor_hidden=parts.hidden * microbatches,
@@ -307,6 +308,21 @@ class StepModel:
         again = layers / self.parameters.all(layout, rank_layers) if layout.reshard else 0.0
         return seconds * microbatches * (1 + again)
 
+    def _weight_copies(self, layout: Layout, rank_layers: RankLayers, seconds: float, microbatches: int) -> float:
+        """Seconds by which copying streamed weights outlasts the passes of so many seconds: of each micro-batch they
+        come in twice and the gradients leave, and from the second on meet those before; on disk the update reads and
+        writes all state."""
+        if not self.offload.streams_weights:
+            return 0.0
+        layers = self.parameters.all(layout, RankLayers(rank_layers.kinds, False, False)) / layout.shard
+        hardware, each = self.rates.hardware, 4 * layers
+        link, _ = self.rates.link(hardware.host_link)
+        copied = each * (3 * microbatches + (microbatches - 1))
+        if self.offload.parameters == "host":
+            return max(0.0, copied / link - microbatches * seconds)
+        disk = hardware.disk_gb_per_second * 1e9
+        return max(0.0, copied / min(link, disk) - microbatches * seconds) + 7 * each / disk
+
     def _optimizer(self, layout: Layout, rank_layers: RankLayers, backward: float) -> float:
         """Seconds of clipping, the update and the cast of what this rank updates.
 
@@ -320,6 +336,8 @@ class StepModel:
             sharded = layout.expert_sharding.shard
             shares = {"replicate": 1, "optimizer_shard": sharded * layout.expert_replicate, "fsdp": sharded}
             count += experts / shares[self.framework.data_parallel]
+        if self.offload.streams_weights:
+            return count / host_rates(self.rates.hardware).host_updates
         if not self.offload.active:
             return self.rates.memory(count * self.framework.optimizer_bytes)
         bandwidth, _ = self.rates.link(self.rates.hardware.host_link)

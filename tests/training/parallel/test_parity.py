@@ -17,6 +17,8 @@ HOST = {"offload": {"optimizer": "cpu"}}
 SWAP = {"recompute": "swap", "unswapped_layers": 0}
 SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0, "sequence_parallel": False}
 HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}}
+IN_HOST_MEMORY = {"offload": {"parameters": "host"}}
+ON_DISK = {"offload": {"parameters": "disk", "subgroup_parameters": 1}}
 GRID = [
     # each axis alone
     Case({"data": 1, "tensor": 1}),
@@ -87,6 +89,9 @@ GRID = [
     Case({"data": 1, "micro_batch": 4} | HOST_AND_DEVICE, "tied", optimizer="muon"),
     Case({"data": 2} | HOST),
     Case({"data": 2, "tensor": 2} | HOST_AND_DEVICE, optimizer="muon"),
+    # weights of the layers in host memory or on disk
+    Case({"data": 2} | ON_DISK, "tied"),
+    Case({"data": 2, "tensor": 2} | IN_HOST_MEMORY, documents=True, optimizer="muon"),
     # float32
     Case({"tensor": 2}, precision="fp32"),
 ]
@@ -139,6 +144,11 @@ RARE = [
     Case(PP2 | {"schedule": "zbv"} | HOST, "tied"),
     Case({"context": 2, "data": 2} | HOST_AND_DEVICE, documents=True),
     Case({"data": 2, "expert": 2} | HOST_AND_DEVICE, "experts"),
+    Case({"data": 2, "expert": 2} | ON_DISK, "experts"),
+    Case({"data": 4, "replicate": 2, "reshard_after_forward": False} | IN_HOST_MEMORY, "windows"),
+    Case({"context": 2, "data": 2, "recompute": "full"} | ON_DISK, documents=True),
+    Case({"tensor": 2} | SWAP | ON_DISK, "mamba2"),
+    Case({"data": 1, "micro_batch": 1} | ON_DISK, "gemma2"),
 ]
 
 
@@ -178,6 +188,7 @@ CONTROLS = [
     ("valid tokens counted on this rank only", Case({"data": 2}), "parameters"),
     ("a swapped layer recomputed from its first tokens", Case({"tensor": 2} | SOME_TOKENS), "gradients"),
     ("gradients in host memory not clipped", Case({"data": 2} | HOST), "parameters"),
+    ("weights of the step before", Case({"data": 2} | ON_DISK), "parameters"),
     ("logits normalised by this rank's sum", Case({"tensor": 2}), "loss"),
 ]
 

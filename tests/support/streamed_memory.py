@@ -1,0 +1,81 @@
+"""Memory of one step with the layers' weights on disk or in host memory. As a program: FOLDER LAYOUT (JSON).
+
+Prints {"before": bytes once a model of one such layer has taken a step, so that all code is loaded and the libraries
+have their workspaces, "peak": the largest while the model is made and takes a step}. Of memory that is no file's, as
+/proc/self/status has it, sampled every millisecond."""
+
+import gc
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gristmill.training.config import TrainConfig
+from gristmill.training.host_allocator import return_freed_memory
+from gristmill.training.model_config import ModelConfig
+from tests.support.training_runs import new_run
+
+MODEL = ModelConfig(layers=4, width=768, heads=8, sequence_length=16)
+ONE_LAYER = MODEL.model_copy(update={"layers": 1})
+
+
+def settings(layout: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "tokens": 2 * 4 * 16,
+        "batch_tokens": 4 * 16,
+        "precision": "fp32",
+        "layout": {"micro_batch": 2} | layout,
+        "checkpoint": {"every": 0},
+        "validation": {"every": 0},
+    }
+
+
+def train_config(layout: dict[str, Any]) -> TrainConfig:
+    return TrainConfig(**settings(layout))
+
+
+def anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no RssAnon")
+
+
+class Sampler:
+    """The largest `anonymous_bytes` while it runs."""
+
+    def __enter__(self) -> "Sampler":
+        self.peak, self._stop = 0, threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.001):
+            self.peak = max(self.peak, anonymous_bytes())
+
+
+def train(folder: Path, model: ModelConfig, layout: dict[str, Any]) -> None:
+    new_run(folder, model=model, **settings(layout)).trainer.step()
+
+
+def measure(folder: Path, layout: dict[str, Any]) -> dict[str, int]:
+    torch.set_num_threads(1)
+    return_freed_memory()
+    train(folder / "one_layer", ONE_LAYER, {})
+    gc.collect()
+    before = anonymous_bytes()
+    with Sampler() as sampler:
+        train(folder / "model", MODEL, layout)
+    return {"before": before, "peak": sampler.peak}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]), json.loads(sys.argv[2]))))
