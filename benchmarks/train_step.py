@@ -1,206 +1,202 @@
-"""Time of a training step, compared with transformers' model of the same architecture and weights in a plain loop.
+"""Time of a training step, compared with a plain model in the shape of nanoGPT (`peers/nanogpt.py`) or, with --peer
+transformers, with transformers' Llama: the same architecture, weights and tokens, fused AdamW, clipping and precision;
+equal losses are checked in the same run.
 
-Both: the same tokens, AdamW (fused), clipping, the same precision; equal losses are checked in the same run. MFU is
-model FLOP/s (6 a matrix element a token, attention counted in full) over the best matmul rate measured on this
-machine."""
+Without options: 6 layers of 384, context 256, 8 samples, one thread, eager, with 65 tokens (small) and with 50,304
+(large). --details prints what each side calls and holds; --scaling, steps on two processes over twice those of one.
+MFU is model FLOP/s (6 a matrix element a token, attention counted in full) over the best matmul rate measured in this
+run (on GPUs, over the data sheet's)."""
 
-import copy
-from dataclasses import dataclass
+import argparse
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
 from rich.console import Console
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from rich.table import Table
+from support.step_counts import StepCounts, step_counts
+from support.train_sides import Ours, Setting, Theirs
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.device_peak import device_peak
-from gristmill.training.engine.forward_backward import GradientAccumulation
-from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.norm import clip, global_norm
-from gristmill.training.optimizer_config import OptimizerConfig
-from gristmill.training.parallel.mesh import single_process
-from gristmill.training.testing.causal_loss import causal_loss
+from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.testing.forked_pool import ForkedPool
 
-# Width, depth and vocabulary of a published small Llama, stories15M (karpathy/llama2.c: 6 layers of 288, the 32,000
-# tokens of Llama 2), with the default sequence length. A toy vocabulary would leave out what the loss costs.
-SMALL = (ModelConfig(layers=6, width=288, heads=6, sequence_length=512), 32000, 4)
-ON_GPU = (ModelConfig(layers=16, width=2048, heads=16, kv_heads=8, sequence_length=2048), 32768, 8)  # about 1 B
-NAMES = {
-    "mixer.query": "self_attn.q_proj",
-    "mixer.key": "self_attn.k_proj",
-    "mixer.value": "self_attn.v_proj",
-    "mixer.output": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-    "mixer_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
+SIZES = {  # layers, width, heads
+    "10M": (6, 384, 6),
+    "50M": (10, 640, 10),
+    "124M": (12, 768, 12),
+    "350M": (24, 1024, 16),
+    "1.5B": (48, 1600, 25),
+}
+VOCABULARIES = {"small": 65, "large": 50304}
+GOALS = {"small_fp32": 1.03, "small_bf16": 1.12, "large_fp32": 1.12, "large_bf16": 1.35}
+SCALED: dict[str, dict[str, Any]] = {
+    "one": {},
+    "data": {"data": 2},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
 }
 
 
-@dataclass
-class Setting:
-    """One comparison: model, vocabulary, samples a batch, precision, compilation, device."""
-
-    model: ModelConfig
-    vocab: int
-    samples: int
-    precision: str
-    compiled: bool
-    device: torch.device
-    float8: bool = False  # ours alone; the peer stays in bf16
-
-    @property
-    def name(self) -> str:
-        precision = "float8" if self.float8 else self.precision
-        return f"train_step_{precision}" + ("_compiled" if self.compiled else "")
-
-    @property
-    def tokens(self) -> int:
-        return self.samples * self.model.sequence_length
+def parse() -> argparse.Namespace:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M"])
+    parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
+    parser.add_argument("--precisions", nargs="+", choices=("fp32", "bf16", "float8"), default=["fp32", "bf16"])
+    parser.add_argument("--sequences", nargs="+", type=int, default=[256], help="tokens of a sample")
+    parser.add_argument("--samples", type=int, help="of a batch (default: of 2,048 tokens together)")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1])
+    parser.add_argument("--compiled", action="store_true", help="compiled beside eager")
+    parser.add_argument("--peer", choices=("nanogpt", "transformers"), default="nanogpt")
+    parser.add_argument("--details", action="store_true", help="operators, copies and memory of each side")
+    parser.add_argument("--scaling", action="store_true", help="also steps on two processes, one thread each")
+    return parser.parse_args()
 
 
-class Ours:
-    def __init__(self, setting: Setting):
-        mesh = single_process(setting.device)
-        train = TrainConfig(
-            tokens=1,
-            batch_tokens=1,
-            precision=setting.precision,
-            compile=setting.compiled,
-            float8=setting.float8,
-        )
-        self.mesh, self.tokens = mesh, setting.tokens
-        self.parts = build_local_model(
-            setting.model,
-            setting.vocab,
-            train,
-            mesh,
-            seed=1,
-        )
-        self.optimizer = AdamW(self.parts.parameters, OptimizerConfig(), setting.model)
-        self.passes = GradientAccumulation(self.parts.stages[0], setting.samples, causal_loss())
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        losses = self.passes.train(
-            {"tokens": x, "targets": y, "weights": torch.ones_like(x).float()}, [1 / self.tokens]
-        )
-        norm = global_norm(self.parts.norm_parameters, self.mesh).item()
-        clip(self.parts.parameters.values(), norm, 1.0)
-        self.optimizer.step(1.0)
-        self.parts.clear_gradients()
-        return losses[:, 0].sum().item() / self.tokens
+def main() -> None:
+    options = parse()
+    pool = ForkedPool(2) if options.scaling else None  # before torch computes anything here
+    figures = []
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for setting in settings(options, threads):
+            figures.append(compare(setting, 3 if options.quick else 7, threads, options.details))
+    if pool is not None:
+        try:
+            figures += scaling(pool, settings(options, 1))
+        finally:
+            pool.close()
+    print_figures(figures)
 
 
-class Theirs:
-    def __init__(self, setting: Setting, weights: dict[str, torch.Tensor]):
-        self.device, self.precision = setting.device, setting.precision
-        plain: Any = llama(setting.model, setting.vocab, weights)
-        plain = plain.to(setting.device)
-        self.model = torch.compile(plain) if setting.compiled else plain
-        config = OptimizerConfig()
-        self.optimizer = torch.optim.AdamW(
-            plain.parameters(), lr=config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True
-        )
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            loss = self.model(x, labels=y, shift_labels=y, use_cache=False).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.item()
-
-
-def llama(model: ModelConfig, vocab: int, weights: dict[str, torch.Tensor]) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=model.width,
-        intermediate_size=model.hidden_width("swiglu"),
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.sequence_length,
-        rms_norm_eps=model.norm_epsilon,
-        tie_word_embeddings=False,
-    )
-    renamed = {
-        "model.embed_tokens.weight": weights["embedding.weight"],
-        "model.norm.weight": weights["final_norm.weight"],
-        "lm_head.weight": weights["head.weight"],
-    }
-    for layer in range(model.layers):
-        for ours, theirs in NAMES.items():
-            renamed[f"model.layers.{layer}.{theirs}.weight"] = weights[f"layers.{layer}.{ours}.weight"]
-    other = LlamaForCausalLM(config)
-    other.load_state_dict(renamed)
-    return other
+def settings(options: argparse.Namespace, threads: int) -> list[Setting]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = []
+    for size in options.sizes:
+        for sequence in options.sequences:
+            for vocabulary in options.vocabularies:
+                for precision in options.precisions:
+                    for compiled in (False, True) if options.compiled else (False,):
+                        words = [f"{vocabulary}_{precision}", *([] if size == "10M" else [size])]
+                        words += [] if sequence == 256 else [f"{sequence}_tokens"]
+                        words += ["compiled"] * compiled + [f"{threads}_threads"] * (threads > 1)
+                        words += ["transformers"] * (options.peer == "transformers")
+                        found.append(
+                            Setting(
+                                "train_step_" + "_".join(words),
+                                model_of(size, sequence, options.peer == "transformers"),
+                                VOCABULARIES[vocabulary],
+                                options.samples or max(1, 2048 // sequence),
+                                "bf16" if precision == "float8" else precision,
+                                compiled,
+                                device,
+                                options.peer == "transformers",
+                                precision == "float8",
+                            )
+                        )
+    return found
 
 
-def compare(setting: Setting, rounds: int) -> Figure:
-    ours = Ours(setting)
-    weights = {name: value.detach().clone() for name, value in ours.parts.parameters.items()}
-    theirs = Theirs(setting, copy.deepcopy(weights))
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, setting.vocab, (setting.samples, setting.model.sequence_length + 1), generator=generator)
-    x, y = (part.contiguous().to(setting.device) for part in (drawn[:, :-1], drawn[:, 1:]))
+def model_of(size: str, sequence: int, llama: bool) -> ModelConfig:
+    layers, width, heads = SIZES[size]
+    sizes: dict[str, Any] = {"layers": layers, "width": width, "heads": heads, "sequence_length": sequence}
+    if llama:
+        return ModelConfig(**sizes)
+    gpt = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "gelu": "exact", "tied_embeddings": True}
+    return ModelConfig(**sizes, **gpt)
+
+
+def compare(setting: Setting, rounds: int, threads: int, details: bool) -> Figure:
+    ours = Ours.of(setting)
+    theirs = Theirs(setting, {name: value.detach().clone() for name, value in ours.parts.parameters.items()})
+    x, y = batch(setting)
     own, other = ours.step(x, y), theirs.step(x, y)
     tolerance = 1e-4 if setting.precision == "fp32" else 5e-2 if setting.float8 else 2e-2
     if abs(own - other) > tolerance:
-        raise SystemExit(f"losses differ: {own} and {other}")
-    clock = cpu_seconds if setting.device.type == "cpu" else wall_seconds
+        raise SystemExit(f"{setting.figure}: losses differ: {own} and {other}")
+    clock = cpu_seconds if setting.device.type == "cpu" and threads == 1 else wall_seconds
     seconds, peer_seconds, ratio = in_turn(partial(ours.step, x, y), partial(theirs.step, x, y), rounds, clock)
     flops = flops_per_token(shape_of(setting.model, setting.vocab)) * setting.tokens
-    peak = device_peak(setting.device) or matmul_peak(setting.precision)
+    peak = device_peak(setting.device) or matmul_peak(setting.precision, clock)
     Console().print(
-        f"{setting.name}: loss {own:.5f} and {other:.5f}; MFU {flops / seconds / peak:.1%} and "
+        f"{setting.figure}: loss {own:.5f} and {other:.5f}; MFU {flops / seconds / peak:.1%} and "
         f"{flops / peer_seconds / peak:.1%} of {peak / 1e9:.0f} GFLOP/s",
         highlight=False,
     )
+    if details:
+        sides: dict[str, Ours | Theirs] = {"gristmill": ours, "peer": theirs}
+        print_counts({name: (step_counts(partial(side.step, x, y)), side.state_bytes) for name, side in sides.items()})
     return Figure(
-        setting.name,
+        setting.figure,
         setting.tokens / seconds,
-        "tokens/s/core" if setting.device.type == "cpu" else "tokens/s",
+        "tokens/s/core" if clock is cpu_seconds else "tokens/s",
         setting.tokens / peer_seconds,
-        "transformers",
+        "transformers" if setting.llama else "nanoGPT",
         ratio,
-        1.2 if setting.device.type == "cpu" else None,
+        GOALS.get(setting.figure.removeprefix("train_step_")),
     )
 
 
-def matmul_peak(precision: str) -> float:
-    """Best FLOP/s of a square matmul on one core."""
+def batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (setting.samples, setting.model.sequence_length + 1)
+    drawn = torch.randint(0, setting.vocab, shape, generator=generator)
+    return drawn[:, :-1].contiguous().to(setting.device), drawn[:, 1:].contiguous().to(setting.device)
+
+
+def matmul_peak(precision: str, clock: Any) -> float:
+    """Best FLOP/s of a square matmul."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     best = 0.0
     for size in (512, 1024, 2048):
         left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
-        seconds = min(cpu_seconds(partial(torch.matmul, left, right)) for _ in range(5))
+        seconds = min(clock(partial(torch.matmul, left, right)) for _ in range(5))
         best = max(best, 2 * size**3 / seconds)
     return best
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
-    torch.set_num_threads(1)  # by the processor time of one thread: a busy machine does not change it
-    if torch.cuda.is_available():
-        device, shape, rounds = torch.device("cuda"), ON_GPU, 10
-    else:
-        device, shape, rounds = torch.device("cpu"), SMALL, 3 if options.quick else 7
+def print_counts(sides: dict[str, tuple[StepCounts, int]]) -> None:
+    table = Table("side", "operators", "matrix products", "copies", "of the time", "peak memory")
+    for name, (counts, state) in sides.items():
+        peak = f"{(state + counts.peak_bytes) / 1e6:.0f} MB, {state / 1e6:.0f} of it parameters and moments"
+        numbers = (str(counts.operators), str(counts.products), str(counts.copies))
+        table.add_row(name, *numbers, f"{counts.copy_share:.1%}", peak)
+    Console(width=120).print(table)
+
+
+def scaling(pool: ForkedPool, compared: list[Setting]) -> list[Figure]:
+    """Tokens a second of two processes over twice those of one, of the same global batch."""
     figures = []
-    for compiled in (False,) if options.quick else (False, True):
-        for precision in ("fp32", "bf16"):
-            figures.append(compare(Setting(*shape, precision, compiled, device), rounds))
-    if device.type == "cuda":
-        figures.append(compare(Setting(*shape, "bf16", True, device, float8=True), rounds))
-    print_figures(figures)
+    for setting in compared:
+        seconds = {name: max(pool.run(2 if axes else 1, scaled_step, setting, axes)) for name, axes in SCALED.items()}
+        for name in ("data", "tensor", "pipeline"):
+            figure = setting.figure.replace("train_step", f"train_step_scaling_{name}")
+            share = seconds["one"] / seconds[name] / 2
+            figures.append(Figure(figure, share, "of the ideal"))
+    return figures
+
+
+def scaled_step(setting: Setting, axes: dict[str, Any]) -> float:
+    """Wall seconds of the fastest of five steps, four micro-batches each."""
+    layout = {"micro_batch": max(1, setting.samples // 4 // axes.get("data", 1))} | axes
+    train = TrainConfig.model_validate(setting.train.model_dump() | {"layout": layout})
+    mesh = build_mesh(train.layout, setting.model.num_kv_heads, setting.device)
+    side = Ours(setting, train, mesh)
+    share = setting.samples // mesh.data.size
+    rows = slice(mesh.data.rank * share, (mesh.data.rank + 1) * share)
+    x, y = (part[rows] for part in batch(setting))
+    side.step(x, y)
+    times = []
+    for _ in range(5):
+        dist.barrier()
+        times.append(wall_seconds(partial(side.step, x, y)))
+    return min(times)
 
 
 if __name__ == "__main__":

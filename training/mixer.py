@@ -118,9 +118,9 @@ class Mixer(Config):
         return sum(each.count for each in self.parameters(width) if each.is_matrix or each.role == "filter")
 
 
-def norm_bytes(vectors: float, width: int, compute: int, statistics: int, rmsnorm: bool) -> float:
-    """What autograd keeps of a norm: LayerNorm its input in fp32 and two statistics a vector, our RMSNorm its input as
-    it is and one."""
+def norm_bytes(vectors: float, width: int, share: Any, rmsnorm: bool) -> float:
+    """What autograd keeps of a norm: LayerNorm its input (in fp32 on GPUs) and two statistics a vector, our RMSNorm its
+    input as it is and one. share: with the bytes of compute and statistics, and cuda."""
     if rmsnorm:
-        return vectors * (width * compute + statistics)
-    return vectors * (width + 2) * statistics
+        return float(vectors * (width * share.compute + share.statistics))
+    return float(vectors * (width * (share.statistics if share.cuda else share.compute) + 2 * share.statistics))

@@ -7,7 +7,7 @@ from gristmill.training.engine.forward_backward import ForwardBackward, Gradient
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.memory.tensor_store import CHUNK_ELEMENTS
 from gristmill.training.optim.local import local
-from gristmill.training.optim.norm import clip, norm_of_squares, scale_gradients, square_sum
+from gristmill.training.optim.norm import clip, gradient_norms, norm_of_norms, scale_gradients
 from gristmill.training.optim.offload import OffloadedOptimizer
 from gristmill.training.optim.streamed import StreamedOptimizer
 from gristmill.training.parallel.mesh import Mesh
@@ -19,6 +19,7 @@ class Gradients:
 
     def __init__(self, model: LocalModel, mesh: Mesh):
         self.model, self.mesh, self.factor = model, mesh, 1.0
+        self._norms: dict[str, Tensor] = {}  # of those that were taken before all were ready
 
     def begin(self, factor: float) -> None:
         """factor: what each gradient is multiplied by, the inverse of the loss scale."""
@@ -31,17 +32,20 @@ class Gradients:
 
     def norm(self) -> float:
         """Over all processes, each element counted once."""
-        squares = [self.square_sum(name) for name in self.model.norm_names]
-        return norm_of_squares(squares, self.mesh).item()
+        return norm_of_norms(self.norms(), self.model.norm_parameters, self.mesh).item()
 
-    def square_sum(self, name: str) -> Tensor:
-        return square_sum(self.model.parameters[name])
+    def norms(self) -> list[Tensor]:
+        """Of each gradient that counts in the global norm, on this process."""
+        late = [name for name in self.model.norm_names if name not in self._norms]
+        found = dict(zip(late, gradient_norms([self.model.parameters[name] for name in late]), strict=True))
+        return [(self._norms | found)[name] for name in self.model.norm_names]
 
     def clip(self, norm: float, max_norm: float | None) -> None:
         clip(self.model.parameters.values(), norm, max_norm)
 
     def clear(self) -> None:
         self.model.clear_gradients()
+        self._norms.clear()
 
 
 class HostGradients(Gradients):
@@ -54,7 +58,6 @@ class HostGradients(Gradients):
     def __init__(self, optimizer: OffloadedOptimizer, forward_backward: ForwardBackward, model: LocalModel, mesh: Mesh):
         super().__init__(model, mesh)
         self.optimizer = optimizer
-        self._squares: dict[str, Tensor] = {}
         self._last_backward = False
         if not isinstance(forward_backward, GradientAccumulation):
             return
@@ -65,16 +68,13 @@ class HostGradients(Gradients):
 
     def ready(self) -> None:
         self._last_backward = False
-        self.model.fill_missing_gradients(except_for=self._squares)
+        self.model.fill_missing_gradients(except_for=self._norms)
         self.model.sum_tied_gradients()
-        kept = [value for name, value in self.model.parameters.items() if name not in self._squares]
+        kept = [value for name, value in self.model.parameters.items() if name not in self._norms]
         scale_gradients(kept, self.factor)
         for name in self.optimizer.host_gradients:
-            if name not in self._squares:
+            if name not in self._norms:
                 self._flush(name)
-
-    def square_sum(self, name: str) -> Tensor:
-        return self._squares[name] if name in self._squares else super().square_sum(name)
 
     @torch.no_grad()
     def clip(self, norm: float, max_norm: float | None) -> None:
@@ -84,10 +84,6 @@ class HostGradients(Gradients):
             for gradients in (own, list(self.optimizer.host_gradients.values())):
                 if gradients:
                     torch._foreach_mul_(gradients, max_norm / norm)
-
-    def clear(self) -> None:
-        super().clear()
-        self._squares.clear()
 
     def _before_backward(self, last: bool) -> None:
         self._last_backward = last
@@ -100,7 +96,7 @@ class HostGradients(Gradients):
     @torch.no_grad()
     def _flush(self, name: str) -> None:
         parameter = self.model.parameters[name]
-        self._squares[name] = square_sum(parameter)
+        (self._norms[name],) = gradient_norms([parameter])
         self.optimizer.to_host.copy(self.optimizer.host_gradients[name], local(parameter.grad))
         if name not in self.optimizer.updated_on_device:
             parameter.grad = None
@@ -108,14 +104,13 @@ class HostGradients(Gradients):
 
 class StreamedGradients(Gradients):
     """Those of streamed weights are added to the store as each is completed, micro-batch by micro-batch, and given up;
-    the last time their squares are summed. Clipping is left to the optimizer, which reads them next."""
+    the last time their norms are taken. Clipping is left to the optimizer, which reads them next."""
 
     def __init__(
         self, optimizer: StreamedOptimizer, forward_backward: GradientAccumulation, model: LocalModel, mesh: Mesh
     ):
         super().__init__(model, mesh)
         self.optimizer = optimizer
-        self._squares: dict[str, Tensor] = {}
         self._begun: set[str] = set()  # those that hold the sum of earlier micro-batches
         self._last_backward = False
         forward_backward.before_backward = self._before_backward
@@ -127,7 +122,7 @@ class StreamedGradients(Gradients):
 
     def ready(self) -> None:
         streamed = self.optimizer.stored.keys()
-        for name in streamed - self._squares.keys():  # the objective does not use these
+        for name in streamed - self._norms.keys():  # the objective does not use these
             self.model.parameters[name].grad = torch.zeros_like(self.model.parameters[name])
             self._last_backward = True
             self._completed(name)
@@ -136,9 +131,6 @@ class StreamedGradients(Gradients):
         self.model.sum_tied_gradients()
         scale_gradients([value for name, value in self.model.parameters.items() if name not in streamed], self.factor)
 
-    def square_sum(self, name: str) -> Tensor:
-        return self._squares[name] if name in self._squares else super().square_sum(name)
-
     def clip(self, norm: float, max_norm: float | None) -> None:
         own = [value for name, value in self.model.parameters.items() if name not in self.optimizer.stored]
         clip(own, norm, max_norm)
@@ -146,7 +138,6 @@ class StreamedGradients(Gradients):
 
     def clear(self) -> None:
         super().clear()
-        self._squares.clear()
         self._begun.clear()
 
     def _before_backward(self, last: bool) -> None:
@@ -169,7 +160,7 @@ class StreamedGradients(Gradients):
         self._begun.add(name)
         if self._last_backward:
             scale_gradients([parameter], self.factor)
-            self._squares[name] = square_sum(parameter)
+            (self._norms[name],) = gradient_norms([parameter])
         store.write(stored, own.cpu())
         parameter.grad = None
 

@@ -137,7 +137,8 @@ class SwappedLayer:
         self._kept = {_key(tensor)[0] for tensor in [*metadata.tensors(), *weights]}
         self._copies: dict[tuple[Any, ...], tuple[StorageWeakRef, _InHostMemory]] = {}
         self._whole: dict[int, StorageWeakRef] = {}  # storages that are always in host memory
-        self._heads: dict[int, str] = {}  # storages of queries, keys and values while attention is computed
+        # Places in memory of queries, keys and values, which may share a storage, while attention is computed.
+        self._heads: dict[tuple[Any, ...], str] = {}
         self._in_attention = False
         self._saved = 0
         self._again: dict[int | str, Tensor] | None = None
@@ -160,7 +161,7 @@ class SwappedLayer:
 
     def _attend(self, attend: Callable[..., Tensor], *heads: Tensor) -> Tensor:
         """Attention of queries, keys and values [B, T, H, K]; what it saves besides those is kept whole."""
-        self._heads = {_key(part)[0]: name for part, name in zip(heads, ("query", "key", "value"), strict=True)}
+        self._heads = {_key(part): name for part, name in zip(heads, ("query", "key", "value"), strict=True)}
         self._in_attention = True
         mixed = attend(*heads)
         self._in_attention = False
@@ -180,7 +181,7 @@ class SwappedLayer:
             return tensor
         order = _Order.of(tensor)
         if self._in_attention:
-            name = self._heads.get(storage)
+            name = self._heads.get(_key(tensor))
             if name is None or self.cut == self.tokens or tensor.numel() % (self.batch * self.tokens):
                 return self._stored(tensor)
             number = name

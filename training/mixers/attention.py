@@ -120,7 +120,7 @@ class Attention(Mixer):
             total += share.sequence**2 * share.compute  # the mask of the window, which torch turns into numbers
         if self.qk_norm:
             vectors = tokens * (query + key_value) / self.head_dim
-            total += norm_bytes(vectors, self.head_dim, share.compute, share.statistics, self.rmsnorm)
+            total += norm_bytes(vectors, self.head_dim, share, self.rmsnorm)
         return total
 
     def whole_bytes(self, width: int, share: Share) -> float:
@@ -137,7 +137,7 @@ class Attention(Mixer):
         by_token: float = tokens * own * share.compute
         if self.qk_norm:
             vectors = tokens * (query + key_value) / self.head_dim
-            by_token += norm_bytes(vectors, self.head_dim, share.compute, share.statistics, self.rmsnorm)
+            by_token += norm_bytes(vectors, self.head_dim, share, self.rmsnorm)
         return self.activation_bytes(width, share) - by_token
 
     def block_weights(self, share: Share) -> int:

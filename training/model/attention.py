@@ -21,7 +21,13 @@ from gristmill.training.model.rotary import rotate
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.context import exchange_heads, exchange_tokens
 from gristmill.training.parallel.mesh import Axis
-from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
+from gristmill.training.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    Sharding,
+    TensorAxis,
+    joint_column_parallel,
+)
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
 # C capacity in tokens; Ht, Gt = heads on this tensor rank
@@ -90,9 +96,12 @@ class Attention(nn.Module):
         """The mixed tokens and, if the metadata keeps state, the state grown by these tokens; slots keep it
         themselves."""
         x_BTD = self.tensor.enter(x_BTD)
-        query_BTHtK = self._heads(self._clipped(self.query(x_BTD)), self.query_norm, metadata)
-        key_BTGtK = self._heads(self._clipped(self.key(x_BTD)), self.key_norm, metadata)
-        value_BTGtK = self._clipped(self.value(x_BTD)).unflatten(-1, (-1, self.head_dim))
+        query_BTF, key_BTF, value_BTF = joint_column_parallel(x_BTD, [self.query, self.key, self.value])
+        query_BTHtK = self._heads(self._clipped(query_BTF), self.query_norm, metadata)
+        key_BTGtK = self._heads(self._clipped(key_BTF), self.key_norm, metadata)
+        value_BTGtK = self._clipped(value_BTF).unflatten(-1, (-1, self.head_dim))
+        if not _share_memory(query_BTHtK, value_BTGtK):  # else it would keep the memory of the joint product
+            value_BTGtK = value_BTGtK.contiguous()
         heads = query_BTHtK, key_BTGtK, value_BTGtK
         grown: KVCache | CachedKeys | None = None
         if metadata.around_attention is not None:  # in training, which keeps no state
@@ -150,6 +159,10 @@ class Attention(nn.Module):
 
     def _clipped(self, x_BTF: Tensor) -> Tensor:
         return x_BTF if self.clip is None else x_BTF.clamp(-self.clip, self.clip)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _share_of_heads(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, axis: Axis) -> tuple[Tensor, ...]:

@@ -42,6 +42,8 @@ class Norm(nn.Module):
             weight = 1 + weight
         if not self.centred:
             return _RMSNorm.apply(x, weight, self.epsilon, self.split_over)
+        if x.device.type == "cpu":  # whose kernel takes a 16-bit input with float32 parameters
+            return F.layer_norm(x, (self.width,), weight, bias, self.epsilon)
         return F.layer_norm(upcast(x), (self.width,), weight, bias, self.epsilon).to(x.dtype)
 
     def _local(self, parameter: Tensor | None, x: Tensor) -> Tensor | None:

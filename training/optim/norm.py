@@ -1,6 +1,6 @@
 """Global gradient norm over all processes, each element counted once, and gradient clipping."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,24 +16,33 @@ from gristmill.training.parallel.mesh import Mesh
 def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
     """Square root of the sum of squares. Parameters may lie on different meshes: each process adds its shards, divided
     by the number of processes that hold the same shard, and one all-reduce over the world sums them."""
-    return norm_of_squares([square_sum(parameter) for parameter in parameters], mesh)
+    parameters = list(parameters)
+    return norm_of_norms(gradient_norms(parameters), parameters, mesh)
 
 
 @torch.no_grad()
-def square_sum(parameter: nn.Parameter) -> Tensor:
-    """This process's share of the sum of squares of a parameter's gradient, float64."""
-    gradient = local(parameter.grad)
-    # By rows: a float32 norm of 50 million elements in one go is off by 0.4 % on CPU (torch 2.13).
+def gradient_norms(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The norm of this process's shard of each parameter's gradient, in float32 or better."""
+    gradients = [local(parameter.grad) for parameter in parameters]
+    if gradients and gradients[0].device.type == "cuda" and all(each.numel() for each in gradients):
+        return torch._foreach_norm(gradients, 2, upcast_dtype(gradients[0]))  # type: ignore[no-any-return]
+    return [_norm(gradient) for gradient in gradients]
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """By rows: a float32 norm of 50 million elements in one go is off by 0.4 % on CPU (torch 2.13)."""
     rows = torch.linalg.vector_norm(gradient, dim=-1, dtype=upcast_dtype(gradient))
-    return rows.to(torch.float64).square().sum() / copies(parameter)
+    return torch.linalg.vector_norm(rows, dtype=torch.float64)
 
 
 @torch.no_grad()
-def norm_of_squares(squares: Iterable[Tensor], mesh: Mesh) -> Tensor:
-    """The norm from each parameter's `square_sum`, in the parameters' order."""
+def norm_of_norms(norms: Sequence[Tensor], parameters: Sequence[nn.Parameter], mesh: Mesh) -> Tensor:
+    """The global norm, float64, from the `gradient_norms` of the parameters."""
     total = torch.zeros((), device=mesh.device, dtype=torch.float64)
-    for each in squares:
-        total += each
+    if norms:
+        squares = torch.stack([norm.to(torch.float64) for norm in norms]).square()
+        shares = [1 / copies(parameter) for parameter in parameters]
+        total = squares.sum() if set(shares) == {1.0} else squares @ squares.new_tensor(shares)
     if mesh.distributed:
         dist.all_reduce(total, group=mesh.world.group)
     return total.sqrt()

@@ -16,6 +16,7 @@ from gristmill.training.memory.activation_swap import SwappedLayer, SwapStreams
 _KEPT_OPERATORS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
+    torch.ops.mkldnn._linear_pointwise.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -136,7 +136,7 @@ def _residual(block: Block, layout: Layout, sequence_length: int) -> float:
 
 
 def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
-    return norm_bytes(tokens, width, sizes.compute, sizes.statistics, norm == "rmsnorm")
+    return norm_bytes(tokens, width, sizes, norm == "rmsnorm")
 
 
 def _norms(block: Block, w: Widths, sizes: ElementSizes, norm: str) -> float:
@@ -175,7 +175,7 @@ def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes
         return 0.0
     w = widths(block, layout, sequence_length)
     total = w.residual * dropout + (0 if block.one_norm else _norms(block, w, sizes, norm))
-    if block.parallel and (norm == "rmsnorm" or sizes.compute == sizes.statistics):
+    if block.parallel and (norm == "rmsnorm" or not sizes.cuda or sizes.compute == sizes.statistics):
         total -= 0 if block.one_norm else w.residual * sizes.compute  # both norms keep the same input
     if block.experts:
         total += _experts(block, layout, sequence_length, sizes)

@@ -1,0 +1,88 @@
+"""One product for several layers equals a product each: outputs and gradients, whatever lies where in memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import profile
+
+from gristmill.training.config import TrainConfig
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.linear import joint_linear, linear, place_jointly
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.testing.causal_loss import causal_loss
+
+SIZES = (12, 4, 4)
+
+
+def drawn(dtype: torch.dtype, bias: bool) -> tuple[Tensor, list[nn.Parameter], list[nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
+    weights = [nn.Parameter(torch.randn(size, 8, generator=generator, dtype=torch.float64).to(dtype)) for size in SIZES]
+    biases = [nn.Parameter(torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)) for size in SIZES]
+    return x, weights, biases if bias else []
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("adjacent", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_a_joint_product_is_a_product_each(dtype: torch.dtype, tolerance: float, adjacent: bool, bias: bool) -> None:
+    x, weights, biases = drawn(dtype, bias)
+    if adjacent:
+        place_jointly(weights)
+        assert weights[0].data_ptr() + weights[0].nbytes == weights[1].data_ptr()
+    leaf = x.to(dtype).requires_grad_()
+    outputs = joint_linear(leaf, weights, biases)
+    factors = [torch.cos(output.detach()) for output in outputs]  # any gradient that differs from number to number
+    sum((output * factor).sum() for output, factor in zip(outputs, factors, strict=True)).backward()
+    leaves = [part.detach().double().requires_grad_() for part in (leaf, *weights, *biases)]
+    expected = [F.linear(leaves[0], leaves[1 + i], leaves[4 + i] if bias else None) for i in range(len(SIZES))]
+    sum((output * factor).sum() for output, factor in zip(expected, factors, strict=True)).backward()
+    for own, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=0, atol=tolerance)
+    for own, other in zip([leaf, *weights, *biases], leaves, strict=True):
+        torch.testing.assert_close(own.grad.double(), other.grad, rtol=0, atol=tolerance)
+
+
+def test_gradients_that_lie_beside_each_other_are_taken_as_one() -> None:
+    x, weights, _ = drawn(torch.float64, False)
+    outputs = joint_linear(x.requires_grad_(), weights)
+    joint = torch.randn(2, 5, sum(SIZES), dtype=torch.float64)
+    beside = torch.autograd.grad(outputs, [x, *weights], joint.split(SIZES, dim=-1), retain_graph=True)
+    apart = torch.autograd.grad(outputs, [x, *weights], [part.clone() for part in joint.split(SIZES, dim=-1)])
+    for one, other in zip(beside, apart, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_weight_that_is_cast_has_its_gradient_in_its_own_precision() -> None:
+    x, weights, _ = drawn(torch.float32, False)
+    outputs = joint_linear(x.bfloat16().requires_grad_(), weights)
+    assert all(output.dtype == torch.bfloat16 for output in outputs)
+    torch.cat(outputs, dim=-1).sum().backward()
+    assert all(weight.grad.dtype == torch.float32 for weight in weights)
+
+
+def test_float32_of_one_layer_is_torchs() -> None:
+    x, (weight, *_), _ = drawn(torch.float32, False)
+    x = x.float()
+    with torch.no_grad():
+        expected = linear(x, weight, None, float8=False)
+        assert torch.equal(expected, F.linear(x, weight))
+    torch.testing.assert_close(linear(x, weight, None, float8=False), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_has_three_products_for_each_joint_layer(precision: str) -> None:
+    """Forward, and by input and by weight: of query, key and value together, output, up and down; of the head, one."""
+    model = ModelConfig(layers=2, width=32, heads=4, sequence_length=16, mlp="gelu")
+    train = TrainConfig(tokens=1, batch_tokens=1, precision=precision)
+    parts = build_local_model(model, 50, train, single_process(), seed=1)
+    part = parts.stages[0]
+    part.output = causal_loss()
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    with profile() as profiled:
+        part(tokens, tokens=tokens, targets=tokens, weights=torch.ones(2, 16))[:, 0].sum().backward()
+    calls = {each.key: each.count for each in profiled.key_averages()}
+    products = sum(calls.get(name, 0) for name in ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise"))
+    assert products == 3 * (2 * 4 + 1)
