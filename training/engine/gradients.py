@@ -50,7 +50,7 @@ class Gradients:
 
 class HostGradients(Gradients):
     """Copied to host memory as the backward pass completes each, and given up on the device where the host updates the
-    parameter. Their squares are summed on the device before.
+    parameter. Their norms are taken on the device before.
 
     With a pipeline a stage's gradients are complete only at its end, and a tied table's after their sum: those are
     copied once all are ready."""
