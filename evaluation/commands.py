@@ -1,17 +1,23 @@
 """Commands on a checkpoint without a recipe: evaluate one or a series of checkpoints, generate text."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.generation.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.generation.generate import generate
 from gristmill.evaluation.generation.prompt_file import PromptFile, Writer, generate_file
 from gristmill.evaluation.generation.request import Generation, GenerationSettings, TextStream
-from gristmill.evaluation.model_parallel import NO_MODEL_PARALLEL, ModelParallel, loaded_on_ranks
-from gristmill.evaluation.models.load import LoadedModel
+from gristmill.evaluation.model_parallel import (
+    NO_MODEL_PARALLEL,
+    NO_OTHER_RANKS,
+    ONLY_PROCESS,
+    ModelParallel,
+    Ranks,
+    loaded_on_ranks,
+    one_model_on_ranks,
+)
 from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
 from gristmill.evaluation.results.curve import curve_svg
 from gristmill.evaluation.results.noise import noise_markdown, score_noise
@@ -22,18 +28,8 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import step_folder, steps_in, verified
-from gristmill.training.parallel.mesh import ALONE, Mesh
+from gristmill.training.parallel.mesh import ALONE
 from gristmill.training.processes import RankInfo, local_device
-
-ONLY_PROCESS = RankInfo()
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those that torchrun started, and how the model is sharded over them."""
-
-    rank: RankInfo = ONLY_PROCESS
-    parallel: ModelParallel = NO_MODEL_PARALLEL
 
 
 def evaluate_checkpoint(
@@ -132,14 +128,14 @@ def generate_text(
     prompts: Sequence[str],
     settings: GenerationSettings,
     stream: TextStream | None = None,
-    ranks: Ranks = Ranks(),
+    ranks: Ranks = NO_OTHER_RANKS,
 ) -> list[Generation]:
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document.
 
     stream is called with (prompt index, new text) as the text is generated, on the first rank."""
     _check_texts("--prompt", prompts)
     _check_stops(settings)
-    with _one_model(source, ranks) as (loaded, mesh):
+    with one_model_on_ranks(source, EvaluateConfig(), ranks) as (loaded, mesh):
         max_tokens = loaded.causal_lm.sequence_length - 1
         end = loaded.codec.end_of_document
         encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
@@ -158,7 +154,7 @@ def generate_to_file(
     settings: GenerationSettings,
     reporter: Reporter,
     sequences: int | None,
-    ranks: Ranks = Ranks(),
+    ranks: Ranks = NO_OTHER_RANKS,
 ) -> int:
     """`gristmill generate --checkpoint DIR --prompts FILE --output FILE`; returns the number of records with an error,
     on the first rank, which alone writes.
@@ -166,7 +162,7 @@ def generate_to_file(
     sequences: of the running batch; None: by device."""
     files.check()
     _check_stops(settings)
-    with _one_model(source, ranks) as (loaded, mesh):
+    with one_model_on_ranks(source, EvaluateConfig(), ranks) as (loaded, mesh):
         if loaded.note and mesh.is_first:
             reporter.say(loaded.note)
         batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
@@ -175,20 +171,6 @@ def generate_to_file(
         end = loaded.codec.end_of_document
         writer = Writer(run, reporter if mesh.is_first else Reporter.silent(), mesh.world)
         return generate_file(files, batch, lambda text: [end, *loaded.codec.encode(text)], settings, writer)
-
-
-@contextmanager
-def _one_model(source: CheckpointPaths, ranks: Ranks) -> Iterator[tuple[LoadedModel, Mesh]]:
-    """The model that all processes hold together."""
-    ranks.parallel.require_processes(ranks.rank.world_size)
-    if ranks.rank.world_size > ranks.parallel.size:
-        raise RecipeError(
-            f"{ranks.rank.world_size} processes for {ranks.parallel}: generation runs one model; start "
-            f"{ranks.parallel.size}, or set --tensor"
-        )
-    source = CheckpointPaths(find_checkpoint(source.checkpoint), source.tokenizer)
-    with loaded_on_ranks(source, EvaluateConfig(), ranks.rank, ranks.parallel) as found:
-        yield found
 
 
 def _check_stops(settings: GenerationSettings) -> None:

@@ -12,7 +12,7 @@ from gristmill.evaluation.models.load import (
     load_for_evaluation_sharded,
     own_config,
 )
-from gristmill.evaluation.workdir import CheckpointPaths
+from gristmill.evaluation.workdir import CheckpointPaths, find_checkpoint
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.layout_config import LayoutConfig
@@ -49,7 +49,35 @@ class ModelParallel:
 
 
 NO_MODEL_PARALLEL = ModelParallel()
+ONLY_PROCESS = RankInfo()
 NO_HEADS = ModelConfig(layers=1, width=64, heads=1)  # the mesh of replicas needs none, nor that of transformers' models
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that torchrun started, and how the model is sharded over them."""
+
+    rank: RankInfo = ONLY_PROCESS
+    parallel: ModelParallel = NO_MODEL_PARALLEL
+
+
+NO_OTHER_RANKS = Ranks()
+
+
+@contextmanager
+def one_model_on_ranks(
+    source: CheckpointPaths, config: EvaluateConfig, ranks: Ranks
+) -> Iterator[tuple[LoadedModel, Mesh]]:
+    """The model that all processes hold together, for generation. source: of a run, or of one checkpoint."""
+    ranks.parallel.require_processes(ranks.rank.world_size)
+    if ranks.rank.world_size > ranks.parallel.size:
+        raise RecipeError(
+            f"{ranks.rank.world_size} processes for {ranks.parallel}: generation runs one model; start "
+            f"{ranks.parallel.size}, or set --tensor"
+        )
+    source = CheckpointPaths(find_checkpoint(source.checkpoint), source.tokenizer)
+    with loaded_on_ranks(source, config, ranks.rank, ranks.parallel) as found:
+        yield found
 
 
 @contextmanager

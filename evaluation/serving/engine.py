@@ -3,18 +3,25 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gristmill.evaluation.generation.batch import ContinuousBatch
 from gristmill.evaluation.generation.request import GenerationRequest, RequestResult, TextStream
+from gristmill.evaluation.serving.turns import Announce, Turn
 from gristmill.foundation.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+IDLE_SECONDS = 60.0  # between announcements without work, which keep the other ranks from giving up
+
 
 class ServerBusyError(Exception):
     """More requests wait than the server takes."""
+
+
+class RankLostError(Exception):
+    """Another rank of the model no longer answers, or its step failed."""
 
 
 @dataclass(eq=False)
@@ -28,19 +35,26 @@ class Ticket:
 
 
 class Engine:
-    """submit and cancel may be called by any thread; the batch is used by the engine's own alone."""
+    """submit and cancel may be called by any thread; the batch is used by the engine's own alone.
 
-    def __init__(self, make_batch: Callable[[], ContinuousBatch], max_requests: int):
-        self._make_batch, self.max_requests = make_batch, max_requests
+    announce: tells the other ranks of a sharded model of each turn; None without others. A rank that is lost ends the
+    engine, and `failure` says so."""
+
+    def __init__(self, make_batch: Callable[[], ContinuousBatch], max_requests: int, announce: Announce | None = None):
+        self._make_batch, self.max_requests, self._announce = make_batch, max_requests, announce
         self._batch = make_batch()
         self._open: dict[int, Ticket] = {}  # by number in the batch
         self._new: deque[Ticket] = deque()
         self._cancelled: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._stopped = False
+        self.failure: RankLostError | None = None
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+        self._on_failure: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
+    def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        """on_failure: called in the engine's thread when it ends because a rank was lost."""
+        self._on_failure = on_failure
         self._thread.start()
 
     def stop(self) -> None:
@@ -65,10 +79,12 @@ class Engine:
 
     def submit(self, tickets: list[Ticket]) -> None:
         """Queues the requests of one call together. Raises InputError if a prompt does not fit, ServerBusyError if too
-        many requests wait."""
+        many requests wait, or the engine has ended."""
         for ticket in tickets:
             ticket.request.check(self._batch.causal_lm.sequence_length, self._batch.causal_lm.vocab_size)
         with self._changed:
+            if self._stopped:
+                raise ServerBusyError("the server is stopping; ask another")
             if self.requests + len(tickets) > self.max_requests:
                 raise ServerBusyError(
                     f"{self.requests} requests run or wait, at most {self.max_requests} may: try later"
@@ -82,25 +98,56 @@ class Engine:
             self._changed.notify()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._stopped or self._new or self._cancelled or self._open):
-                    self._changed.wait()
-                stopped, new, cancelled = self._stopped, list(self._new), list(self._cancelled)
-                self._new.clear()
-                self._cancelled.clear()
-            if stopped:
-                for ticket in [*self._open.values(), *new]:
-                    ticket.done(RequestResult(ticket.number, error=InputError("the server is stopping; ask another")))
-                return
-            self._add([ticket for ticket in new if ticket not in cancelled])
-            for ticket in cancelled:
-                if self._open.get(ticket.number) is ticket:  # another batch gives its numbers anew
-                    del self._open[ticket.number]
-                    self._batch.cancel(ticket.number)
-            self._step()
+        reason = "the server is stopping; ask another"
+        try:
+            while self._turn():
+                pass
+        except RankLostError as error:
+            logger.error("%s", error)
+            self.failure, reason = error, f"{error}; the server is stopping"
+            self._on_failure()
+        with self._changed:
+            self._stopped = True
+            tickets = [*self._open.values(), *self._new]
+            self._new.clear()
+        for ticket in tickets:
+            ticket.done(RequestResult(ticket.number, error=InputError(reason)))
 
-    def _add(self, tickets: list[Ticket]) -> None:
+    def _turn(self) -> bool:
+        """Takes what was submitted and cancelled, and does a step; False once the engine is told to stop."""
+        with self._changed:
+            if not (self._stopped or self._new or self._cancelled or self._open):
+                self._changed.wait(IDLE_SECONDS)
+            stopped, new, cancelled = self._stopped, list(self._new), list(self._cancelled)
+            if not stopped:
+                self._new.clear()
+            self._cancelled.clear()
+        new = [ticket for ticket in new if ticket not in cancelled]
+        # Another batch gives its numbers anew, so a number alone does not name a ticket.
+        ended = [ticket.number for ticket in cancelled if self._open.get(ticket.number) is ticket]
+        idle = not (self._open or new)
+        if stopped:
+            self._tell(Turn(stops=True))
+            return False
+        self._add(new)
+        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), idle))
+        for number in ended:
+            del self._open[number]
+            self._batch.cancel(number)
+        if not idle:
+            self._step()
+        return True
+
+    def _tell(self, turn: Turn) -> None:
+        """Raises RankLostError if another rank does not answer."""
+        if self._announce is None:
+            return
+        try:
+            self._announce(turn)
+        except Exception as error:
+            raise _lost(error) from error
+
+    def _add(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             ticket.number = self._batch.add(ticket.request, ticket.stream)
             self._open[ticket.number] = ticket
@@ -109,6 +156,8 @@ class Engine:
         try:
             results = self._batch.step()
         except Exception as error:  # of the model or the device: requests that wait are not lost
+            if self._announce is not None:  # the others stand at another place of the step
+                raise _lost(error) from error
             logger.exception("a step of generation failed")
             self._recover(error)
             return
@@ -125,3 +174,7 @@ class Engine:
                 message = f"generation failed in this batch ({type(error).__name__}: {error}); send the request again"
                 ticket.done(RequestResult(number, error=InputError(message)))
         self._add([ticket for number, ticket in tickets.items() if number not in running])
+
+
+def _lost(error: Exception) -> RankLostError:
+    return RankLostError(f"another process of the model was lost ({type(error).__name__}: {str(error)[:200]})")

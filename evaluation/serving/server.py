@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,14 +11,15 @@ import uvicorn
 
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.generation.batch import ContinuousBatch, default_limits
-from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.model_parallel import NO_OTHER_RANKS, Ranks, one_model_on_ranks
+from gristmill.evaluation.models.load import LoadedModel
 from gristmill.evaluation.serving.app import ServedModel, make_app
 from gristmill.evaluation.serving.chat_template import chat_template
 from gristmill.evaluation.serving.engine import Engine
+from gristmill.evaluation.serving.turns import announcer, follow
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.processes import RankInfo, local_device
 
 
 @dataclass(frozen=True)
@@ -46,23 +48,35 @@ class ServerOptions:
             raise RecipeError("the token is empty or has spaces or letters beyond ASCII; choose another")
 
 
-def serve(source: CheckpointPaths, config: EvaluateConfig, options: ServerOptions, reporter: Reporter) -> None:
-    """Serves until SIGTERM or Ctrl-C; then no request is accepted, and those that run may end.
+def serve(
+    source: CheckpointPaths,
+    config: EvaluateConfig,
+    options: ServerOptions,
+    reporter: Reporter,
+    ranks: Ranks = NO_OTHER_RANKS,
+) -> None:
+    """Serves until SIGTERM or Ctrl-C; then no request is accepted, and those that run may end. The first of several
+    ranks listens, and the others do what it tells them.
 
-    Raises InputError or RecipeError before the model is loaded where the port or the token cannot be used."""
+    Raises InputError or RecipeError before the model is loaded where the port or the token cannot be used, and
+    InputError when another rank is lost."""
     options.check()
-    listener = bound(options.host, options.port)
-    try:
-        loaded = load_for_evaluation(source, config, local_device(RankInfo()))
+    with ExitStack() as stack:
+        is_first = ranks.rank.rank == 0
+        listener = stack.enter_context(bound(options.host, options.port)) if is_first else None
+        loaded, mesh = stack.enter_context(one_model_on_ranks(source, config, ranks))
+        if listener is None:
+            follow(lambda: new_batch(loaded, options.sequences), mesh.world)
+            return
         _, tokenizer = source.resolve()
         template = chat_template(tokenizer, options.template)
-        engine = Engine(lambda: new_batch(loaded, options.sequences), options.max_requests)
+        engine = Engine(lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world))
         model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token)
         host, port = listener.getsockname()[:2]
+        if loaded.note:
+            reporter.say(loaded.note)
         reporter.say(f"serving {model.name} at http://{host}:{port}/v1")
         run(model, listener, options.stop_seconds)
-    finally:
-        listener.close()
 
 
 def new_batch(loaded: LoadedModel, sequences: int | None) -> ContinuousBatch:
@@ -81,13 +95,15 @@ def run(model: ServedModel, listener: socket.socket, stop_seconds: int) -> None:
     server = uvicorn.Server(settings)
     # uvicorn raises the signal that stopped it again at the end, for whoever handled it before.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    model.engine.start()
+    model.engine.start(lambda: setattr(server, "should_exit", True))
     try:
         server.run(sockets=[listener])
     finally:
         model.engine.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
+    if model.engine.failure is not None:
+        raise InputError(f"the server stopped: {model.engine.failure}; start it again")
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -18,8 +18,8 @@ from gristmill.pipelines.recipe_file import validate_config
 from gristmill.pipelines.remote_work import fetched, local_folder
 
 if TYPE_CHECKING:
-    from gristmill.evaluation.commands import Ranks
     from gristmill.evaluation.generation.request import GenerationSettings
+    from gristmill.evaluation.model_parallel import Ranks
     from gristmill.evaluation.workdir import CheckpointPaths
 
 CheckpointOption = Annotated[
@@ -162,11 +162,12 @@ class EndOptions:
 
 @dataclass(frozen=True)
 class GeneratingModel:
-    """Options of the model of `gristmill generate`."""
+    """Options of the model of `gristmill generate` and `gristmill serve`."""
 
     tokenizer: TokenizerOption = None
     tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
     pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
+    expert: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks the experts are divided over.")] = 1
 
 
 @with_option_groups
@@ -179,13 +180,13 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="The prompt text.")] = None,
 ) -> None:
     """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
-    from gristmill.evaluation.commands import Ranks, generate_text
+    from gristmill.evaluation.commands import generate_text
     from gristmill.evaluation.generation.request import GenerationSettings
-    from gristmill.evaluation.model_parallel import ModelParallel
+    from gristmill.evaluation.model_parallel import ModelParallel, Ranks
     from gristmill.evaluation.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
 
-    ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline))
+    ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
     source = CheckpointPaths(checkpoint, model.tokenizer)
     config = validate_config(SamplingConfig, asdict(sampling))
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))

@@ -10,7 +10,7 @@ import typer
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.commands.checkpoint import CheckpointOption, TokenizerOption
+from gristmill.pipelines.commands.checkpoint import CheckpointOption, GeneratingModel
 from gristmill.pipelines.commands.option_groups import with_option_groups
 from gristmill.pipelines.recipe_file import validate_config
 
@@ -53,16 +53,20 @@ def serve(
     checkpoint: CheckpointOption,
     address: AddressOptions,
     served: ServedOptions,
-    tokenizer: TokenizerOption = None,
+    model: GeneratingModel,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's completions and chat endpoints, until Ctrl-C or SIGTERM."""
+    """Serve a model over HTTP with OpenAI's completions and chat endpoints, until Ctrl-C or SIGTERM.
+
+    Under torchrun the model is sharded over the processes, of which the first listens."""
     try:
         from gristmill.evaluation.serving.server import ServerOptions, serve  # the extra `serve`
     except ModuleNotFoundError as error:
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
+    from gristmill.evaluation.model_parallel import ModelParallel, Ranks
     from gristmill.evaluation.workdir import CheckpointPaths
+    from gristmill.training.processes import RankInfo
 
     config = validate_config(EvaluateConfig, {"precision": served.precision, "weights": served.weights})
     options = ServerOptions(
@@ -75,7 +79,8 @@ def serve(
         served.max_requests,
         served.stop_seconds,
     )
-    serve(CheckpointPaths(checkpoint, tokenizer), config, options, Reporter.to_terminal())
+    ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
+    serve(CheckpointPaths(checkpoint, model.tokenizer), config, options, Reporter.to_terminal(), ranks)
 
 
 def _token(file: Path | None) -> str | None:
