@@ -86,7 +86,16 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mixture(moe: MoeConfig | None) -> dict[str, Any]:
     """The fields of a mixture that decide what its weights and buffers are and mean; how it is balanced may differ."""
-    names = ("shared_experts", "residual", "router", "normalize_gates", "gate_scale", "groups", "top_groups")
+    names = (
+        "shared_experts",
+        "residual",
+        "router",
+        "normalize_gates",
+        "gate_scale",
+        "groups",
+        "top_groups",
+        "group_score",
+    )
     if moe is None:
         return dict.fromkeys(f"moe.{name}" for name in (*names, "balancing bias", "load of the last batch"))
     buffers = {"balancing bias": moe.bias_update_rate > 0}

@@ -65,13 +65,14 @@ class Mixer(Config):
     """Base class. symbol: its letter in `model.pattern`. module: FILE:CLASS of the torch module, which is called with
     (ModelConfig, mixer, TensorAxis) and whose forward is that of `Attention`. not_of_weights: options that may change
     where weights are taken over, since they do not change results. carries_state: what a token reads depends on the
-    order of the tokens before it, so that they cannot form a tree. settings_of_model: there are no options, `of` reads
-    the model."""
+    order of the tokens before it, so that they cannot form a tree. attends: softmax attention, under the masks and
+    rotary angles of the pass. settings_of_model: there are no options, `of` reads the model."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
     not_of_weights: ClassVar[tuple[str, ...]] = ()
     carries_state: ClassVar[bool] = True
+    attends: ClassVar[bool] = False
     settings_of_model: ClassVar[bool] = False
 
     @classmethod

@@ -81,12 +81,14 @@ class ModelConfig(ModelFields):
     @model_validator(mode="after")
     def mixers_fit(self) -> Self:
         used = self.stateful_mixers
-        for name in self.used_mixers:
-            mixer = self.mixer_named(name)
+        for layer in dict.fromkeys(self.layer_list):
+            if (name := layer.mixer) == NO_MIXER:
+                continue
+            mixer = self.mixer_named(name, layer)
             problem = mixer.problem(self.width, self.sequence_length)
             if problem is not None:
                 raise ValueError(problem if mixer.settings_of_model else f"mixers.{name}: {problem}")
-        if idle := sorted(set(self.mixers) - set(used)):
+        if idle := sorted(set(self.mixers) - set(self.used_mixers)):
             raise ValueError(f"mixers.{idle[0]} is set, but no layer has that mixer; leave it out, or set mixer")
         if used and self.attention == "bidirectional":
             raise ValueError(f"mixer {used[0]} sees only the tokens before; set attention: causal")
@@ -200,7 +202,14 @@ class ModelConfig(ModelFields):
 
     @property
     def has_attention(self) -> bool:
-        return any(self.mixer_of(index) == "attention" for index in range(self.layers))
+        return any(mixer_class(name).attends for name in self.used_mixers)
+
+    @property
+    def attention_windows(self) -> tuple[int | None, ...]:
+        """Of each layer with attention."""
+        return tuple(
+            layer.window for layer in self.layer_list if layer.mixer != NO_MIXER and mixer_class(layer.mixer).attends
+        )
 
     @property
     def used_mixers(self) -> tuple[str, ...]:

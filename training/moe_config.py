@@ -33,6 +33,11 @@ class MoeConfig(Config):
     gate_scale: float = Field(1.0, gt=0, description="factor on the gates")
     groups: int = Field(1, ge=1, le=MAX_EXPERTS, description="groups of experts for group-limited routing")
     top_groups: int = Field(1, ge=1, le=MAX_EXPERTS, description="groups that the experts of a token may come from")
+    group_score: Literal["sum", "best"] = Field(
+        "sum",
+        description="of a group: the sum of its best top_k / top_groups experts (DeepSeek-V3), or its best expert (V2)",
+        json_schema_extra={"omit_default": True},
+    )
     bias_update_rate: float = Field(
         0.0, ge=0, description="step of the bias that balances experts without a loss (arXiv 2408.15664: 1e-3); 0: none"
     )
@@ -92,6 +97,6 @@ class MoeConfig(Config):
                 f"top_k={top_k}, but top_groups={self.top_groups} groups hold {experts // self.groups} experts each; "
                 "raise top_groups or lower top_k"
             )
-        if self.groups > 1 and top_k % self.top_groups:
+        if self.groups > 1 and self.group_score == "sum" and top_k % self.top_groups:
             return f"top_k={top_k} is not a multiple of top_groups={self.top_groups}, by which groups are scored"
         return None

@@ -1,5 +1,6 @@
 """Configuration of rotary positions for contexts longer than those of pretraining. Without torch."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -28,6 +29,16 @@ class RopeScaling(Config):
     beta_fast: float = Field(32.0, gt=0, description="of yarn")
     beta_slow: float = Field(1.0, gt=0, description="of yarn")
     attention_factor: float | None = Field(None, gt=0, description="of yarn; null: 0.1 ln(factor) + 1")
+    mscale: float | None = Field(
+        None, gt=0, description="of yarn: factor of the logarithm above", json_schema_extra={"omit_default": True}
+    )
+    mscale_all_dim: float | None = Field(
+        None,
+        gt=0,
+        description="of yarn: attention_factor is divided by that of this factor of the logarithm, and latent "
+        "attention multiplies its scores by the square of it (DeepSeek)",
+        json_schema_extra={"omit_default": True},
+    )
 
     @model_validator(mode="after")
     def bounds_are_in_order(self) -> Self:
@@ -38,6 +49,25 @@ class RopeScaling(Config):
         if self.beta_slow >= self.beta_fast:
             raise ValueError(f"beta_slow={self.beta_slow} must be below {self.beta_fast=}")
         return self
+
+    @property
+    def rotation_factor(self) -> float:
+        """Factor of cosine and sine."""
+        if self.rope_type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is None or self.mscale_all_dim is None:
+            return self._logarithmic(1.0)
+        return self._logarithmic(self.mscale) / self._logarithmic(self.mscale_all_dim)
+
+    @property
+    def latent_score_factor(self) -> float:
+        """Factor of the scores of latent attention."""
+        return 1.0 if self.mscale_all_dim is None else self._logarithmic(self.mscale_all_dim) ** 2
+
+    def _logarithmic(self, share: float) -> float:
+        return 0.1 * share * math.log(self.factor) + 1
 
     def ntk_base(self, base: float, width: int) -> float:
         """The larger base of ntk, for heads that turn `width` features: base x factor^(width / (width - 2)). 10000, 128

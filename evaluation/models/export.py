@@ -80,8 +80,9 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)
     saved_config["padded_rows"] = source.vocab_size - codec.vocab_size
     model = Transformer(source.config, source.vocab_size)
-    parameters = dict(model.named_parameters())
-    tensors = saved_tensors({name: parameters[name] for name in source.names}, saved_buffers(model))
+    named, buffers = dict(model.named_parameters()), saved_buffers(model)
+    streamed = {name: named[name] if name in named else buffers[name].to("meta") for name in source.names}
+    tensors = saved_tensors(streamed, {name: value for name, value in buffers.items() if name not in streamed})
     content = CheckpointContent(tensors, saved_config)
     with ThreadPoolExecutor(1) as pool:  # digests are taken beside the conversion, which reads the same files
         digests = {path.name: pool.submit(file_digest, path) for path in source.files}

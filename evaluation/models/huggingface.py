@@ -24,6 +24,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.training.checkpoint import SavedModelConfig
 from gristmill.training.model.initialization import fill, parameter_dtype
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 
@@ -46,7 +47,8 @@ def write_huggingface(
     Raises InputError if no architecture of transformers represents the model."""
     config = model.config
     family = family or family_for(config)
-    tensors = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    named = {**dict(model.named_parameters()), **saved_buffers(model)}
+    tensors = {name: value.detach().cpu() for name, value in named.items()}
     _write_weights(folder, family.to_theirs(config, tensors))
     fields = {
         "architectures": [family.architecture],
@@ -144,8 +146,14 @@ def read_source(
 ) -> tuple[Transformer, SavedModelConfig]:
     """The model with its weights, and its config."""
     config, vocab_size = source.config, source.vocab_size
-    tensors = {name: value.to(device, parameter_dtype(name, config, dtype)) for name, value in source.stream()}
     model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
+    buffers = saved_buffers(model)
+    tensors: dict[str, Tensor] = {}
+    for name, value in source.stream():
+        if name in buffers:
+            buffers[name].copy_(value)
+        else:
+            tensors[name] = value.to(device, parameter_dtype(name, config, dtype))
     fill(model, lambda name, _: tensors[name])
     saved_config = SavedModelConfig.of(config, vocab_size, source.end_of_document)
     return model.eval().requires_grad_(False), saved_config

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.models.slot_cache import SlotCache
-from gristmill.training.model.attention import Attention
+from gristmill.training.model.attention import CoreAttention
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.kv_slots import SlotRows
 from gristmill.training.model.layer import Layer
@@ -57,10 +57,9 @@ class LocalCausalLM:
         return SlotCache([layer.mixer for layer in self._layers()], slots)
 
     def slot_token_bytes(self) -> int:
-        config, size = self.model.config, torch.empty(0, dtype=self.model.dtype).element_size()
-        attention = sum(isinstance(layer.mixer, Attention) for layer in self._layers())
-        groups = max(1, config.num_kv_heads // self.model.tensor.size)
-        return 2 * attention * groups * config.head_dim * size
+        mixers = (layer.mixer for layer in self._layers())
+        numbers = sum(mixer.cached_numbers for mixer in mixers if isinstance(mixer, CoreAttention))
+        return numbers * torch.empty(0, dtype=self.model.dtype).element_size()
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
         metadata = self.model.slot_attention_metadata(rows)

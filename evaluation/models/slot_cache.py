@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gristmill.training.model.attention import Attention
+from gristmill.training.model.attention import CoreAttention
 from gristmill.training.model.decoding_state import join_rows, take_rows
 from gristmill.training.model.kv_slots import KVSlots, SlotRows
 
@@ -15,8 +15,8 @@ class SlotCache:
     """mixers: of this rank's layers, None for a layer without one."""
 
     def __init__(self, mixers: Sequence[nn.Module | None], slots: int):
-        self._layers = [KVSlots(slots) if isinstance(mixer, Attention) else None for mixer in mixers]
-        self._stateful = [mixer is not None and not isinstance(mixer, Attention) for mixer in mixers]
+        self._layers = [KVSlots(slots) if isinstance(mixer, CoreAttention) else None for mixer in mixers]
+        self._stateful = [mixer is not None and not isinstance(mixer, CoreAttention) for mixer in mixers]
         self._states: list[Any] = [None] * len(mixers)
 
     def copy(self, source: int, target: int, tokens: int) -> None:

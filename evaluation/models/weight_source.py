@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gristmill.evaluation.models.conversion.family import Family
 from gristmill.foundation.errors import InputError
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 
@@ -17,8 +18,8 @@ Stream = Iterator[tuple[str, Tensor]]
 @dataclass(frozen=True)
 class WeightSource:
     """architecture: of transformers, or the name of another format. end_of_document: as the source says it, 0 if it
-    does not. files: those that hold weights. names: our names of all parameters, in the order of the stream. stream:
-    (our name, tensor) of every parameter, read as it is asked for."""
+    does not. files: those that hold weights. names: our names of all parameters and of buffers that are saved, in the
+    order of the stream. stream: (our name, tensor) of each, read as it is asked for."""
 
     architecture: str
     config: ModelConfig
@@ -31,7 +32,8 @@ class WeightSource:
 
 def check_shapes(place: Path, config: ModelConfig, vocab_size: int, found: Mapping[str, Tensor]) -> None:
     """Raises InputError unless the tensors, of which only shapes are read, are the parameters of the model."""
-    expected = dict(Transformer(config, vocab_size).named_parameters())
+    model = Transformer(config, vocab_size)
+    expected: dict[str, Tensor] = dict(model.named_parameters()) | saved_buffers(model)
     for name, tensor in found.items():
         if name not in expected or tensor.shape != expected[name].shape:
             wanted = f"expected {list(expected[name].shape)}" if name in expected else "which the config does not have"

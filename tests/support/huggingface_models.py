@@ -59,6 +59,7 @@ CONFIGS = {
     "llama_linear": transformers.LlamaConfig(**SHAPE, **rope("linear"), tie_word_embeddings=True),
     "llama_yarn": transformers.LlamaConfig(**SHAPE, **rope("yarn", **YARN)),
     "llama_yarn_own_factor": transformers.LlamaConfig(**SHAPE, **rope("yarn", **YARN, attention_factor=1.5)),
+    "llama_yarn_mscale": transformers.LlamaConfig(**SHAPE, **rope("yarn", **YARN, mscale=0.7, mscale_all_dim=0.5)),
     "llama_attention_bias": transformers.LlamaConfig(**SHAPE, attention_bias=True),
     "llama_mlp_bias": transformers.LlamaConfig(**SHAPE, mlp_bias=True),
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=7, head_dim=16),
@@ -115,6 +116,30 @@ MIXTURES = {
     ),
     "olmoe": transformers.OlmoeConfig(**EXPERTS, num_experts=8),
 }
+LATENT = {name: value for name, value in EXPERTS.items() if name != "num_key_value_heads"} | {
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+}
+DEEPSEEK_YARN = rope("yarn", original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.5)
+MIXTURES |= {
+    "deepseek_v2_lite": transformers.DeepseekV2Config(**LATENT, q_lora_rank=None, **DEEPSEEK_YARN),
+    "deepseek_v2": transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=6, topk_method="group_limited_greedy", n_group=4, topk_group=2
+    ),
+    "deepseek_v3": transformers.DeepseekV3Config(
+        **LATENT, q_lora_rank=6, n_group=2, topk_group=1, num_nextn_predict_layers=0, **DEEPSEEK_YARN
+    ),
+}
+CONFIGS["deepseek_dense"] = transformers.DeepseekV3Config(
+    **(LATENT | {"first_k_dense_replace": 3, "v_head_dim": 16}), q_lora_rank=None, num_nextn_predict_layers=0
+)
 HYBRIDS = {
     "mamba2": transformers.Mamba2Config(
         num_hidden_layers=3, hidden_size=32, num_heads=8, head_dim=8, state_size=8, n_groups=1, vocab_size=99

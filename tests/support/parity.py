@@ -129,6 +129,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "tcnca_post": {"mixer": "tcnca", "mlp": "none", "norm_order": "post", "layers": 4, "mixers": {"tcnca": TCNCA}},
     "tcnca_simple": {"pattern": "TT-T", "layers": 4, "mixers": {"tcnca": TCNCA | {"gated": False}}},
     "three_mixers": {"pattern": "MT*-M-T*", "layers": 8, "mixers": {"mamba2": MAMBA2, "tcnca": TCNCA}},
+    "latent": {
+        "mixer": "latent_attention",
+        "head_width": 12,
+        "rope_width": 4,
+        "mixers": {"latent_attention": {"key_value_rank": 10, "query_rank": 6, "value_width": 6}},
+    },
     "bert": BERT,
     "bert_deep": BERT | {"layers": 4},
     "bert_original": BERT | {"norm_order": "post", "embedding_norm": "sum", "final_norm": False},

@@ -57,5 +57,8 @@ def test_the_example_trains_on_three_layouts(folder: str, pool: Any) -> None:
 
 
 def test_without_its_file_the_name_is_unknown() -> None:
-    with pytest.raises(ValueError, match="there is no mixer 'running_mean'; mixers are attention, mamba2, tcnca, none"):
+    with pytest.raises(
+        ValueError,
+        match="there is no mixer 'running_mean'; mixers are attention, latent_attention, mamba2, tcnca, none",
+    ):
         ModelConfig(layers=1, width=8, heads=1, mixer="running_mean")

@@ -59,10 +59,14 @@ def test_weights_fit_where_only_chunk_and_spelling_differ() -> None:
     assert architecture(one.model_dump()) != architecture(model(pattern="MMM*", mixers={"mamba2": MAMBA2}).model_dump())
 
 
+LATENT = {"mixer": "latent_attention", "head_width": 16, "rope_width": 8}
 WRONG = [
     ({"mixer": "mamba"}, "there is no mixer 'mamba'; did you mean 'mamba2'?"),
     ({"pattern": "M-M"}, "pattern has 3 layers and layers=4; set layers: 3"),
-    ({"pattern": "M-MX"}, "pattern has the letter 'X'; letters are * (attention), M (mamba2), T (tcnca), - (MLP)"),
+    (
+        {"pattern": "M-MX"},
+        "pattern has the letter 'X'; letters are * (attention), L (latent_attention), M (mamba2), T (tcnca), - (MLP)",
+    ),
     ({"pattern": "M-||M*"}, "put letters on both sides of each |"),
     ({"pattern": "M-ME"}, "pattern has layers of experts (E); set moe"),
     ({"pattern": "M-M*", "mixer": "mamba2"}, "leave mixer out"),
@@ -79,6 +83,10 @@ WRONG = [
     ({"window": (None, 48)}, "window 48 is longer than sequence_length=32"),
     ({"mixers": {"mamba2": {"state": 8}}}, "mixers.mamba2 is set, but no layer has that mixer"),
     ({"mixers": {"attention": {}}}, "mixer attention has no options"),
+    (LATENT | {"rope_width": 0}, "a part of each head turns: set model.rope_width"),
+    (LATENT | {"window": 8}, "model.window=8 is not built for it; leave it out"),
+    (LATENT | {"qk_norm": True}, "model.qk_norm=True is not built for it"),
+    (LATENT | {"mixers": {"latent_attention": {"heads": 2}}}, "latent_attention.heads follows from the model"),
     ({"mixer": "mamba2", "attention": "bidirectional"}, "mixer mamba2 sees only the tokens before"),
 ]
 

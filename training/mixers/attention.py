@@ -20,6 +20,7 @@ class Attention(Mixer):
     symbol: ClassVar[str] = "*"
     module: ClassVar[str] = "gristmill.training.model.attention:Attention"
     carries_state: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
     settings_of_model: ClassVar[bool] = True
 
     heads: int
@@ -141,14 +142,8 @@ class Attention(Mixer):
         return self.activation_bytes(width, share) - by_token
 
     def block_weights(self, share: Share) -> int:
-        """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries
-        attends to the keys up to its end. 0 where a fused kernel or the ring runs: on GPUs, with windows, and
-        for many scores."""
-        rows, tokens = share.rows * max(1, self.heads // share.tensor) // share.context, share.sequence
-        if share.cuda or share.ring or self.window is not None or self.softcap or rows * tokens**2 > MAX_SCORES:
-            return 0
-        ends = [min(start + BLOCK, tokens) for start in range(0, tokens, BLOCK)]
-        return rows * sum((end - start) * end for start, end in zip(range(0, tokens, BLOCK), ends, strict=True))
+        """As `block_weights`; 0 with windows and soft caps."""
+        return 0 if self.window is not None or self.softcap else block_weights(self.heads, share)
 
     def _softcapped_scores(self, share: Share) -> float:
         """tanh and softmax in fp32, and in 16 bits the weights as they are multiplied and the factors of the scores in
@@ -165,6 +160,16 @@ class Attention(Mixer):
         """Keys and values of all tokens; a window does not free those before it."""
         kv_width = self.kv_width // gcd(self.kv_heads, share.tensor)
         return share.rows * share.tokens * 2 * kv_width * share.compute
+
+
+def block_weights(heads: int, share: Share) -> int:
+    """Attention weights that the CPU's causal blocks keep (training/model/causal.py): each block of 64 queries attends
+    to the keys up to its end. 0 where a fused kernel or the ring runs: on GPUs, and for many scores."""
+    rows, tokens = share.rows * max(1, heads // share.tensor) // share.context, share.sequence
+    if share.cuda or share.ring or rows * tokens**2 > MAX_SCORES:
+        return 0
+    ends = [min(start + BLOCK, tokens) for start in range(0, tokens, BLOCK)]
+    return rows * sum((end - start) * end for start, end in zip(range(0, tokens, BLOCK), ends, strict=True))
 
 
 def attended_pairs(sequence_length: int, window: int | None, causal: bool) -> float:

@@ -66,13 +66,72 @@ class KVCache:
         return KVCache(self.key_BGSK[rows], self.value_BGSK[rows])
 
 
-class Attention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the tokens that the metadata lets each token see. clip, softcap: of the model."""
+class CoreAttention(nn.Module):
+    """softmax(q k^T / sqrt(K)) v over the tokens that the metadata lets each token see, for modules that make queries,
+    keys and values. softcap: of the model."""
+
+    def __init__(self, config: ModelConfig, window: int | None):
+        super().__init__()
+        self.window, self.scale, self.softcap = window, attention_scale(config), config.attention_softcap
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers of a token that decoding keeps on this rank."""
+        raise NotImplementedError
+
+    def mixed(
+        self, heads: tuple[Tensor, Tensor, Tensor], metadata: AttentionMetadata, state: KVCache | SlotView | None
+    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
+        """heads: query, key and value, [B, T, Ht or Gt, K]. Their mix [B, T, Ht, K], and the grown state."""
+        if metadata.around_attention is not None:  # in training, which keeps no state
+            return metadata.around_attention(lambda *heads: self._attend(*heads, metadata, None)[0], *heads), None
+        return self._attend(*heads, metadata, state)
+
+    def _attend(
+        self,
+        query_BTHtK: Tensor,
+        key_BTGtK: Tensor,
+        value_BTGtK: Tensor,
+        metadata: AttentionMetadata,
+        state: KVCache | SlotView | None,
+    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
+        """What each token mixes [B, T, Ht, K], and the grown state."""
+        if metadata.ring is not None:
+            heads = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
+            mixed_BHtTK = ring_attention(*heads, metadata.ring[self.window], self.scale, self.softcap)
+            return mixed_BHtTK.transpose(1, 2), None
+        if metadata.shares is not None:
+            query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
+                query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
+            )
+        grown: KVCache | CachedKeys
+        if isinstance(state, SlotView):
+            grown = state.append(key_BTGtK, value_BTGtK)
+        else:
+            grown = grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
+        mask_BTS = metadata.masks_BTS[self.window]
+        query_BHtTK = query_BTHtK.transpose(1, 2)
+        if self.softcap is not None:
+            mixed_BHtTK = attend_softcapped(
+                query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale, self.softcap
+            )
+        elif mask_BTS is None and not metadata.causal:
+            mixed_BHtTK = attend_to_all(query_BHtTK, grown.key_BGSK, grown.value_BGSK, self.scale)
+        else:
+            mixed_BHtTK = attend(query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
+        mixed_BTHtK = mixed_BHtTK.transpose(1, 2)
+        if metadata.shares is not None:
+            mixed_BTHtK = exchange_tokens(mixed_BTHtK, metadata.shares.axis)
+        return mixed_BTHtK, grown
+
+
+class Attention(CoreAttention):
+    """Attention with grouped heads. clip: of the model."""
 
     def __init__(self, config: ModelConfig, mixer: mixers.Attention, tensor: TensorAxis):
-        super().__init__()
-        self.tensor, self.window, self.head_dim = tensor, mixer.window, config.head_dim
-        self.scale, self.clip, self.softcap = attention_scale(config), config.qkv_clip, config.attention_softcap
+        super().__init__(config, mixer.window)
+        self.tensor, self.head_dim, self.clip = tensor, config.head_dim, config.qkv_clip
+        self.num_groups = max(1, config.num_kv_heads // tensor.size)
         self.rotates = mixer.rope
         query_width = config.heads * config.head_dim
         key_width = config.num_kv_heads * config.head_dim
@@ -102,51 +161,13 @@ class Attention(nn.Module):
         value_BTGtK = self._clipped(value_BTF).unflatten(-1, (-1, self.head_dim))
         if not _share_memory(query_BTHtK, value_BTGtK):  # else it would keep the memory of the joint product
             value_BTGtK = value_BTGtK.contiguous()
-        heads = query_BTHtK, key_BTGtK, value_BTGtK
-        grown: KVCache | CachedKeys | None = None
-        if metadata.around_attention is not None:  # in training, which keeps no state
-            mixed_BTHtK = metadata.around_attention(lambda *heads: self._attend(*heads, metadata, None)[0], *heads)
-        else:
-            mixed_BTHtK, grown = self._attend(*heads, metadata, state)
+        mixed_BTHtK, grown = self.mixed((query_BTHtK, key_BTGtK, value_BTGtK), metadata, state)
         y_BTD = self.output(mixed_BTHtK.flatten(2))
         return y_BTD, grown if metadata.keep_state else None
 
-    def _attend(
-        self,
-        query_BTHtK: Tensor,
-        key_BTGtK: Tensor,
-        value_BTGtK: Tensor,
-        metadata: AttentionMetadata,
-        state: KVCache | SlotView | None,
-    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
-        """What each token mixes [B, T, Ht, K], and the grown state."""
-        if metadata.ring is not None:
-            heads = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
-            mixed_BHtTK = ring_attention(*heads, metadata.ring[self.window], self.scale, self.softcap)
-            return mixed_BHtTK.transpose(1, 2), None
-        if metadata.shares is not None:
-            query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
-                query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
-            )
-        grown: KVCache | CachedKeys
-        if isinstance(state, SlotView):
-            grown = state.append(key_BTGtK, value_BTGtK)
-        else:
-            grown = _grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
-        mask_BTS = metadata.masks_BTS[self.window]
-        query_BHtTK = query_BTHtK.transpose(1, 2)
-        if self.softcap is not None:
-            mixed_BHtTK = attend_softcapped(
-                query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale, self.softcap
-            )
-        elif mask_BTS is None and not metadata.causal:
-            mixed_BHtTK = attend_to_all(query_BHtTK, grown.key_BGSK, grown.value_BGSK, self.scale)
-        else:
-            mixed_BHtTK = attend(query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
-        mixed_BTHtK = mixed_BHtTK.transpose(1, 2)
-        if metadata.shares is not None:
-            mixed_BTHtK = exchange_tokens(mixed_BTHtK, metadata.shares.axis)
-        return mixed_BTHtK, grown
+    @property
+    def cached_numbers(self) -> int:
+        return 2 * self.num_groups * self.head_dim
 
     def _heads(self, flat_BTF: Tensor, norm: Norm | None, metadata: AttentionMetadata) -> Tensor:
         if norm is not None and self.norms_width:
@@ -185,7 +206,7 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
         # One new token: the heads of a group are so many rows that look at the same keys, so nothing is copied.
         return attend(
             query_BHTK.reshape(*key_BGSK.shape[:2], -1, key_BGSK.shape[3]), key_BGSK, value_BGSK, mask, scale
-        ).reshape(query_BHTK.shape)
+        ).reshape(*query_BHTK.shape[:3], -1)
     if grouped and query_BHTK.device.type == "cpu":  # torch 2.13's fused CPU kernel takes equal head counts only
         copies = query_BHTK.shape[1] // key_BGSK.shape[1]
         key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))
@@ -249,7 +270,8 @@ def attention_scale(config: ModelConfig) -> float:
     return 8 / config.head_dim if config.initialisation == "mup" else config.head_dim**-0.5
 
 
-def _grow(state: KVCache | None, key: Tensor, value: Tensor) -> KVCache:
+def grow(state: KVCache | None, key: Tensor, value: Tensor) -> KVCache:
+    """The cache with the keys and values [B, G, T, K] of new tokens behind it."""
     if state is None:
         return KVCache(key, value)
     if torch.is_grad_enabled():

@@ -61,7 +61,8 @@ class _CausalBlocks(torch.autograd.Function):
         gradient_ZTK = gradient_BHTK.flatten(0, 1)
         exact_ZTK, exact_value_ZTK = upcast(gradient_ZTK), upcast(value_ZTK)
         mean_ZT1 = (exact_ZTK * mixed_ZTK).sum(dim=-1, keepdim=True)
-        by_query, by_key, by_value = [], torch.zeros_like(exact_ZTK), torch.zeros_like(exact_ZTK)
+        by_query, by_value = [], torch.zeros_like(exact_value_ZTK)
+        by_key = torch.zeros_like(key_ZTK, dtype=exact_ZTK.dtype)
         for (start, end), weights_ZNS in zip(_blocks(query_ZTK.shape[1]), weights, strict=True):
             # exact, for the mean is nearly as large
             slope_ZNS = torch.bmm(exact_ZTK[:, start:end], exact_value_ZTK[:, :end].mT)
@@ -77,7 +78,10 @@ class _CausalBlocks(torch.autograd.Function):
 
 
 def _joint(parts_BHTK: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Copies that lie as one product of query, key and value has them, [B, T, 3, H, K], for its backward pass."""
+    """Copies that lie as one product of query, key and value has them, [B, T, 3, H, K], for its backward pass; where
+    values have another width, each by itself."""
+    if parts_BHTK[0].shape != parts_BHTK[-1].shape:
+        return [part.to(dtype) for part in parts_BHTK]
     batch, heads, tokens, width = parts_BHTK[0].shape
     joint_BT3HK = parts_BHTK[0].new_empty((batch, tokens, len(parts_BHTK), heads, width), dtype=dtype)
     for place, part in enumerate(parts_BHTK):

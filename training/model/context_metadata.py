@@ -27,8 +27,7 @@ def context_metadata(
     the same documents. x: on the device of the model."""
     if method == "all_to_all":
         return token_shares(axis, contiguous_shares(tokens, axis.size), x.device), {}
-    causal, layers = config.attention == "causal", config.layer_list
-    windows = [layer.window for layer in layers if layer.mixer == "attention"]
+    causal, windows = config.attention == "causal", config.attention_windows
     if not windows:
         return token_shares(axis, contiguous_shares(tokens, axis.size), x.device), {}
     visible = {window: visible_tokens(tokens, documents_BT, window, causal) for window in set(windows)}

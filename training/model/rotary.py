@@ -54,8 +54,7 @@ def _scaled(frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Ten
     first, last = _yarn_features(2 * len(frequencies), base, scaling)
     places = torch.arange(len(frequencies), device=frequencies.device, dtype=frequencies.dtype)
     kept = 1 - ((places - first) / max(last - first, 1e-3)).clamp(0, 1)
-    own = scaling.attention_factor
-    return (1 - kept) * lowered + kept * frequencies, 0.1 * math.log(scaling.factor) + 1 if own is None else own
+    return (1 - kept) * lowered + kept * frequencies, scaling.rotation_factor
 
 
 def _yarn_features(head_width: int, base: float, scaling: RopeScaling) -> tuple[int, int]:

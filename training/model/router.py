@@ -197,11 +197,12 @@ class _InjectGradient(torch.autograd.Function):
 
 def choose_experts(scores_NE: Tensor, bias_E: Tensor | None, top_k: int, config: MoeConfig) -> Tensor:
     """The top k experts by score + bias, int64[N, K]. Group-limited: only experts of the best groups, a group's score
-    being the sum of its best k / top_groups (arXiv 2412.19437, section 2.1.2)."""
+    being the sum of its best k / top_groups (arXiv 2412.19437, section 2.1.2), or its best (2405.04434, 2.2.2)."""
     choice_NE = scores_NE if bias_E is None else scores_NE + bias_E
     if config.groups > 1:
         by_group_NGe = choice_NE.unflatten(1, (config.groups, -1))
-        best_NG = by_group_NGe.topk(top_k // config.top_groups, dim=-1).values.sum(dim=-1)
+        summed = 1 if config.group_score == "best" else top_k // config.top_groups
+        best_NG = by_group_NGe.topk(summed, dim=-1).values.sum(dim=-1)
         allowed_NG = torch.zeros_like(best_NG, dtype=torch.bool)
         allowed_NG.scatter_(1, best_NG.topk(config.top_groups, dim=-1).indices, True)
         choice_NE = by_group_NGe.masked_fill(~allowed_NG.unsqueeze(-1), -torch.inf).flatten(1)

@@ -253,7 +253,7 @@ class Transformer(nn.Module):
         return self.config.attention == "causal"
 
     def _windows(self) -> set[int | None]:
-        return {layer.window for layer in self.config.layer_list if layer.mixer == "attention"}
+        return set(self.config.attention_windows)
 
     def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.config.positions != "rope" or not self.config.has_attention:

@@ -172,8 +172,8 @@ def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
     others = [name for name in model.used_mixers if name != "attention"]
     for name in others:
         yield (
-            f"recompute: tokens computes some tokens of a layer again, and the mixer {name} carries a state from token "
-            "to token; set recompute: swap or full"
+            f"recompute: tokens computes some tokens of a layer again, which is not built for the mixer {name}; set "
+            "recompute: swap or full"
         )
     if model.has_experts:
         yield (

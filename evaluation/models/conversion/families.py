@@ -3,6 +3,7 @@
 from gristmill.evaluation.models.conversion.bert import BERT, MEGATRON_BERT
 from gristmill.evaluation.models.conversion.bert_tasks import BERT_TASKS
 from gristmill.evaluation.models.conversion.bloom import BLOOM
+from gristmill.evaluation.models.conversion.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from gristmill.evaluation.models.conversion.falcon import FALCON
 from gristmill.evaluation.models.conversion.family import Family, UnsupportedConfig
 from gristmill.evaluation.models.conversion.gemma import GEMMA, GEMMA_2, GEMMA_3
@@ -24,7 +25,7 @@ from gristmill.training.model_config import ModelConfig
 
 LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI_3, SMOLLM3, GRANITE, OLMO, OLMO_2, OLMO_3, GEMMA, GEMMA_2, GEMMA_3)
 LAYER_NORMS = (STARCODER2, GPT2, BLOOM, GPT_NEOX, GPTJ, PHI_1, OPT, FALCON, NEMOTRON)
-MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE)
+MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3)
 HYBRIDS = (MAMBA2, NEMOTRON_H)
 FAMILIES = (*LLAMAS, *LAYER_NORMS, *MIXTURES, *HYBRIDS, MEGATRON_BERT, BERT, *BERT_TASKS)
 

@@ -26,20 +26,25 @@ def _rules(names: tuple[str, dict[str, str]], config: ModelConfig) -> list[Rule]
     dense = tuple(index for index, layer in enumerate(config.layer_list) if not layer.experts)
     rules = [*attention_rules(config), *ends_rules(config), *(QK_NORM_RULES if config.qk_norm else [])]
     rules += [Rule(rule.theirs, rule.ours, rule.form, dense) for rule in mlp_rules(config)]
-    rules.append(Rule(f"model.layers.{{i}}.{block}.gate.weight", ("layers.{i}.mlp.router.weight",), layers=sparse))
+    return rules + expert_rules(config, block, experts, sparse)
+
+
+def expert_rules(config: ModelConfig, block: str, experts: Mapping[str, str], sparse: tuple[int, ...]) -> list[Rule]:
+    """Those of the router and the experts in the layers `sparse`. experts: theirs to ours."""
+    rules = [Rule(f"model.layers.{{i}}.{block}.gate.weight", ("layers.{i}.mlp.router.weight",), layers=sparse)]
     for theirs, ours in experts.items():
         rules.append(
             Rule(
                 f"model.layers.{{i}}.{block}.experts.{{e}}.{theirs}.weight",
                 (f"layers.{{i}}.mlp.experts.{ours}.weight",),
                 layers=sparse,
-                experts=_one_value(config, "experts"),
+                experts=one_value(config, "experts"),
             )
         )
     return rules
 
 
-def _one_value(config: ModelConfig, name: str) -> int:
+def one_value(config: ModelConfig, name: str) -> int:
     """The field of the mixture layers, which is the same in each."""
     return next(getattr(layer, name) for layer in config.layer_list if layer.experts)
 
@@ -76,7 +81,7 @@ def _all_layers(config: ModelConfig, found: list[str]) -> list[str]:
 def _write_moe(config: ModelConfig) -> Fields:
     fields = write_llama(config)
     return {name: fields[name] for name in fields if name not in ("mlp_bias", "head_dim")} | {
-        "num_experts_per_tok": _one_value(config, "top_k"),
+        "num_experts_per_tok": one_value(config, "top_k"),
         "output_router_logits": False,
     }
 
@@ -94,8 +99,8 @@ def _read_moe(fields: Mapping[str, Any], experts: int, hidden: int, normalize: b
 def _write_mixtral(config: ModelConfig) -> Fields:
     return _write_moe(config) | {
         "head_dim": config.head_dim,
-        "intermediate_size": _one_value(config, "expert_hidden"),
-        "num_local_experts": _one_value(config, "experts"),
+        "intermediate_size": one_value(config, "expert_hidden"),
+        "num_local_experts": one_value(config, "experts"),
         "sliding_window": None,
     }
 
@@ -111,8 +116,8 @@ def _write_qwen(config: ModelConfig) -> Fields:
     return _write_moe(config) | {
         "head_dim": config.head_dim,
         "intermediate_size": config.hidden_width("swiglu"),
-        "moe_intermediate_size": _one_value(config, "expert_hidden"),
-        "num_experts": _one_value(config, "experts"),
+        "moe_intermediate_size": one_value(config, "expert_hidden"),
+        "num_experts": one_value(config, "experts"),
         "norm_topk_prob": config.moe.normalize_gates,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [index for index, layer in enumerate(config.layer_list) if not layer.experts],
@@ -133,8 +138,8 @@ def _read_qwen(fields: Mapping[str, Any]) -> Fields:
 def _write_olmoe(config: ModelConfig) -> Fields:
     assert config.moe is not None
     return _write_moe(config) | {
-        "intermediate_size": _one_value(config, "expert_hidden"),
-        "num_experts": _one_value(config, "experts"),
+        "intermediate_size": one_value(config, "expert_hidden"),
+        "num_experts": one_value(config, "experts"),
         "norm_topk_prob": config.moe.normalize_gates,
         "clip_qkv": None,
     }

@@ -11,7 +11,14 @@ from gristmill.training.model_config import ModelConfig
 SCALING_FIELDS: dict[str, tuple[str, ...]] = {  # of each rope_type, beside its factor
     "linear": (),
     "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+    "yarn": (
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+    ),
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -53,13 +60,11 @@ def read_rope(fields: Mapping[str, Any], partial: bool = False) -> Fields:
         raise UnsupportedConfig(
             f"config.json says rope_type={kind!r}; gristmill imports default, {', '.join(SCALING_FIELDS)}"
         )
-    if kind == "yarn" and (stated.get("mscale") or stated.get("truncate") is False):
-        raise UnsupportedConfig(
-            "config.json has yarn with mscale or without truncate; gristmill imports the paper's form"
-        )
+    if kind == "yarn" and stated.get("truncate") is False:
+        raise UnsupportedConfig("config.json has yarn without truncate; gristmill imports the paper's form")
     scaling = {"rope_type": kind, "factor": stated["factor"]}
     for name in SCALING_FIELDS[kind]:
-        if stated.get(name) is not None:
+        if stated.get(name):  # null and 0 are the default
             scaling[name] = stated[name]
     if kind != "linear":  # as transformers fills it in
         scaling.setdefault("original_max_position_embeddings", fields["max_position_embeddings"])

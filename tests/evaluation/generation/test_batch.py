@@ -20,6 +20,7 @@ VOCABULARY, CONTEXT = 300, 96
 ATTENTION = {"heads": 4, "kv_heads": 2}
 MAMBA = {"mamba2": {"head_width": 8, "state": 4, "groups": 1}}
 TCNCA = {"tcnca": {"chunk": 8, "kernel": 3, "depth": 2, "blocks": 1}}
+LATENT = {"latent_attention": {"key_value_rank": 10, "query_rank": 6, "value_width": 6}}
 SHAPES = {
     "attention": ATTENTION,
     "window": {**ATTENTION, "window": 7},
@@ -29,6 +30,7 @@ SHAPES = {
     "mamba2": {**ATTENTION, "mixer": "mamba2", "mixers": MAMBA},
     "hybrid": {**ATTENTION, "pattern": "M*", "mixers": MAMBA},
     "tcnca": {**ATTENTION, "mixer": "tcnca", "mixers": TCNCA},
+    "latent": {"heads": 4, "mixer": "latent_attention", "head_width": 12, "rope_width": 4, "mixers": LATENT},
 }
 
 

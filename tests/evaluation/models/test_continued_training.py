@@ -11,6 +11,7 @@ from gristmill.evaluation.models.huggingface import read_huggingface, write_hugg
 from gristmill.training.checkpoint import CheckpointContent, load_model, save, saved_tensors, step_folder
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.model.router import saved_buffers
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from tests.support.huggingface_shapes import LLAMA_SHAPE
@@ -27,6 +28,21 @@ SHAPE = LLAMA_SHAPE | {
 CONFIGS = {
     "gemma2": transformers.Gemma2Config(**SHAPE, head_dim=16, sliding_window=7, attn_logit_softcapping=3.0),
     "phi": transformers.PhiConfig(**SHAPE),
+    "deepseek": transformers.DeepseekV3Config(
+        **(SHAPE | {"num_key_value_heads": 4}),
+        kv_lora_rank=10,
+        q_lora_rank=6,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+        moe_intermediate_size=12,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        num_nextn_predict_layers=0,
+    ),
 }
 LAYOUTS = [{"tensor": 2, "micro_batch": 2}, {"data": 2, "pipeline": 2, "micro_batch": 1}]
 STEPS = 4
@@ -38,16 +54,16 @@ SETTINGS = {
 
 
 def train_on_mesh(folder: Path, config: ModelConfig, layout: dict[str, Any], start: str) -> None:
-    mesh = build_mesh(LayoutConfig(**layout), config.num_kv_heads, torch.device("cpu"))
+    mesh = build_mesh(LayoutConfig(**layout), config.num_kv_heads, torch.device("cpu"), config.has_experts)
     new_run(folder, mesh, model=config, layout=layout, init_from=start, **SETTINGS).train()
 
 
-@pytest.mark.parametrize("name", ["gemma2", pytest.param("phi", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gemma2", "deepseek", pytest.param("phi", marks=pytest.mark.slow)])
 def test_training_goes_on_alike_on_two_layouts_and_alone(name: str, tmp_path: Path, pool: Any) -> None:
     theirs = huggingface_models.random_model(CONFIGS[name])
     theirs.save_pretrained(tmp_path / "theirs")
     model, saved_config = read_huggingface(tmp_path / "theirs")
-    tensors = saved_tensors(dict(model.named_parameters()), {})
+    tensors = saved_tensors(dict(model.named_parameters()), saved_buffers(model))
     save(tmp_path / "imported", 0, CheckpointContent(tensors, saved_config), single_process())
     start, config = str(step_folder(tmp_path / "imported", 0)), model.config
     new_run(tmp_path / "alone", model=config, init_from=start, **SETTINGS).train()

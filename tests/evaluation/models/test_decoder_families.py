@@ -72,7 +72,9 @@ def test_token_by_token_is_the_whole_sequence_at_once(theirs, tmp_path):
         ("llama3", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "no field 'factor'"),
         ("llama3", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "some layers"),
         ("llama3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ("llama_yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale"),
+        ("llama_yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+        ("deepseek_dense", {"rope_interleave": False}, "rope_interleave=False"),
+        ("deepseek_dense", {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05"),
         ("qwen2_windows", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
         ("starcoder2", {"use_bias": False}, "use_bias"),
         ("gpt_neox", {"hidden_act": "relu"}, "hidden_act='relu'"),
@@ -88,7 +90,7 @@ def test_token_by_token_is_the_whole_sequence_at_once(theirs, tmp_path):
         ("falcon_7b", {"alibi": True}, "alibi=True"),
         ("falcon_40b", {"parallel_attn": False}, "no published Falcon"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu'"),
-        ("llama3", {"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' cannot be read"),
+        ("llama3", {"model_type": "jamba"}, "model_type 'jamba' cannot be read"),
     ],
 )
 def test_what_is_not_supported_is_said(tmp_path, name, changes, said):

@@ -1,21 +1,24 @@
-"""Mixtral, Qwen3-MoE and OLMoE of transformers: the same logits here, and the same bytes on the way back."""
+"""Mixtral, Qwen3-MoE, OLMoE and DeepSeek of transformers: the same logits here, and the same bytes on the way back."""
 
 import json
 
 import pytest
 import torch
 
-from gristmill.evaluation.models.huggingface import WEIGHTS_NAME, read_huggingface, write_huggingface
+from gristmill.evaluation.models.export import import_checkpoint
+from gristmill.evaluation.models.huggingface import WEIGHTS_NAME, copy_tokenizer, read_huggingface, write_huggingface
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.quantization import quantize
 from gristmill.foundation.errors import InputError
+from gristmill.training.checkpoint import load_model
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 
 transformers = pytest.importorskip("transformers")
 
-CONFIGS = pytest.importorskip("tests.support.huggingface_models").MIXTURES
+huggingface_models = pytest.importorskip("tests.support.huggingface_models")
+CONFIGS = huggingface_models.MIXTURES
 TOKENS = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
@@ -25,6 +28,9 @@ def theirs(request, tmp_path):
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
     model.save_pretrained(tmp_path / "theirs")
     return model
 
@@ -82,7 +88,36 @@ def test_what_no_architecture_has_is_named(tmp_path, moe, says):
 def test_a_missing_expert_is_named(theirs, tmp_path):
     path = tmp_path / "theirs" / "config.json"
     fields = json.loads(path.read_text())
-    name = "num_experts" if "num_experts" in fields else "num_local_experts"
-    path.write_text(json.dumps(fields | {name: fields[name] + 1}))
-    with pytest.raises(InputError, match=r"the weights lack model\.layers\.0\..*experts\."):
+    name = next(name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in fields)
+    path.write_text(json.dumps(fields | {name: fields[name] + (fields.get("n_group") or 1)}))
+    with pytest.raises(InputError, match=r"the weights lack model\.layers\.[01]\..*experts\."):
         read_huggingface(tmp_path / "theirs")
+
+
+def test_the_routers_bias_is_imported_too(tmp_path, tokenizer_folder):
+    """DeepSeek-V3's bias of the choice of experts is a buffer, here and there."""
+    config = CONFIGS["deepseek_v3"]
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
+    biases = {name: buffer for name, buffer in theirs.named_buffers() if name.endswith("e_score_correction_bias")}
+    for buffer in biases.values():
+        torch.nn.init.normal_(buffer)
+    theirs.resize_token_embeddings(257)
+    theirs.save_pretrained(tmp_path / "theirs")
+    copy_tokenizer(tokenizer_folder, tmp_path / "theirs")
+    imported, _ = load_model(import_checkpoint(tmp_path / "theirs", tmp_path / "imported"))
+    assert len(biases) == 2
+    for name, value in biases.items():
+        assert torch.equal(imported.layers[name.split(".")[2]].mlp.router.balance_bias, value)
+
+
+def test_latent_attention_decodes_with_quantized_weights(tmp_path):
+    huggingface_models.random_model(huggingface_models.CONFIGS["deepseek_dense"]).save_pretrained(tmp_path)
+    ours, _ = read_huggingface(tmp_path, dtype=torch.float64)
+    quantize(ours, "int8", first_token=0)
+    model = LocalCausalLM(ours, 64)
+    with torch.inference_mode():
+        whole = model.hidden(TOKENS[:, :6])
+        seen = torch.ones(6, 6).tril().expand(2, 6, 6) > 0
+        _, state = model.extend(TOKENS[:, :5], torch.arange(5).expand(2, 5), seen[:, :5, :5], None)
+        last, _ = model.extend(TOKENS[:, 5:6], torch.full((2, 1), 5), seen[:, 5:], state)
+    torch.testing.assert_close(last, whole[:, 5:], rtol=0, atol=1e-12)

@@ -28,6 +28,11 @@ from gristmill.training.testing.causal_loss import causal_loss
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
 MAMBA2 = {"head_width": 16, "state": 32, "groups": 4, "chunk": 16}
 TCNCA = {"kernel": 5, "blocks": 2, "chunk": 16, "shared": 32}
+LATENT = {
+    "head_width": 24,
+    "rope_width": 8,
+    "mixers": {"latent_attention": {"key_value_rank": 32, "query_rank": 48, "value_width": 16}},
+}
 SIZE = {"layers": 4, "width": 128, "heads": 8, "sequence_length": 64}
 MODELS = {
     "llama": ModelConfig(**SIZE, kv_heads=2),
@@ -48,6 +53,7 @@ MODELS = {
     "hybrid": ModelConfig(**SIZE, mlp="relu2", positions="none", pattern="M-*M", mixers={"mamba2": MAMBA2}),
     "tcnca": ModelConfig(**SIZE, mixer="tcnca", mixers={"tcnca": TCNCA}),
     "tcnca_simple": ModelConfig(**SIZE, mlp="gelu", pattern="T-*T", mixers={"tcnca": TCNCA | {"gated": False}}),
+    "latent": ModelConfig(**SIZE, mixer="latent_attention", **LATENT),
     "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "hidden": 96}),
     "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "hidden": 64, "shared_experts": 1}),
 }

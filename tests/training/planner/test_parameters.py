@@ -35,6 +35,11 @@ GPT2 = {
     "biases": True,
     "tied_embeddings": True,
 }
+LATENT = {
+    "head_width": 12,
+    "rope_width": 4,
+    "mixers": {"latent_attention": {"key_value_rank": 16, "query_rank": 24, "value_width": 8}},
+}
 MODELS = {
     "llama": ModelConfig(**LLAMA),
     "gpt2": ModelConfig(**GPT2),
@@ -43,6 +48,7 @@ MODELS = {
         **LLAMA, pattern="M-M*-E", moe={"experts": 4, "top_k": 2}, mixers={"mamba2": {"head_width": 8, "groups": 8}}
     ),
     "tcnca": ModelConfig(**LLAMA, pattern="TTT-*T", mixers={"tcnca": {"chunk": 8}}),
+    "latent": ModelConfig(**LLAMA, mixer="latent_attention", **LATENT),
     "opt": ModelConfig(**(GPT2 | {"mlp": "relu", "position_offset": 2})),
     "gptj": ModelConfig(**(GPT2 | {"positions": "rope", "biases": "mlp", "parallel_residual": "one_norm"})),
     "olmo": ModelConfig(**LLAMA, norm="plain_layernorm"),
