@@ -135,7 +135,10 @@ def generate_text(
     stream is called with (prompt index, new text) as the text is generated, on the first rank."""
     _check_texts("--prompt", prompts)
     _check_stops(settings)
-    with one_model_on_ranks(source, EvaluateConfig(), ranks) as (loaded, mesh):
+    with one_model_on_ranks(source, EvaluateConfig(offload_parameters=ranks.offload_parameters), ranks) as (
+        loaded,
+        mesh,
+    ):
         max_tokens = loaded.causal_lm.sequence_length - 1
         end = loaded.codec.end_of_document
         encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
@@ -162,9 +165,12 @@ def generate_to_file(
     sequences: of the running batch; None: by device."""
     files.check()
     _check_stops(settings)
-    with one_model_on_ranks(source, EvaluateConfig(), ranks) as (loaded, mesh):
-        if loaded.note and mesh.is_first:
-            reporter.say(loaded.note)
+    with one_model_on_ranks(source, EvaluateConfig(offload_parameters=ranks.offload_parameters), ranks) as (
+        loaded,
+        mesh,
+    ):
+        for note in filter(None, (loaded.note, loaded.memory_note) if mesh.is_first else ()):
+            reporter.say(note)
         batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}

@@ -22,6 +22,7 @@ class SamplingConfig(Config):
     seed: int = Field(0, ge=0, lt=2**63)
 
 
+OffloadParameters = Literal["none", "host", "disk"]
 RECALL_TASKS = ("needle", "phonebook")  # generated, one task for each length
 CPU_BATCH_TOKENS = 1024  # the activations of a small model stay in the cache: 8,192 took 1.5 times as long a token
 GPU_BATCH_TOKENS = 65_536
@@ -48,6 +49,12 @@ class EvaluateConfig(Config):
     batch_tokens: int | None = Field(None, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
     weights: Literal["as_trained", "int8", "int4", "smoothquant"] = "as_trained"
+    offload_parameters: OffloadParameters = Field(
+        "none",
+        description="where the weights of the layers lie: on the device, or in host memory or a file beside the "
+        "checkpoint, from where each layer's are brought in as it computes",
+        json_schema_extra={"execution": True},
+    )
     cloze_items: int = Field(400, ge=1, le=1_000_000)
     cloze_choices: int = Field(4, ge=2, le=100)
     recall_lengths: tuple[Annotated[int, Field(ge=1, le=MAX_SEQUENCE)], ...] = Field(
@@ -74,6 +81,15 @@ class EvaluateConfig(Config):
         if twice:
             raise ValueError(f"tasks names {', '.join(twice)} twice; name each task once")
         return tasks
+
+    @model_validator(mode="after")
+    def streams_weights_as_trained(self) -> Self:
+        if self.offload_parameters != "none" and self.weights != "as_trained":
+            raise ValueError(
+                f"offload_parameters: {self.offload_parameters} streams weights as_trained, not {self.weights}; leave "
+                "one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def something_to_do(self) -> Self:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import lcm
 
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.config import EvaluateConfig, OffloadParameters
 from gristmill.evaluation.models.load import (
     LoadedModel,
     load_for_evaluation,
@@ -55,10 +55,12 @@ NO_HEADS = ModelConfig(layers=1, width=64, heads=1)  # the mesh of replicas need
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that torchrun started, and how the model is sharded over them."""
+    """This process among those that torchrun started, how the model is sharded over them, and where the weights of its
+    layers lie for `gristmill generate`."""
 
     rank: RankInfo = ONLY_PROCESS
     parallel: ModelParallel = NO_MODEL_PARALLEL
+    offload_parameters: OffloadParameters = "none"
 
 
 NO_OTHER_RANKS = Ranks()

@@ -105,8 +105,8 @@ def evaluate(
     rows."""
     answers = None if paths.cache is None else paths.cache / f"answers-{loaded.digest}.sqlite"
     cache = None if answers is None else RequestCache(answers, reporter.say)
-    if loaded.note:
-        reporter.say(loaded.note)
+    for note in filter(None, (loaded.note, loaded.memory_note)):
+        reporter.say(note)
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
     model = LanguageModel(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
     held_out = build_held_out_tasks(config, loaded.codec, paths.corpus)

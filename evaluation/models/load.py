@@ -12,7 +12,9 @@ from gristmill.evaluation.models.huggingface import ends_of_document, is_hugging
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.quantization import quantize
 from gristmill.evaluation.models.sharded_causal_lm import load_sharded, shard_source
+from gristmill.evaluation.models.streamed_weights import load_streamed_checkpoint, load_streamed_source
 from gristmill.evaluation.models.transformers_causal_lm import load_transformers_causal_lm
+from gristmill.evaluation.models.weight_source import WeightSource
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
@@ -21,6 +23,7 @@ from gristmill.foundation.manifest import read_manifest
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.checkpoint import SavedModelConfig, load_model, read_model_config
+from gristmill.training.host_allocator import return_freed_memory
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh, single_process
@@ -32,13 +35,14 @@ PADDING = 1024  # embedding tables are padded to a multiple of at most so many r
 @dataclass(frozen=True)
 class LoadedModel:
     """digest: of the weight files, the tokenizer and the precision; equal digests give equal results. note: what a user
-    should know of how it runs."""
+    should know of how it runs. memory_note: of where its weights lie, which changes no result."""
 
     name: str
     causal_lm: CausalLM
     codec: Tokenizer
     digest: str
     note: str = ""
+    memory_note: str = ""
 
 
 def load_for_evaluation(
@@ -53,10 +57,14 @@ def load_for_evaluation(
         if isinstance(source, UnsupportedConfig):
             return _of_transformers(paths, codec, config, single_process(device), str(source))
         check_causal(checkpoint, source.config.attention)
-        model, saved_config = read_source(source, device, dtype)
-        _check_ends(checkpoint, folder, codec, saved_config["vocab_size"])
+        _check_ends(checkpoint, folder, codec, source.vocab_size)
+        if config.offload_parameters != "none":
+            return _streamed(paths, source, config, codec, (LayoutConfig(), single_process(device)))
+        model, _ = read_source(source, device, dtype)
     else:
-        saved_config = _checked_config(checkpoint, folder, codec)
+        _checked_config(checkpoint, folder, codec)
+        if config.offload_parameters != "none":
+            return _streamed(paths, None, config, codec, (LayoutConfig(), single_process(device)))
         model, _ = load_model(checkpoint, device, dtype)
     if config.weights != "as_trained":
         quantize(model, config.weights, codec.end_of_document)
@@ -71,13 +79,36 @@ def load_for_evaluation_sharded(
     codec, dtype = load_tokenizer(folder), DTYPES[config.precision]
     if not is_huggingface(checkpoint):
         _checked_config(checkpoint, folder, codec)
+        if config.offload_parameters != "none":
+            return _streamed(paths, None, config, codec, (layout, mesh))
         return _loaded(checkpoint, load_sharded(checkpoint, layout, mesh, dtype, codec.vocab_size), codec, config)
     source = own_source(checkpoint)
     if isinstance(source, UnsupportedConfig):
         return _of_transformers(paths, codec, config, mesh, str(source))
     check_causal(checkpoint, source.config.attention)
     _check_ends(checkpoint, folder, codec, source.vocab_size)
+    if config.offload_parameters != "none":
+        return _streamed(paths, source, config, codec, (layout, mesh))
     return _loaded(checkpoint, shard_source(source, layout, mesh, dtype, codec.vocab_size), codec, config)
+
+
+def _streamed(
+    paths: CheckpointPaths,
+    source: WeightSource | None,
+    config: EvaluateConfig,
+    codec: Tokenizer,
+    ranks: tuple[LayoutConfig, Mesh],
+) -> LoadedModel:
+    """With the layers' weights in host memory or on disk. source: None for a gristmill checkpoint."""
+    (checkpoint, _), place, dtype = paths.resolve(), config.offload_parameters, DTYPES[config.precision]
+    if ranks[1].device.type == "cpu":
+        return_freed_memory()
+    if source is None:
+        streamed = load_streamed_checkpoint(checkpoint, place, dtype, *ranks)
+    else:
+        streamed = load_streamed_source(source, place, dtype, *ranks)
+    causal_lm = streamed.causal_lm(*ranks, codec.vocab_size)
+    return replace(_loaded(checkpoint, causal_lm, codec, config), memory_note=streamed.note(place))
 
 
 def own_config(checkpoint: Path) -> ModelConfig | None:
@@ -97,6 +128,8 @@ def _of_transformers(
     name = folder.architecture.__name__
     if config.weights != "as_trained":
         raise RecipeError(f"weights: {config.weights} is not built for {name}; leave it out")
+    if config.offload_parameters != "none":
+        raise RecipeError(f"offload_parameters: {config.offload_parameters} is not built for {name}; leave it out")
     if codec.vocab_size > folder.vocab_size:
         raise InputError(
             f"{tokenizer}: the tokenizer has {codec.vocab_size} tokens and {checkpoint} {folder.vocab_size}; give the "

@@ -30,6 +30,12 @@ TokenizerOption = Annotated[
 ]
 
 
+OffloadOption = Annotated[
+    str,
+    typer.Option(help="none, host or disk: where the weights of the layers lie; each comes in as it computes."),
+]
+
+
 @dataclass(frozen=True)
 class EvaluatedModel:
     """Options of the model of `gristmill evaluate --checkpoint`."""
@@ -46,6 +52,7 @@ class EvaluatedModel:
     weights: Annotated[
         str, typer.Option(help="as_trained, int8, int4 or smoothquant (reports the change in scores).")
     ] = "as_trained"
+    offload_parameters: OffloadOption = "none"
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")] = (
         None
     )
@@ -85,6 +92,7 @@ def evaluation_config(model: EvaluatedModel, tasks: TaskOptions) -> EvaluateConf
             "data": None if files is None else str(files),
             "precision": model.precision,
             "weights": model.weights,
+            "offload_parameters": model.offload_parameters,
             "batch_tokens": model.batch_tokens,
             "samples": 0,
         },
@@ -168,6 +176,7 @@ class GeneratingModel:
     tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
     pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
     expert: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks the experts are divided over.")] = 1
+    offload_parameters: OffloadOption = "none"
 
 
 @with_option_groups
@@ -186,7 +195,9 @@ def generate(
     from gristmill.evaluation.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
 
-    ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
+    offload = validate_config(EvaluateConfig, {"offload_parameters": model.offload_parameters}).offload_parameters
+    parallel = ModelParallel(model.tensor, model.pipeline, model.expert)
+    ranks = Ranks(RankInfo.from_environment(), parallel, offload)
     source = CheckpointPaths(checkpoint, model.tokenizer)
     config = validate_config(SamplingConfig, asdict(sampling))
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))

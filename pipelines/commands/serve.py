@@ -68,7 +68,8 @@ def serve(
     from gristmill.evaluation.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
 
-    config = validate_config(EvaluateConfig, {"precision": served.precision, "weights": served.weights})
+    fields = {"precision": served.precision, "weights": served.weights}
+    config = validate_config(EvaluateConfig, fields | {"offload_parameters": model.offload_parameters})
     options = ServerOptions(
         address.host,
         address.port,

@@ -116,6 +116,8 @@ CASES = [
     call("evaluate with no limit", "evaluate --checkpoint x --tasks cloze --limit 0", "--limit"),
     call("evaluate with fewer shots than none", "evaluate --checkpoint x --tasks cloze --shots -1", "--shots"),
     call("evaluate in another precision", "evaluate --checkpoint x --tasks cloze --precision fp8", "precision", "'fp32' or 'bf16'"),
+    call("weights that lie elsewhere", "evaluate --checkpoint x --tasks cloze --offload-parameters gpu", "offload_parameters", "'none', 'host' or 'disk'"),
+    call("quantized weights on disk", "evaluate --checkpoint x --tasks cloze --offload-parameters disk --weights int8", "streams weights as_trained, not int8"),
     call("evaluate with other weights", "evaluate --checkpoint x --tasks cloze --weights int3", "weights", "'as_trained', 'int8', 'int4' or 'smoothquant'"),
     call("evaluate on no rank", "evaluate --checkpoint x --tasks cloze --tensor 0", "--tensor"),
     call("generate without a prompt", "generate --checkpoint x", "give --prompt TEXT, or --prompts FILE"),

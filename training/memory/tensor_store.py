@@ -72,8 +72,14 @@ class DiskStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (open as long as the store)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (open as long as the store)
+        except OSError as error:
+            raise InputError(
+                f"{folder}: weights on disk need a file here, which cannot be made ({error.strerror}); take a folder "
+                "that can be written to, or keep the weights in host memory"
+            ) from error
         self._end = 0
         self._maps: list[mmap.mmap] = []
         self._offsets: dict[int, int] = {}  # by address: the maps stay until the end
@@ -88,7 +94,7 @@ class DiskStore:
         except OSError as error:
             raise InputError(
                 f"{self.folder}: {self._end + size:,} bytes of the weights do not fit on this disk ({error.strerror}); "
-                "free space, or set offload.folder to a larger one"
+                "free space, take a folder on a larger one, or keep the weights in host memory"
             ) from error
         mapped = mmap.mmap(self._file.fileno(), size, offset=self._end)
         self._maps.append(mapped)

@@ -62,6 +62,12 @@ class WeightStream:
         storage.resize_(0)
         self._layers[layer].weights.append(_Weight(storage, shard.dtype, flat))
 
+    @property
+    def held_bytes(self) -> int:
+        """Of the layers that are on the device at once, the largest."""
+        sizes = sorted((sum(weight.stored.nbytes for weight in layer.weights) for layer in self._layers), reverse=True)
+        return sum(sizes[:LAYERS_HELD])
+
     def attach(self, layers: Sequence[nn.Module]) -> None:
         """Registers the hooks: the first of the layers' hooks, before those of FSDP."""
         for index, layer in enumerate(layers):
