@@ -73,8 +73,8 @@ def serve(
         engine = Engine(lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world))
         model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token)
         host, port = listener.getsockname()[:2]
-        if loaded.note:
-            reporter.say(loaded.note)
+        for note in filter(None, (loaded.note, loaded.memory_note)):
+            reporter.say(note)
         reporter.say(f"serving {model.name} at http://{host}:{port}/v1")
         run(model, listener, options.stop_seconds)
 
