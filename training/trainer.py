@@ -1,6 +1,7 @@
 """One training step: batch, forward and backward, gradient norm, update."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,19 +93,18 @@ class Trainer:
         clock.begin("data")
         batch = self._next_batch()
         clock.begin("token_count_allreduce")
-        counts, stop = self._count_terms(batch, stop_wanted)
+        counts = self._count_terms(batch, stop_wanted)
         if self.teacher is not None:
             clock.begin("teacher")
             batch |= self.teacher.outputs(batch, self.progress.tokens)
-        factors = [self.scale.value * term.weight / counts[term.count] for term in self.terms]
+        factors = self._factors(counts)
         self.gradients.begin(1 / self.scale.value)
         losses = self.forward_backward.train(batch, factors, clock.begin)
         clock.begin("optimizer")
         expert_counts = self.balance.take_counts() if self.balance is not None else []
         self.gradients.ready()
-        means = self._term_means(losses, counts)
+        means, norm, valid_tokens, stop = self._results(counts, losses)
         objective = sum(term.weight * means[term.name] for term in self.terms)
-        norm = self.gradients.norm()
         before, self.progress = self.progress, self._progress_after_batch()
         skipped = self.scale.skip_reason(norm) or self.guard.skip_reason(self.progress.step, objective, norm)
         rate_factor = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
@@ -122,7 +122,7 @@ class Trainer:
             means=means,
             grad_norm=norm,
             learning_rate=rate_factor * self.config.optimizer.learning_rate,
-            valid_tokens=counts[self.terms[0].count],
+            valid_tokens=valid_tokens,
             skipped=skipped,
             stop=stop,
             seconds=clock.end(),
@@ -166,20 +166,34 @@ class Trainer:
         now, samples = self.progress, self.batch_samples(self.progress.tokens)
         return Progress(now.step + 1, now.tokens + samples * self.model.sequence_length, now.samples + samples)
 
-    def _count_terms(self, batch: dict[str, Tensor], stop_wanted: bool) -> tuple[dict[str | None, float], bool]:
-        """(the count of each field that divides a term, over the global batch; whether any process wants to stop).
+    @property
+    def _counted(self) -> list[str | None]:
+        """The fields whose counts divide terms, each once."""
+        return list(dict.fromkeys(term.count for term in self.terms))
 
-        Counts divide the terms, so they are needed before the first backward pass."""
+    def _count_terms(self, batch: dict[str, Tensor], stop_wanted: bool) -> Tensor:
+        """The counts over the global batch, and the number of processes that want to stop: float64[counted + 1].
+
+        Counts divide the terms, so they are needed before the first backward pass; it reads them on the device."""
         own = {term.count: term.counts(batch).sum() for term in self.terms}
-        *sums, stop = sum_over_world([*own.values(), float(stop_wanted)], self.mesh)
-        copies = self.mesh.world.size / self.mesh.data.size
-        return {field: max(1.0, each / copies) for field, each in zip(own, sums, strict=True)}, stop > 0
+        sums = sum_over_world([*own.values(), float(stop_wanted)], self.mesh)
+        sums[:-1] = (sums[:-1] / (self.mesh.world.size / self.mesh.data.size)).clamp(min=1.0)
+        return sums
 
-    def _term_means(self, losses_bn: Tensor | None, counts: Mapping[str | None, float]) -> dict[str, float]:
-        """Mean of each term over the global batch; only processes with the last stage have losses."""
+    def _factors(self, counts: Tensor) -> Tensor:
+        """Of each term of the loss, float64[terms] on the device."""
+        weights = counts.new_tensor([self.scale.value * term.weight for term in self.terms])
+        return weights / torch.stack([counts[self._counted.index(term.count)] for term in self.terms])
+
+    def _results(self, counts: Tensor, losses_bn: Tensor | None) -> tuple[dict[str, float], float, float, bool]:
+        """(mean of each term over the global batch, gradient norm, count of the first term, whether to stop): the one
+        place of a step that waits for the device. Only processes with the last stage have losses."""
         own = [0.0] * len(self.terms) if losses_bn is None else list(losses_bn.sum(dim=0, dtype=torch.float64))
-        sums = sum_over_world(own, self.mesh)
-        return {
-            term.name: each / (self.mesh.tensor.size * self.mesh.context.size) / counts[term.count]
-            for term, each in zip(self.terms, sums, strict=True)
+        sums = sum_over_world([*own, self.gradients.square_sum()], self.mesh)
+        *values, square, stop = torch.cat([sums[:-1], counts[:-1], sums[-1:], counts[-1:]]).tolist()
+        totals, numbers = values[: len(self.terms)], dict(zip(self._counted, values[len(self.terms) :], strict=True))
+        copies = self.mesh.tensor.size * self.mesh.context.size
+        means = {
+            term.name: total / copies / numbers[term.count] for term, total in zip(self.terms, totals, strict=True)
         }
+        return means, math.sqrt(square), numbers[self.terms[0].count], stop > 0

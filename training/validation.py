@@ -49,7 +49,7 @@ class Validation:
                 rows = [row for row, source in enumerate(self._sources) if source == name]
                 own.append(sum(losses_nb[number][row] for row in rows) if losses_nb else 0.0)
                 own.append(sum(self._counts[term.name][row] for row in rows))
-        sums = sum_over_world(own, self.mesh)
+        sums = sum_over_world(own, self.mesh).tolist()
         mesh = self.mesh
         copies = mesh.world.size / mesh.data.size
         totals = [value / (mesh.tensor.size * mesh.context.size) for value in sums[::2]]

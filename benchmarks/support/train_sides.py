@@ -1,5 +1,6 @@
 """The two sides of `train_step.py`: gristmill's step, and the same step of a peer with the same weights."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.sums import sum_over_world
 from gristmill.training.testing.causal_loss import causal_loss
 
 CLIP = 1.0
@@ -82,7 +84,8 @@ class Ours:
         batch = {"tokens": x, "targets": y, "weights": torch.ones_like(x, dtype=torch.float32)}
         losses = self.passes.train(batch, [1 / self.tokens])
         self.gradients.ready()
-        self.gradients.clip(self.gradients.norm(), CLIP)
+        (square,) = sum_over_world([self.gradients.square_sum()], self.mesh)
+        self.gradients.clip(math.sqrt(square.item()), CLIP)
         self.optimizer.step(1.0)
         self.gradients.clear()
         return 0.0 if losses is None else losses[:, 0].sum().item() / self.tokens

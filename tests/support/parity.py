@@ -411,7 +411,7 @@ MUTATIONS: dict[str | None, Any] = {
     "a replicated norm counted twice": patched(("optim.norm.copies", lambda parameter: 1)),
     "tied gradients not summed": patched(("engine.local_model.LocalModel.sum_tied_gradients", lambda self: None)),
     "valid tokens counted on this rank only": patched(
-        ("trainer.sum_over_world", lambda values, mesh: [float(value) for value in values])
+        ("trainer.sum_over_world", lambda values, mesh: torch.tensor([float(value) for value in values]).double())
     ),
     "tokens come back in another order": patched(("parallel.expert_parallel.inverse", lambda order_N: order_N)),
     "counts of this rank only": patched(

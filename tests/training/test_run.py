@@ -190,6 +190,21 @@ def test_a_step_that_is_not_finite_is_not_taken(tmp_path: Path) -> None:
     assert line["grad_norm"] is None
 
 
+def test_a_step_waits_once_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each of these waits for all that was launched before."""
+    run, waits = new_run(tmp_path), []
+    for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self: torch.Tensor, *arguments: Any, name: str = name, original: Any = original) -> Any:
+            waits.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    run.trainer.step()
+    assert waits == ["tolist"]
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_full_or_read_only_disk_leaves_nothing_that_looks_whole(

@@ -12,6 +12,7 @@ from gristmill.training.model.output import ModelOutput
 from gristmill.training.model.transformer import OutputFunction, Transformer
 
 Batch = Mapping[str, Tensor]  # fields by name, each [samples of this data rank, ...]
+Factors = Sequence[float] | Tensor  # of the terms of the loss
 
 # b samples of this data rank
 
@@ -40,9 +41,7 @@ class ForwardBackward(Protocol):
 
     loss: "Loss | None"
 
-    def train(
-        self, batch: Batch, factors: Sequence[float], begin: Callable[[str], None] = no_callback
-    ) -> Tensor | None: ...
+    def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor | None: ...
 
     def evaluate(self, batch: Batch, output: OutputFunction | None = None) -> Any: ...
 
@@ -56,7 +55,7 @@ class GradientAccumulation:
         self.before_backward: Callable[[bool], None] = lambda last: None  # told whether the pass completes gradients
         self.sums_each_micro_batch = False
 
-    def train(self, batch: Batch, factors: Sequence[float], begin: Callable[[str], None] = no_callback) -> Tensor:
+    def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor:
         micro_batches = list(split(batch, self.micro_batch))
         losses = []
         with side_losses_scaled_by(factors[0], [self.model]), output_of([self.model], self.loss):
@@ -82,7 +81,7 @@ class GradientAccumulation:
 
 
 @contextmanager
-def side_losses_scaled_by(factor: float, stages: Iterable[Transformer]) -> Iterator[None]:
+def side_losses_scaled_by(factor: float | Tensor, stages: Iterable[Transformer]) -> Iterator[None]:
     """While this runs, passes are training passes: experts add their own losses, times factor, to the gradients."""
     stages = list(stages)
     for stage in stages:
@@ -107,9 +106,10 @@ def output_of(stages: Iterable[Transformer], output: OutputFunction | None) -> I
             stage.output = None
 
 
-def scaled_sum(losses_bn: Tensor, factors: Sequence[float]) -> Tensor:
+def scaled_sum(losses_bn: Tensor, factors: Factors) -> Tensor:
     """The sum of factor x loss over terms and samples."""
-    return (losses_bn.sum(dim=0) * losses_bn.new_tensor(factors)).sum()
+    factors_n = torch.as_tensor(factors, dtype=losses_bn.dtype, device=losses_bn.device)
+    return (losses_bn.sum(dim=0) * factors_n).sum()
 
 
 def joined(results: Sequence[Any]) -> Any:

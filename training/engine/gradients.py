@@ -7,7 +7,7 @@ from gristmill.training.engine.forward_backward import ForwardBackward, Gradient
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.memory.tensor_store import CHUNK_ELEMENTS
 from gristmill.training.optim.local import local
-from gristmill.training.optim.norm import clip, gradient_norms, norm_of_norms, scale_gradients
+from gristmill.training.optim.norm import clip, gradient_norms, scale_gradients, sum_of_squares
 from gristmill.training.optim.offload import OffloadedOptimizer
 from gristmill.training.optim.streamed import StreamedOptimizer
 from gristmill.training.parallel.mesh import Mesh
@@ -15,7 +15,7 @@ from gristmill.training.parallel.mesh import Mesh
 
 class Gradients:
     """Where the backward pass leaves them: on the parameters. Every process makes the same calls: begin, then the
-    passes, ready, norm, clip unless the step is skipped, clear."""
+    passes, ready, square_sum, clip unless the step is skipped, clear."""
 
     def __init__(self, model: LocalModel, mesh: Mesh):
         self.model, self.mesh, self.factor = model, mesh, 1.0
@@ -30,12 +30,11 @@ class Gradients:
         self.model.sum_tied_gradients()
         scale_gradients(self.model.parameters.values(), self.factor)
 
-    def norm(self) -> float:
-        """Over all processes, each element counted once."""
-        return norm_of_norms(self.norms(), self.model.norm_parameters, self.mesh).item()
+    def square_sum(self) -> Tensor | float:
+        """This process's share of the square of the global norm; summed over all, each element counts once."""
+        return sum_of_squares(self._all_norms(), self.model.norm_parameters)
 
-    def norms(self) -> list[Tensor]:
-        """Of each gradient that counts in the global norm, on this process."""
+    def _all_norms(self) -> list[Tensor]:
         late = [name for name in self.model.norm_names if name not in self._norms]
         found = dict(zip(late, gradient_norms([self.model.parameters[name] for name in late]), strict=True))
         return [(self._norms | found)[name] for name in self.model.norm_names]

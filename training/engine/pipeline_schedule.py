@@ -1,6 +1,6 @@
 """Pipeline parallelism: runs the micro-batches of a step through the stages with one of torch's schedules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import (
 from gristmill.training.costs.stage_splitting import stages_of_rank
 from gristmill.training.engine.forward_backward import (
     Batch,
+    Factors,
     Loss,
     joined,
     no_callback,
@@ -87,9 +88,7 @@ class PipelineSchedule:
         self._phase = _PhaseCallback()
         self._schedules: dict[torch.Size, PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
-    def train(
-        self, batch: Batch, factors: Sequence[float], begin: Callable[[str], None] = no_callback
-    ) -> Tensor | None:
+    def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor | None:
         self._phase.begin = begin
         begin("pipeline")
         tokens = batch["tokens"]
@@ -160,5 +159,5 @@ class PipelineSchedule:
         return torch.empty(shape[:-1].numel(), share, part.config.width, dtype=part.dtype, device=self.mesh.device)
 
 
-def _loss(losses_bn: Tensor, _: Tensor, factors: Sequence[float]) -> Tensor:
+def _loss(losses_bn: Tensor, _: Tensor, factors: Factors) -> Tensor:
     return scaled_sum(losses_bn, factors)

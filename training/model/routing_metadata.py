@@ -17,6 +17,6 @@ class RoutingMetadata:
 
     samples_B: Tensor
     weights_BT: Tensor
-    factor: float
+    factor: float | Tensor
     seed: int
     shares: TokenShares | None = None

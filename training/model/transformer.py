@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         self.context, self.context_method = layout.context, layout.context_method
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, options.float8)
-        self.side_loss_factor: float | None = None  # set during training passes (forward_backward.py)
+        self.side_loss_factor: float | Tensor | None = None  # set during training passes (forward_backward.py)
         self.output: OutputFunction | None = None  # set during training and evaluation passes (forward_backward.py)
         self.teacher: TeacherStage | None = None
         self.embedding = self.positions = self.segments = self.embedding_norm = None

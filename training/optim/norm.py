@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gristmill.training.loss import upcast_dtype
 from gristmill.training.optim.local import local
 from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.sums import sum_over_world
 
 
 @torch.no_grad()
@@ -17,7 +17,8 @@ def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
     """Square root of the sum of squares. Parameters may lie on different meshes: each process adds its shards, divided
     by the number of processes that hold the same shard, and one all-reduce over the world sums them."""
     parameters = list(parameters)
-    return norm_of_norms(gradient_norms(parameters), parameters, mesh)
+    (squares,) = sum_over_world([sum_of_squares(gradient_norms(parameters), parameters)], mesh)
+    return squares.sqrt()
 
 
 @torch.no_grad()
@@ -36,16 +37,13 @@ def _norm(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def norm_of_norms(norms: Sequence[Tensor], parameters: Sequence[nn.Parameter], mesh: Mesh) -> Tensor:
-    """The global norm, float64, from the `gradient_norms` of the parameters."""
-    total = torch.zeros((), device=mesh.device, dtype=torch.float64)
-    if norms:
-        squares = torch.stack([norm.to(torch.float64) for norm in norms]).square()
-        shares = [1 / copies(parameter) for parameter in parameters]
-        total = squares.sum() if set(shares) == {1.0} else squares @ squares.new_tensor(shares)
-    if mesh.distributed:
-        dist.all_reduce(total, group=mesh.world.group)
-    return total.sqrt()
+def sum_of_squares(norms: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor | float:
+    """This process's share of the square of the global norm, float64, from the `gradient_norms` of the parameters."""
+    if not norms:
+        return 0.0
+    squares = torch.stack([norm.to(torch.float64) for norm in norms]).square()
+    shares = [1 / copies(parameter) for parameter in parameters]
+    return squares.sum() if set(shares) == {1.0} else squares @ squares.new_tensor(shares)
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:
