@@ -5,19 +5,26 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+PROGRESS_BYTES = 2**24  # of a file that is hashed, between two calls of on_progress
 REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
 HELD_SUFFIX = ".held"  # of the locked file beside a folder of `held_folder`
 SCRATCH_SUFFIX = ".scratch"  # of a folder that is removed when its process ends
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of the file's bytes, 64 hex digits."""
+def file_digest(path: Path, on_progress: Callable[[], None] | None = None) -> str:
+    """SHA-256 of the file's bytes, 64 hex digits. on_progress is called after every 16 MB."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if on_progress is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while part := file.read(PROGRESS_BYTES):
+            digest.update(part)
+            on_progress()
+        return digest.hexdigest()
 
 
 def digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -3,7 +3,7 @@ incomplete."""
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def write_manifest(
     metadata: Mapping[str, Any],
     origin: Mapping[str, Any],
     libraries: tuple[str, ...] = (),
+    digest: Callable[[Path], str] = file_digest,
 ) -> Manifest:
     """Digest every file below the folder, except logs and cache, and write the manifest; the folder is then
     complete."""
@@ -82,7 +83,7 @@ def write_manifest(
         | {name: importlib.metadata.version(name) for name in sorted(libraries)},
         metadata=dict(metadata),
         origin=dict(origin),
-        outputs=tuple(describe(folder, path) for path in output_files(folder)),
+        outputs=tuple(describe(folder, path, digest) for path in output_files(folder)),
     )
     write_atomic(folder / MANIFEST_NAME, digested_json(manifest.model_dump(mode="json")))
     return manifest
@@ -113,22 +114,33 @@ def output_files(folder: Path) -> list[Path]:
     )
 
 
-def describe(folder: Path, path: Path) -> Output:
-    return Output(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=file_digest(path))
+def describe(folder: Path, path: Path, digest: Callable[[Path], str] = file_digest) -> Output:
+    return Output(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=digest(path))
 
 
-def differences(folder: Path, manifest: Manifest) -> list[str]:
+def differences(folder: Path, manifest: Manifest, digest: Callable[[Path], str] = file_digest) -> list[str]:
     """One line for each file that is missing, extra or different from the manifest; empty if there are none."""
-    expected = {output.path: output for output in manifest.outputs}
-    present = {path.relative_to(folder).as_posix(): path for path in output_files(folder)}
-    found = [f"{folder / name}: missing" for name in sorted(expected.keys() - present.keys())]
-    found += [f"{folder / name}: not in the manifest" for name in sorted(present.keys() - expected.keys())]
-    for name in sorted(expected.keys() & present.keys()):
-        actual = describe(folder, present[name])
-        if actual.bytes != expected[name].bytes:
-            found.append(f"{folder / name}: {actual.bytes} bytes, the manifest says {expected[name].bytes}")
-        elif actual.sha256 != expected[name].sha256:
-            found.append(
-                f"{folder / name}: sha256 {actual.sha256[:16]}..., the manifest says {expected[name].sha256[:16]}..."
-            )
+    return missing_and_extra(folder, manifest) + changed(folder, manifest.outputs, digest)
+
+
+def missing_and_extra(folder: Path, manifest: Manifest) -> list[str]:
+    """One line for each file that is only in the manifest or only in the folder."""
+    expected = {output.path for output in manifest.outputs}
+    present = {path.relative_to(folder).as_posix() for path in output_files(folder)}
+    found = [f"{folder / name}: missing" for name in sorted(expected - present)]
+    return found + [f"{folder / name}: not in the manifest" for name in sorted(present - expected)]
+
+
+def changed(folder: Path, outputs: Sequence[Output], digest: Callable[[Path], str] = file_digest) -> list[str]:
+    """One line for each of these files that is there with other bytes."""
+    found = []
+    for expected in sorted(outputs, key=lambda output: output.path):
+        path = folder / expected.path
+        if not path.is_file():
+            continue
+        actual = describe(folder, path, digest)
+        if actual.bytes != expected.bytes:
+            found.append(f"{path}: {actual.bytes} bytes, the manifest says {expected.bytes}")
+        elif actual.sha256 != expected.sha256:
+            found.append(f"{path}: sha256 {actual.sha256[:16]}..., the manifest says {expected.sha256[:16]}...")
     return found

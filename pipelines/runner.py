@@ -21,6 +21,7 @@ from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree, sweep, sync, sync_tree, write_atomic
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import (
     LOG_FOLDER,
@@ -187,8 +188,9 @@ class Runner:
         incomplete = self.incomplete_folder(stage, plan.fingerprint)
         self._remove_outdated(stage, incomplete)
         incomplete.mkdir(parents=True, exist_ok=True)
-        metadata = self._execute(plan, incomplete)
-        self._finish(plan, incomplete, metadata)
+        digests = KnownDigests()
+        metadata = self._execute(plan, incomplete, digests)
+        self._finish(plan, incomplete, metadata, digests)
         self._log_time(stage.name, time.monotonic() - started)
         self._publish(stage)
 
@@ -196,7 +198,7 @@ class Runner:
         if self.publisher is not None:
             self.publisher.publish(stage.name)
 
-    def _execute(self, plan: StagePlan, folder: Path) -> dict[str, Any]:
+    def _execute(self, plan: StagePlan, folder: Path, digests: KnownDigests) -> dict[str, Any]:
         context = StageContext(
             recipe=self.recipe,
             folder=folder,
@@ -205,6 +207,7 @@ class Runner:
             lock=self.lock,
             engine=self.engine,
             reporter=self.reporter,
+            digests=digests,
         )
         metadata = plan.stage.run(context)
         self.engine.close()  # training needs the memory of idle workers
@@ -227,7 +230,7 @@ class Runner:
             folders[name] = folder
         return folders
 
-    def _finish(self, plan: StagePlan, incomplete: Path, metadata: Mapping[str, Any]) -> None:
+    def _finish(self, plan: StagePlan, incomplete: Path, metadata: Mapping[str, Any], digests: KnownDigests) -> None:
         """Writes the manifest once all outputs and their names are on disk, then renames the folder.
         `_recover_renames` handles a kill between the two renames."""
         stage = plan.stage
@@ -237,7 +240,7 @@ class Runner:
         self._remove_temporary_files(incomplete)  # of workers that were lost while the driver went on
         sync_tree(incomplete)
         identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
-        write_manifest(incomplete, identity, metadata, origin, stage.libraries)
+        write_manifest(incomplete, identity, metadata, origin, stage.libraries, digests)
         sync(incomplete)
         folder, old = self.folder(stage), self._old(stage)
         if folder.exists():

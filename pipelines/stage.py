@@ -1,11 +1,12 @@
 """Definition of a pipeline stage: name, identity (config, inputs, code version) and run function."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
@@ -18,7 +19,8 @@ class StageContext:
     folder: the output folder; it may hold finished files of an earlier run that was stopped.
     inputs: the complete folders of the stages named in Stage.inputs, by stage name.
     cache: a folder shared by all stages and runs, keyed by content; in no manifest, and may be removed.
-    lock: the pinned raw files by source (used by `curate` only)."""
+    lock: the pinned raw files by source (used by `curate` only).
+    digests: of output files that the stage hashed, which are not hashed again for the manifest."""
 
     recipe: Recipe
     folder: Path
@@ -27,6 +29,7 @@ class StageContext:
     lock: Lock
     engine: Engine
     reporter: Reporter
+    digests: KnownDigests = field(default_factory=KnownDigests)
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import sync, write_atomic
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.foundation.manifest import (
     Manifest,
     StageIdentity,
+    changed,
     differences,
+    missing_and_extra,
     read_manifest,
     write_manifest,
 )
@@ -42,6 +45,7 @@ from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.model_fields import OMIT_DEFAULT
 from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.rank_zero import broadcast_from_first
 
 MODEL_NAME = "model.json"
 TRANSFORMERS = "transformers"  # the folder that transformers opens, which a run on a model of transformers writes
@@ -106,12 +110,12 @@ class CheckpointContent:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh) -> None:
+def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh, digests: KnownDigests | None = None) -> None:
     """Writes the complete checkpoint of a step; called by all processes."""
     folder = fresh_folder(root, step, mesh)
     with without_warning(), errors_of_ranks():
         dcp.save(dict(content.tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
-    commit(root, step, content, mesh, mesh.world.group)
+    commit(root, step, content, mesh, mesh.world.group, digests or KnownDigests())
 
 
 def start_saving(
@@ -125,16 +129,26 @@ def start_saving(
         )
 
 
-def commit(root: Path, step: int, content: CheckpointContent, mesh: Mesh, group: dist.ProcessGroup | None) -> None:
-    """Writes digests and manifest, then renames the folder: from the rename on the checkpoint is complete."""
-    _wait_for_all(group)
+def commit(
+    root: Path,
+    step: int,
+    content: CheckpointContent,
+    mesh: Mesh,
+    group: dist.ProcessGroup | None,
+    digests: KnownDigests,
+) -> None:
+    """Writes digests and manifest, then renames the folder: from the rename on the checkpoint is complete. Each rank
+    hashes the files that it wrote; what digests knows is not computed again."""
+    temporary, final = _temporary_folder(root, step), step_folder(root, step)
+    own = {path.name: digests(path) for path in sorted(temporary.glob(f"__{mesh.world.rank}_*"))}
+    for name, digest in _gather_on_first(own, mesh, group).items():
+        digests.add(temporary / name, digest)
     if mesh.is_first:
-        temporary, final = _temporary_folder(root, step), step_folder(root, step)
         write_model_config(temporary, content.saved_config)
         for name, file_bytes in content.files.items():
             write_atomic(temporary / name, file_bytes)
         identity = StageIdentity("checkpoint", CODE_VERSION, {"step": step})
-        write_manifest(temporary, identity, content.metadata, {}, ("torch",))
+        write_manifest(temporary, identity, content.metadata, {}, ("torch",), digests)
         sync(temporary)
         if final.exists():
             _remove(final)
@@ -149,38 +163,72 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
         dcp.load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=not mesh.distributed)
 
 
-def verified(folder: Path) -> dict[str, Any]:
+def verified(folder: Path, digests: KnownDigests | None = None) -> dict[str, Any]:
     """Verifies all files of a checkpoint against its manifest and returns its metadata. Raises InputError naming the
     differences."""
-    return _verified_manifest(folder).metadata
+    manifest = _checkpoint_manifest(folder)
+    _refuse(folder, differences(folder, manifest, digests or KnownDigests()))
+    return manifest.metadata
 
 
 def newest_complete(
-    root: Path, saved_config: SavedModelConfig, reporter: Reporter
+    root: Path, saved_config: SavedModelConfig, reporter: Reporter, mesh: Mesh, digests: KnownDigests
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The last complete checkpoint of this model, and its metadata. Damaged ones are reported and skipped; incomplete
-    folders of a killed process are removed."""
-    for incomplete in root.glob(".step-*"):
-        shutil.rmtree(incomplete) if incomplete.is_dir() else incomplete.unlink()
-    for step in reversed(steps_in(root)):
+    """The last complete checkpoint of this model, and its metadata; called by all processes, which share the hashing.
+    Damaged ones are reported and skipped; incomplete folders of a killed process are removed."""
+    if mesh.is_first:
+        for incomplete in root.glob(".step-*"):
+            shutil.rmtree(incomplete) if incomplete.is_dir() else incomplete.unlink()
+    for step in broadcast_from_first(mesh, steps_in(root)[::-1]):
         folder = step_folder(root, step)
         try:
-            return folder, _resumable(folder, step, saved_config)
+            return folder, _resumable(folder, step, saved_config, mesh, digests)
         except InputError as error:
-            reporter.say(f"checkpoint skipped: {error}")
+            if mesh.is_first:
+                reporter.say(f"checkpoint skipped: {error}")
     return None
 
 
-def _resumable(folder: Path, step: int, saved_config: SavedModelConfig) -> dict[str, Any]:
-    """The metadata a run resumes from. Raises InputError if it is damaged or belongs to another step or run."""
-    manifest = _verified_manifest(folder)
+def _resumable(
+    folder: Path, step: int, saved_config: SavedModelConfig, mesh: Mesh, digests: KnownDigests
+) -> dict[str, Any]:
+    """The metadata a run resumes from. Raises InputError on all processes if it is damaged or belongs to another step
+    or run."""
+    found: tuple[str | None, Manifest | None] = (None, None)
+    if mesh.is_first:
+        try:
+            found = None, _manifest_of_run(folder, step, saved_config)
+        except InputError as error:
+            found = str(error), None
+    problem, manifest = broadcast_from_first(mesh, found)
+    if manifest is None:
+        raise InputError(problem or "")
+    _refuse(folder, _differences_jointly(folder, manifest, mesh, digests))
+    return manifest.metadata
+
+
+def _differences_jointly(folder: Path, manifest: Manifest, mesh: Mesh, digests: KnownDigests) -> list[str]:
+    """Each process hashes its share of the files, by size in turn."""
+    by_size = sorted(manifest.outputs, key=lambda output: (-output.bytes, output.path))
+    own = changed(folder, by_size[mesh.world.rank :: mesh.world.size], digests)
+    found = [own]
+    if mesh.distributed:
+        found = [[] for _ in range(mesh.world.size)]
+        dist.all_gather_object(found, own)
+    wrong = broadcast_from_first(mesh, missing_and_extra(folder, manifest) if mesh.is_first else [])
+    return wrong + sorted(line for lines in found for line in lines)
+
+
+def _manifest_of_run(folder: Path, step: int, saved_config: SavedModelConfig) -> Manifest:
+    """The manifest, whose files may be damaged. Raises InputError if it belongs to another step or run."""
+    manifest = _checkpoint_manifest(folder)
     if manifest.config != {"step": step}:
         raise InputError(
             f"{folder}: holds the checkpoint of step {manifest.config.get('step')}; give it that name or remove it"
         )
     if read_model_config(folder) != saved_config or not {"trainer", "data"} <= manifest.metadata.keys():
         raise InputError(f"{folder}: a checkpoint of another run or model ({MODEL_NAME} differs); move it away")
-    return manifest.metadata
+    return manifest
 
 
 def prune(root: Path, keep: set[int]) -> None:
@@ -255,17 +303,19 @@ def saved_tensors(
     return tensors | {f"optimizer.{name}": value for name, value in (optimizer_state or {}).items()}
 
 
-def _verified_manifest(folder: Path) -> Manifest:
-    """Raises InputError if the manifest or a file that it lists has changed."""
+def _checkpoint_manifest(folder: Path) -> Manifest:
+    """Raises InputError if the manifest has changed or is of another version."""
     manifest = read_manifest(folder)
     if manifest.code_version != CODE_VERSION:
         raise InputError(f"{folder}: a checkpoint of version {manifest.code_version}, this code reads {CODE_VERSION}")
-    wrong = differences(folder, manifest)
+    return manifest
+
+
+def _refuse(folder: Path, wrong: list[str]) -> None:
     if wrong:
         raise InputError(
             f"{folder}: this checkpoint is damaged: {'; '.join(wrong)}; remove it to use the one before it"
         )
-    return manifest
 
 
 def _writer(folder: Path) -> FileSystemWriter:
@@ -291,6 +341,15 @@ def fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
         folder.mkdir(parents=True)
     _wait_for_all(mesh.world.group)
     return folder
+
+
+def _gather_on_first(own: dict[str, str], mesh: Mesh, group: dist.ProcessGroup | None) -> dict[str, str]:
+    """What all processes have, on the first one."""
+    if group is None:
+        return own
+    found: list[dict[str, str]] | None = [{} for _ in range(mesh.world.size)] if mesh.is_first else None
+    dist.gather_object(own, found, group=group, group_dst=0)
+    return {name: digest for each in found or [] for name, digest in each.items()}
 
 
 def _wait_for_all(group: dist.ProcessGroup | None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training import checkpoint
@@ -44,7 +45,7 @@ from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.rank_zero import broadcast_from_first, check_on_first
+from gristmill.training.parallel.rank_zero import check_on_first
 from gristmill.training.saver import Saver
 from gristmill.training.step_metrics import StepMetrics
 from gristmill.training.stop_signals import StopRequest, stop_requests
@@ -133,11 +134,13 @@ class Run:
         self.num_parameters, flops = self._size(model, vocab_size)
         self.step_metrics = StepMetrics(data, objective.bits_per_byte, flops, mesh.world.size, mesh.device)
 
-    def train(self) -> dict[str, Any]:
+    def train(self, digests: KnownDigests | None = None) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
-        it saves, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit)."""
+        it saves, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit). digests:
+        learns those of the files that are kept."""
         if self._is_first:
             remove_temporary_files(self.folder)
+        self.saver.digests = digests or KnownDigests()
         saved = self._resume()
         if self._is_first:
             checkpoint.write_model_config(self.folder, self.saved_config)
@@ -149,6 +152,7 @@ class Run:
                 stop_requests() as request,
             ):
                 meter.advance(self.trainer.progress.tokens)
+                self.saver.digests.on_progress = watchdog.progress
                 self._steps(meter, watchdog, request)
         finally:
             self.batches.close()
@@ -208,8 +212,8 @@ class Run:
 
     def _resume(self) -> Path | None:
         """Resumes from the last complete checkpoint and returns its folder, or None."""
-        found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter) if self._is_first else None
-        folder, state = broadcast_from_first(self.mesh, found or (None, {}))
+        found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter, self.mesh, self.saver.digests)
+        folder, state = found or (None, {})
         if folder is None:
             if self.config.init_from is not None:
                 self._init_from_checkpoint(Path(self.config.init_from))
@@ -226,7 +230,7 @@ class Run:
     def _check_kept(self) -> None:
         """Raises InputError if a saved checkpoint is damaged, before the stage's manifest records its digest."""
         for step in checkpoint.steps_in(self.root) if self._is_first else []:
-            checkpoint.verified(checkpoint.step_folder(self.root, step))
+            checkpoint.verified(checkpoint.step_folder(self.root, step), self.saver.digests)
 
     def _init_from_checkpoint(self, initial: Path) -> None:
         """Loads initial weights, of a dense model into experts where the recipe upcycles."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.training import checkpoint
 from gristmill.training.config import CheckpointConfig
 from gristmill.training.parallel.mesh import Mesh
@@ -18,6 +19,7 @@ class Saver:
 
     def __init__(self, root: Path, config: CheckpointConfig, mesh: Mesh):
         self.root, self.config, self.mesh = root, config, mesh
+        self.digests = KnownDigests()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None
         self._group = dist.new_group(backend="gloo") if config.asynchronous and mesh.distributed else None
@@ -29,7 +31,7 @@ class Saver:
         """Saves the checkpoint of a step, or begins to where saving is asynchronous. finished: it is the last one."""
         self.wait()
         if not self.config.asynchronous:
-            checkpoint.save(self.root, step, content, self.mesh)
+            checkpoint.save(self.root, step, content, self.mesh, self.digests)
             self.prune(step, finished)
             return
         written = checkpoint.start_saving(self.root, step, content.tensors, self.mesh, self._group)
@@ -55,7 +57,7 @@ class Saver:
     def _finish(self, written: Future[Any], step: int, content: checkpoint.CheckpointContent, finished: bool) -> None:
         with checkpoint.errors_of_ranks():
             written.result()
-        checkpoint.commit(self.root, step, content, self.mesh, self._group)
+        checkpoint.commit(self.root, step, content, self.mesh, self._group, self.digests)
         self.prune(step, finished)
 
 

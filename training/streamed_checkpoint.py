@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.training.checkpoint import CheckpointContent, commit, errors_of_ranks, fresh_folder, without_warning
 from gristmill.training.parallel.mesh import single_process
 
@@ -53,4 +54,4 @@ def save_streamed(
     with without_warning(), errors_of_ranks():
         planner = _StreamPlanner(stream)
         dcp.save(dict(content.tensors), storage_writer=_Writer(folder), planner=planner, no_dist=True)
-    commit(root, step, replace(content, metadata=metadata()), mesh, None)
+    commit(root, step, replace(content, metadata=metadata()), mesh, None, KnownDigests())

@@ -49,6 +49,10 @@ class Watchdog:
         """Records progress: the process begins the phase `where`."""
         self._where, self._since = where, time.monotonic()
 
+    def progress(self) -> None:
+        """Records progress within the phase."""
+        self._since = time.monotonic()
+
     def _watch(self) -> None:
         while not self._closed.wait(min(1.0, self.timeout_seconds / 4)):
             silent = time.monotonic() - self._since

@@ -123,7 +123,7 @@ def run(context: StageContext) -> dict[str, Any]:
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
         config_of_run = RunConfig(model, train, recipe.seed, folder)
-        result = Run(config_of_run, data, mesh, context.folder, context.reporter, evaluate).train()
+        result = Run(config_of_run, data, mesh, context.folder, context.reporter, evaluate).train(context.digests)
         if folder is not None and mesh.is_first:
             copy_tokenizer(context.inputs["tokenizer"], context.folder / TRANSFORMERS)
         return result

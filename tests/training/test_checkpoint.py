@@ -2,18 +2,25 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.tensor import DTensor, Shard
 
+from gristmill.foundation import known_digests
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.known_digests import KnownDigests
+from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
     load,
     load_model,
+    newest_complete,
     prune,
     read_model_config,
     save,
@@ -21,7 +28,9 @@ from gristmill.training.checkpoint import (
     steps_in,
     verified,
 )
-from gristmill.training.parallel.mesh import single_process
+from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.testing.forked_pool import ForkedPool
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "monitoring": {"tensorboard": False}}
@@ -146,3 +155,39 @@ def test_ctrl_c_while_loading_is_ctrl_c(whole: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FileSystemReader, "read_metadata", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load_model(step_folder(whole / "checkpoints", 6))
+
+
+def hashed_by_rank(root: Path) -> tuple[list[str], list[str]]:
+    """Files that this rank hashes while it saves a checkpoint, and while it looks for the last one."""
+    mesh = build_mesh(LayoutConfig(data=2), 1, torch.device("cpu"))
+    hashed: list[str] = []
+    original = known_digests.file_digest
+
+    def counting(path: Path, on_progress: Callable[[], None]) -> str:
+        hashed.append(path.name)
+        return original(path, on_progress)
+
+    config = SavedModelConfig.of(MODEL, vocab_size=11, end_of_document=3)
+    own = DTensor.from_local(torch.ones(2, 3), mesh.data_grid, [Shard(0)])
+    content = CheckpointContent({"model.a": own}, config, {"trainer": {}, "data": ""}, {"metrics.jsonl": b"{}"})
+    with mock.patch.object(known_digests, "file_digest", counting):
+        digests = KnownDigests()
+        save(root, 1, content, mesh, digests)
+        saving = sorted(hashed)
+        hashed.clear()
+        found = newest_complete(root, config, Reporter.silent(), mesh, KnownDigests())
+        assert found is not None and found[0] == step_folder(root, 1)
+        looking = sorted(hashed)
+        hashed.clear()
+        if mesh.is_first:
+            verified(step_folder(root, 1), digests)
+        assert hashed == []  # what is known is not computed again
+    return saving, looking
+
+
+def test_each_rank_hashes_what_it_wrote_and_a_share_of_what_it_resumes_from(pool: ForkedPool, tmp_path: Path) -> None:
+    (first_saves, first_looks), (other_saves, other_looks) = pool.run(2, hashed_by_rank, tmp_path)
+    assert first_saves == [".metadata", "__0_0.distcp", "metrics.jsonl", "model.json"]
+    assert other_saves == ["__1_0.distcp"]
+    assert sorted(first_looks + other_looks) == sorted(first_saves + other_saves)
+    assert len(first_looks) == 3 and len(other_looks) == 2
