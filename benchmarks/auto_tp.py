@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from gristmill.training.auto_tp.apply import apply_plan
 from gristmill.training.auto_tp.cost import CollectiveCounter, hand_plan_collectives, pattern
 from gristmill.training.auto_tp.fused import whole_parameters
-from gristmill.training.auto_tp.plan import Role
+from gristmill.training.auto_tp.plan import NO_LINEAR, Role
 from gristmill.training.auto_tp.region import ShardedRegion
 from gristmill.training.auto_tp.transformers_folder import plan_for
 from gristmill.training.testing.forked_pool import ForkedPool, RankFailed
@@ -97,7 +97,13 @@ def by_rules(name: str) -> dict[str, Any]:
     )
     parameters = list(model.parameters())
     sharded = sum(each.numel() for each in parameters if isinstance(each, DTensor) and each.placements[0].is_shard())
-    reasons = sorted({pattern(layer.reason) for layer in plan.having(Role.REPLICATED) if layer.name in traced.calls})
+    replicated = [layer for layer in plan.having(Role.REPLICATED) if layer.name not in traced.embeddings]
+    reasons = sorted(
+        {
+            f"{pattern(layer.name)}: {NO_LINEAR}" if layer.reason == NO_LINEAR else pattern(layer.reason)
+            for layer in replicated
+        }
+    )
     return {
         "difference": max(abs(loss.item() - expected.item()), worst),
         "collectives": counter.total,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -99,6 +100,8 @@ class CollectiveCounter(TorchDispatchMode):
         self.num_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # the collectives that the operation runs come here themselves
         result = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace.startswith(("c10d", "_c10d_functional", "_dtensor")) and name not in NO_EXCHANGE:

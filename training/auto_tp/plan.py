@@ -11,6 +11,7 @@ from enum import Enum
 
 from gristmill.training.auto_tp.trace import LinearCall, Trace
 
+NO_LINEAR = "its matrices are not those of a linear layer"
 FEW_HEADS = "key/value heads do not split over {degree} ranks"
 
 
@@ -84,7 +85,8 @@ def plan_tensor_parallel(traced: Trace, tables: Tables, degree: int) -> TensorPl
             few = reasons[name].endswith(FEW_HEADS.format(degree=degree))
             whole = (False,) * len(call.pieces)
             layers[name] = LayerPlan(name, Role.REPLICATED, call.pieces, whole, reasons[name], under_sharded_heads=few)
-    return TensorPlan(degree, layers)
+    unplanned = {name: LayerPlan(name, Role.REPLICATED, reason=NO_LINEAR) for name in traced.unplanned}
+    return TensorPlan(degree, layers | unplanned)
 
 
 def _embeddings(traced: Trace, tables: Tables, degree: int) -> Iterator[LayerPlan]:

@@ -50,13 +50,15 @@ class LinearCall:
 class Trace:
     """calls: in execution order. embeddings: modules that look ids up, by name, and their widths. opaque: for a linear
     layer, an operation on its output whose result cannot be sharded by rules. parameters: those of other modules that
-    meet the outputs of linear layers, by name, with the names of these layers. sizes: of all parameters, by name."""
+    meet the outputs of linear layers, by name, with the names of these layers. sizes: of all parameters, by name.
+    unplanned: modules with matrices of their own that are neither linear layers nor embeddings, such as experts."""
 
     calls: dict[str, LinearCall] = field(default_factory=dict)
     embeddings: dict[str, int] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, frozenset[str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    unplanned: list[str] = field(default_factory=list)
 
 
 def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
@@ -70,6 +72,8 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
                 stack.enter_context(_removed(module.register_forward_hook(recorder.leaving(name))))
             elif isinstance(module, nn.Embedding):
                 stack.enter_context(_removed(module.register_forward_pre_hook(recorder.looking_up(name, module))))
+            elif any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
+                found.unplanned.append(name)
         stack.enter_context(_NumbersOfMeta())
         stack.enter_context(recorder)
         output = model(**inputs)

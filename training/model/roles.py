@@ -1,7 +1,10 @@
 """The role of a parameter, from its name; it decides initialisation, weight decay, Muon and muP's learning rates."""
 
+from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
+
+from torch import Tensor
 
 from gristmill.training.mixer import Mixer, MixerParameter
 from gristmill.training.model_config import ModelConfig
@@ -25,6 +28,13 @@ class Role(Enum):
     def decays(self) -> bool:
         """Matrices, tables and filters decay, vectors do not."""
         return self not in (Role.NORM, Role.BIAS, Role.RECURRENCE)
+
+
+def roles_of(parameters: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Role]:
+    """By name; in a model of transformers, whose names say nothing, by shape."""
+    if config.transformers is None:
+        return {name: role_of(name, config) for name in parameters}
+    return {name: Role.HIDDEN if parameter.ndim > 1 else Role.BIAS for name, parameter in parameters.items()}
 
 
 def role_of(name: str, config: ModelConfig) -> Role:

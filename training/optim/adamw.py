@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from gristmill.training.model.roles import rate_factor, role_of
+from gristmill.training.model.roles import rate_factor, roles_of
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.local import local, stored_like
 from gristmill.training.optimizer_config import OptimizerConfig
@@ -104,11 +104,8 @@ def operands_of(optimizer: _HasState, name: str, parameter: nn.Parameter) -> Ope
 def _rates(
     parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig
 ) -> dict[str, tuple[float, float]]:
-    """(weight decay, factor on the learning rate) by name. In a model of transformers names say nothing: its matrices
-    decay, its vectors do not."""
-    if model.transformers is not None:
-        return {name: (config.weight_decay if each.dim() > 1 else 0.0, 1.0) for name, each in parameters.items()}
-    roles = {name: role_of(name, model) for name in parameters}
+    """(weight decay, factor on the learning rate) by name."""
     return {
-        name: (config.weight_decay if role.decays else 0.0, rate_factor(role, model)) for name, role in roles.items()
+        name: (config.weight_decay if role.decays else 0.0, rate_factor(role, model))
+        for name, role in roles_of(parameters, model).items()
     }

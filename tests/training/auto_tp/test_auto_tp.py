@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from gristmill.training.auto_tp.apply import apply_plan
 from gristmill.training.auto_tp.causal_model import parallelize
-from gristmill.training.auto_tp.cost import CollectiveCounter, collectives, hand_plan_collectives
+from gristmill.training.auto_tp.cost import CollectiveCounter, collectives, described, hand_plan_collectives
 from gristmill.training.auto_tp.fused import whole_parameters
 from gristmill.training.auto_tp.local_model import local_model
 from gristmill.training.auto_tp.plan import Role
@@ -97,6 +97,15 @@ def compare(family: str, degree: int) -> Outcome:
     )
 
 
+def test_what_the_rules_leave_whole_has_a_reason() -> None:
+    """Experts are matrices of one module, which are no linear layers."""
+    pytest.importorskip("transformers", reason="models of transformers need the package: pip install transformers")
+    plan, traced = plan_for(tiny_model("mixtral", "meta").eval(), 2)
+    lines = "\n".join(described(plan, traced, 4))
+    assert "replicated  model.layers.*.mlp.experts (2): its matrices are not those of a linear layer" in lines
+    assert "replicated  model.layers.*.mlp.gate (2): its matrices" in lines
+
+
 def check(family: str, degree: int, pool: Any) -> Outcome:
     pytest.importorskip("transformers", reason="models of transformers need the package: pip install transformers")
     outcomes = pool.run(degree, compare, family, degree)
@@ -111,8 +120,8 @@ def test_two_ranks_are_one_process(family: str, pool: Any) -> None:
     found = check(family, 2, pool)
     if family not in MORE_THAN_BY_HAND:
         assert found.counted <= 1.2 * found.by_hand
-    if family not in ("t5", "mamba"):
-        assert found.counted <= found.predicted
+    if family != "t5":  # DTensor gathers the gradients of its tables of relative positions
+        assert found.counted == found.predicted
 
 
 class Step(NamedTuple):
