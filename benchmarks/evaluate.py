@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.samplers import ContextSampler, FirstNSampler
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from measure import Figure, arguments, in_turn, print_figures
@@ -53,6 +54,7 @@ class Work:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
+    parser.add_argument("--only", nargs="+", help="figures to measure (default: all)")
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     data = options.data or Path(
@@ -61,16 +63,19 @@ def main() -> None:
     works = local_works(data, options.quick) if (data / "benchmarks").is_dir() else made_works(options.quick)
     with tempfile.TemporaryDirectory() as name:
         ours = our_model(Path(name), [str(text) for work in works for text in texts(work.requests)])
-        figures = [measured(work, ours, Path(name), options.quick) for work in works]
+        chosen = [work for work in works if options.only is None or work.figure in options.only]
+        figures = [measured(work, ours, Path(name), options.quick) for work in chosen]
     print_figures(figures)
 
 
 def local_works(data: Path, quick: bool) -> list[Work]:
-    """Requests of the local tasks; `whole_texts` are their questions."""
+    """Requests of the local tasks; `whole_texts` are their questions. few_shot: examples drawn for each question;
+    few_shot_fixed: the same ones before all, as MMLU has them."""
     manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata={"data": str(data)})
     count = DOCUMENTS[quick]
     choices = requests(manager, CHOICE_TASKS, count)
     shots = requests(manager, ["copa", "openbookqa"], count, shots=4)
+    fixed = requests(manager, ["copa", "openbookqa"], count // 4, shots=4, sampler=FirstNSampler)
     questions = [str(request.args[0]) for request in choices]
     starts = range(0, len(questions), 40)
     whole = [HeldOutDocument(str(i), "questions", "\n".join(questions[i : i + 40])) for i in starts]
@@ -78,8 +83,9 @@ def local_works(data: Path, quick: bool) -> list[Work]:
     for request in generated:
         request.args[1]["max_gen_toks"] = 32 if quick else 96
     return [
-        Work("multiple_choice", "loglikelihood", choices, 2.0),
-        Work("few_shot", "loglikelihood", shots, 1.0),
+        Work("multiple_choice", "loglikelihood", choices, 3.0),
+        Work("few_shot", "loglikelihood", shots, 5.0),
+        Work("few_shot_fixed", "loglikelihood", fixed, 5.0),
         Work(
             "whole_texts",
             "loglikelihood_rolling",
@@ -105,16 +111,24 @@ def made_works(quick: bool) -> list[Work]:
     manager = TaskManager(include_defaults=False)
     whole = [HeldOutDocument(str(i), "made", say(1500)) for i in range(DOCUMENTS[quick] // 8)]
     return [
-        Work("multiple_choice", "loglikelihood", requests(manager, [cloze_task(questions)], None), 2.0),
+        Work("multiple_choice", "loglikelihood", requests(manager, [cloze_task(questions)], None), 3.0),
         Work("whole_texts", "loglikelihood_rolling", requests(manager, [bits_per_byte_task("made", whole)], None), 1.0),
     ]
 
 
-def requests(manager: TaskManager, tasks: Sequence[Any], limit: int | None, shots: int = 0) -> list[Instance]:
+def requests(
+    manager: TaskManager,
+    tasks: Sequence[Any],
+    limit: int | None,
+    shots: int = 0,
+    sampler: type[ContextSampler] | None = None,
+) -> list[Instance]:
     found: list[Instance] = []
     for task in manager.load(list(tasks))["tasks"].values():
         task.set_config("num_fewshot", shots)
         set_shots(task, shots)
+        if sampler is not None:
+            task.sampler = sampler(list(task.sampler.df))
         task.build_all_requests(limit=limit)
         found += task.instances
     return found

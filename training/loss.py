@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.parallel.linear import linear
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
 # B batch, T tokens, N tokens of a chunk, D width, V vocabulary; Vt = this tensor rank's share of it
@@ -36,7 +37,7 @@ class Scoring:
 
     def logits(self, hidden_D: Tensor, head_VtD: Tensor) -> Tensor:
         """[..., D] -> this rank's [..., Vt], in float32 or better."""
-        return self.shaped(upcast(hidden_D @ head_VtD.T))
+        return self.shaped(upcast(linear(hidden_D, head_VtD, None, float8=False)))
 
     def shaped(self, raw: Tensor) -> Tensor:
         """Logits of the matmul's result: scaled and soft-capped. Monotonic, so the maximum keeps its place."""

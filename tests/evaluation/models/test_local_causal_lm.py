@@ -8,7 +8,7 @@ from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.scoring.loglikelihood import score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.training.checkpoint import load_model
-from gristmill.training.model.attention import _grow
+from gristmill.training.model.attention import grow
 
 KINDS = [
     ("llama", {}),
@@ -63,9 +63,9 @@ def test_the_state_goes_on_where_it_stopped(causal_lm):
 @torch.inference_mode()
 def test_a_state_that_has_grown_may_grow_again_in_another_way():
     """Two continuations of one state share its memory, and neither writes over the other."""
-    state = _grow(_grow(None, *drawn(5)), *drawn(1, seed=1))
-    one, two = (_grow(state, *drawn(2, seed=seed)) for seed in (2, 3))
-    longer = _grow(one, *drawn(200, seed=4))
+    state = grow(grow(None, *drawn(5)), *drawn(1, seed=1))
+    one, two = (grow(state, *drawn(2, seed=seed)) for seed in (2, 3))
+    longer = grow(one, *drawn(200, seed=4))
     for grown, seeds in ((one, (1, 2)), (two, (1, 3)), (longer, (1, 2, 4))):
         lengths = {1: 1, 2: 2, 3: 2, 4: 200}
         parts = [drawn(5), *(drawn(lengths[seed], seed=seed) for seed in seeds)]
