@@ -89,6 +89,7 @@ class Run:
     ):
         model, train = config.model, config.train.with_offload_folder(folder)
         self.evaluate = evaluate if train.evaluation.every else None
+        self.evaluation_seconds = self.run_seconds = 0.0
         self.data = data
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.seed = config.seed
@@ -163,6 +164,9 @@ class Run:
         if self.transformers is not None:
             save_transformers_folder(self.model, self.transformers, self.folder / checkpoint.TRANSFORMERS, self.mesh)
         self.reporter.say(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
+        if self.evaluate is not None:
+            share = self.evaluation_seconds / self.run_seconds
+            self.reporter.say(f"train: {share:.2%} of the time was evaluation")
         return self._summary()
 
     def _build_model(self, model: ModelConfig, vocab_size: int) -> LocalModel:
@@ -206,6 +210,7 @@ class Run:
             meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
             stopping = report.stop and not self.trainer.finished
             self._save_if_due(stopping or self.trainer.finished)
+        self.run_seconds = time.monotonic() - started
         if stopping or request.signal is not None:
             step = self.trainer.progress.step
             raise request.error(step, checkpoint.step_folder(self.root, step))
@@ -312,7 +317,9 @@ class Run:
         scores = self.evaluate(self.model)
         if self.log is not None:
             self.log.write_evaluation(report.progress.step, report.progress.tokens, scores)
-        return {"step": report.progress.step, "evaluation_seconds": time.monotonic() - started}
+        seconds = time.monotonic() - started
+        self.evaluation_seconds += seconds
+        return {"step": report.progress.step, "evaluation_seconds": seconds}
 
     def _summary(self) -> dict[str, Any]:
         """Summary of the run, read from metrics.jsonl, so that a run killed after its last step gives the same."""
