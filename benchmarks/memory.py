@@ -1,11 +1,13 @@
 """What a layer's activations cost in memory and time by policy: keep, recompute, swap, and shares of the tokens.
 
-Held bytes are counted on the allocations of one real pass, at the end of its forward half: on the device (without
-parameters and what goes to host memory) and in host memory. memory_forecast_error is the largest difference to the
-planner's forecast. Seconds are medians of forward and backward in one process of this machine, where the copy to host
-memory is a copy in memory and does not overlap. memory_plan is the peak of planned addresses of a layer's transient
-tensors against the segments of torch's caching allocator. The optimizer's strategies are simulated at the rates of the
-Deep Optimizer States paper."""
+Bytes are counted on the allocations of one real pass: held on the device at the end of its forward half (without
+parameters and what goes to host memory), at the peak of the whole pass, gradients of the weights included, and in host
+memory. memory_forecast_error is the largest difference to the planner's forecasts. Seconds are medians of forward and
+backward in one process of this machine, where the copy to host memory is a copy in memory and does not overlap; their
+forecast adds to the seconds of keep what the policy computes again and copies, at the measured rates of one layer's
+forward pass, of attention alone and of copies (memory_time_forecast_error). memory_plan is the peak of planned
+addresses of a layer's transient tensors against the segments of torch's caching allocator. The optimizer's strategies
+are simulated at the rates of the Deep Optimizer States paper."""
 
 import statistics
 import time
@@ -18,6 +20,7 @@ import torch
 from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
@@ -34,6 +37,7 @@ from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.pass_peak import pass_peak
 from gristmill.training.planner.rank_layers import RankLayers
 from gristmill.training.testing.causal_loss import causal_loss
 
@@ -53,18 +57,22 @@ def main() -> None:
         layers=6, width=128 if options.quick else 256, heads=8, sequence_length=512, mlp="gelu", norm="layernorm"
     )
     figures, table = [], Table(title="one pass by policy")
-    for name in ("policy", "device MB", "forecast", "host MB", "forecast", "seconds"):
+    for name in ("policy", "held MB", "forecast", "peak MB", "forecast", "host MB", "forecast", "seconds", "forecast"):
         table.add_column(name, justify="left" if name == "policy" else "right")
-    errors, seconds = [], {}
+    errors, seconds, rows = [], {}, {}
     for name, policy in POLICIES.items():
         train = config(model, policy)
-        held, forecast = held_bytes(model, train), forecast_bytes(model, train)
-        errors += [abs(one / other - 1) for one, other in zip(forecast, held, strict=True) if other]
-        seconds[name] = pass_seconds(model, train, 3 if options.quick else 7)
-        numbers = (held[0], forecast[0], held[1], forecast[1])
-        table.add_row(name, *(f"{number / 1e6:.2f}" for number in numbers), f"{seconds[name]:.3f}")
-    Console().print(table)
-    figures.append(Figure("memory_forecast_error", 100 * max(errors), "% largest"))
+        rows[name] = list(zip(measured_bytes(model, train), forecast_bytes(model, train), strict=True))
+        errors += [abs(forecast / found - 1) for found, forecast in rows[name] if found]
+        seconds[name] = pass_seconds(model, train, 3 if options.quick else 9)
+    expected = forecast_seconds(model, seconds["keep"])
+    for name, pairs in rows.items():
+        sizes = [f"{number / 1e6:.2f}" for pair in pairs for number in pair]
+        table.add_row(name, *sizes, f"{seconds[name]:.3f}", f"{expected[name]:.3f}")
+    Console(width=120).print(table)
+    figures.append(Figure("memory_forecast_error", 100 * max(errors), "% largest (at most 5)"))
+    wrong = max(abs(expected[name] / seconds[name] - 1) for name in POLICIES)
+    figures.append(Figure("memory_time_forecast_error", 100 * wrong, "% largest"))
     for name in list(POLICIES)[1:]:
         label = f"memory_time_{name.replace(' ', '_')}"
         figures.append(Figure(label, seconds[name], "s", seconds["keep"], "keep", seconds["keep"] / seconds[name]))
@@ -85,37 +93,84 @@ def one_pass(model: ModelConfig, train: TrainConfig) -> tuple[LocalModel, dict[s
     return parts, batch, causal_loss(z_loss=False)
 
 
-def held_bytes(model: ModelConfig, train: TrainConfig) -> tuple[int, int]:
-    """(on the device, in host memory) at the end of the forward pass of one micro-batch."""
+def measured_bytes(model: ModelConfig, train: TrainConfig) -> tuple[int, int, int]:
+    """(held on the device at the end of the forward pass of one micro-batch, at the peak of the whole pass, in host
+    memory)."""
     parts, batch, loss = one_pass(model, train)
     stage = parts.stages[0]
-    with recorded() as blocks, output_of([stage], loss), host_bytes_counted() as host:
+    with recorded() as blocks, output_of([stage], loss), host_memory_apart() as host:
         losses_bn = stage(batch["tokens"], **batch)
-    end = max(block.end for block in blocks())
-    device = sum(block.size for block in blocks() if block.end == end) - sum(host)
-    scaled_sum(losses_bn, [1.0] * losses_bn.shape[1]).backward()
-    return device, sum(host)
+        forward_end = max(block.end for block in blocks())
+        scaled_sum(losses_bn, [1.0] * losses_bn.shape[1]).backward()
+    held = sum(block.size for block in blocks() if block.start < forward_end <= block.end)
+    return held, live_peak(blocks()), sum(host)
 
 
 @contextmanager
-def host_bytes_counted() -> Iterator[list[int]]:
+def host_memory_apart() -> Iterator[list[int]]:
+    """Sizes of what goes to host memory, whose allocations are not recorded."""
     sizes: list[int] = []
     make = activation_swap._InHostMemory.__init__
 
     def counted(self: Any, values: torch.Tensor, swap: Any) -> None:
-        make(self, values, swap)
+        with _disable_current_modes():
+            make(self, values, swap)
         sizes.append(self.host.nbytes)
 
     with mock.patch.object(activation_swap._InHostMemory, "__init__", counted):
         yield sizes
 
 
-def forecast_bytes(model: ModelConfig, train: TrainConfig) -> tuple[float, float]:
-    """The planner's (device, host) at the same moment: what is held from a forward to its backward pass."""
+def forecast_bytes(model: ModelConfig, train: TrainConfig) -> tuple[float, float, float]:
+    """The planner's (held on the device from a forward to its backward pass, peak, host)."""
     memory = MemoryModel(shape_of(model, VOCAB), GRISTMILL, ElementSizes(4, 4, cuda=False))
     layout = from_config(train.layout, 2)
     layers = RankLayers((model.layers,), embeds=True, scores=True)
-    return memory.held(layout, layers, 0, 1), memory.rank(layout, layers, 0, 1).host
+    return memory.held(layout, layers, 0, 1), pass_peak(memory, layout), memory.rank(layout, layers, 0, 1).host
+
+
+def forecast_seconds(model: ModelConfig, keep: float) -> dict[str, float]:
+    """Of a pass by policy. keep: of one that keeps all. What is recomputed costs a layer's forward pass, without
+    attention under tokens; what goes to host memory one copy, and under tokens another where both parts of the swapped
+    activations are put together."""
+    layer, attention, bytes_per_second = rates(model)
+    found = {}
+    for name, policy in POLICIES.items():
+        train = config(model, policy)
+        layout = from_config(train.layout, 2)
+        memory = MemoryModel(shape_of(model, VOCAB), GRISTMILL, ElementSizes(4, 4, cuda=False))
+        swapped = model.layers - layout.unswapped_layers
+        host = forecast_bytes(model, train)[2]
+        again = {"full": model.layers * layer, "tokens": swapped * (1 - layout.token_share) * (layer - attention)}
+        joined = swapped * memory.swap_bytes(layout, 0).others if layout.recompute == "tokens" else 0.0
+        found[name] = keep + again.get(layout.recompute, 0.0) + (host + joined) / bytes_per_second
+    return found
+
+
+def rates(model: ModelConfig) -> tuple[float, float, float]:
+    """(seconds of a layer's forward pass, of its attention alone, bytes copied a second)."""
+    parts, batch, _ = one_pass(model, config(model, {}))
+    stage = parts.stages[0]
+    metadata = stage.attention_metadata(batch["tokens"])
+    x_BTD = torch.randn(2, model.sequence_length, model.width)
+    heads = torch.randn(2, model.heads, model.sequence_length, model.head_dim)
+    values = torch.randn(2**22)
+    with torch.no_grad():
+        layer = median_seconds(lambda: stage.layers["0"](x_BTD, metadata))
+        attention = median_seconds(
+            lambda: torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        )
+        copy = median_seconds(lambda: torch.empty_like(values).copy_(values))
+    return layer, attention, values.nbytes / copy
+
+
+def median_seconds(function: Any, rounds: int = 15) -> float:
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
 
 
 def pass_seconds(model: ModelConfig, train: TrainConfig, rounds: int) -> float:

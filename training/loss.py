@@ -13,13 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.costs.logit_chunks import CHUNK_LOGITS, CHUNK_LOGITS_GPU
 from gristmill.training.parallel.linear import linear
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
 # B batch, T tokens, N tokens of a chunk, D width, V vocabulary; Vt = this tensor rank's share of it
 
-CHUNK_LOGITS = 2**24  # of one chunk on CPU: 64 MB of float32; fewer rows slow its matmuls (64 rows: by a third)
-CHUNK_LOGITS_GPU = 2**27  # 512 MB: large enough to fill the device, small beside its memory
 TILE_LOGITS = 2**18  # on CPU what is done element by element goes in pieces of 1 MB, which stay in the cache
 HALF_UNIT = 1024.0  # see _chunk_loss
 

@@ -8,10 +8,11 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 from dataclasses import replace
 from typing import NamedTuple
 
+from gristmill.training.costs.logit_chunks import CHUNK_LOGITS, CHUNK_LOGITS_GPU
 from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.layout_config import SWAPS
 from gristmill.training.mixer import Share, norm_bytes
-from gristmill.training.mixers.attention import Attention
+from gristmill.training.mixers.attention import BLOCK, Attention
 from gristmill.training.planner.block_time import Widths, declared_linears, widths
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
@@ -97,6 +98,20 @@ def swap_bytes(block: Block, shape: ModelShape, layout: Layout, framework: Frame
     return SwapBytes(always, whole - always)
 
 
+def attention_in_blocks(block: Block, shape: ModelShape, layout: Layout, sizes: ElementSizes) -> tuple[float, float]:
+    """(bytes that the mixer keeps, bytes that its backward pass takes beside them) where a CPU attends in blocks of
+    queries: gradients of its output, queries, keys and values, and of the scores and the weights of two blocks; zeros
+    elsewhere."""
+    share = _share(layout, shape.sequence_length, sizes)
+    if not isinstance(block.mixer, Attention) or not block.mixer.block_weights(share):
+        return 0.0, 0.0
+    kept = _mixer(block, layout, shape.sequence_length, sizes, shape.model.dropout > 0, shape.model.norm)
+    rows, tokens = share.rows * block.heads, share.sequence
+    largest, before = (rows * min(BLOCK, tokens) * size for size in (tokens, max(0, tokens - BLOCK)))
+    query = share.rows * tokens * block.mixer.query_width
+    return kept, (4 * query + largest + before) * sizes.compute
+
+
 def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> tuple[float, float]:
     """(embedding, head) activation bytes of one micro-batch, without the logits."""
     tokens = layout.micro_batch * shape.sequence_length // layout.context
@@ -112,12 +127,21 @@ def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: E
 
 
 def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
-    """Bytes of the logits. Ours: one chunk of at most 2**27 (2**21 on CPU), its exponentials and its gradient."""
+    """Bytes of the logits. Ours: on a GPU one chunk, its exponentials and its gradient; on a CPU the chunk, in which
+    both are made."""
     tokens = layout.micro_batch * shape.sequence_length // layout.context
     count = tokens * -(-shape.vocab // layout.tensor)
     if framework.activations == "literature":
         return 4 * count if framework.loss == "unfused" else 2 * count
-    return min(count, 2**27 if sizes.cuda else 2**21) * (2 * sizes.statistics + 2 * sizes.compute)
+    if not sizes.cuda:
+        return cpu_logits(tokens, -(-shape.vocab // layout.tensor)) * sizes.compute
+    return min(count, CHUNK_LOGITS_GPU) * (2 * sizes.statistics + 2 * sizes.compute)
+
+
+def cpu_logits(tokens: int, vocab: int) -> int:
+    """Logits of the largest chunk. 1,024 tokens of 50,304: 4 chunks of 256."""
+    size = max(1, min(tokens, CHUNK_LOGITS // vocab))
+    return -(-tokens // -(-tokens // size)) * vocab
 
 
 def boundary_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
