@@ -66,7 +66,7 @@ def main() -> None:
     for threads in options.threads:
         torch.set_num_threads(threads)
         for setting in settings(options, threads):
-            figures.append(compare(setting, 3 if options.quick else 7, threads, options.details))
+            figures.append(compare(setting, 3 if options.quick else 5, threads, options.details))
     if pool is not None:
         try:
             figures += scaling(pool, settings(options, 1))

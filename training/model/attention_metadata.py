@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.ring_attention import RingPlan
@@ -154,37 +154,6 @@ def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
     return torch.tensor(slopes, dtype=dtype, device=device)
-
-
-def block_masks(
-    windows: Iterable[int | None],
-    tokens: int,
-    documents_BT: Tensor | None,
-    device: torch.device,
-    plain: bool = True,
-) -> dict[int | None, Mask]:
-    """The same masks for the flex kernels of GPUs, which skip fully masked blocks; for whole samples only. plain: no
-    mask for plainly causal attention, which another kernel computes."""
-    masks: dict[int | None, Mask] = {}
-    for window in set(windows):
-        if plain and documents_BT is None and (window is None or window >= tokens):
-            masks[window] = None
-            continue
-        rows = None if documents_BT is None else len(documents_BT)
-        masks[window] = create_block_mask(_seen(window, documents_BT), rows, None, tokens, tokens, device=device)
-    return masks
-
-
-def _seen(window: int | None, documents_BT: Tensor | None) -> Callable[..., Tensor]:
-    def sees(row: Tensor, head: Tensor, asking: Tensor, seen: Tensor) -> Tensor:
-        allowed = asking >= seen
-        if window is not None:
-            allowed = allowed & (asking - seen < window)
-        if documents_BT is not None:
-            allowed = allowed & (documents_BT[row, asking] == documents_BT[row, seen])
-        return allowed
-
-    return sees
 
 
 def _distances(tokens: int, device: torch.device) -> Tensor:

@@ -15,11 +15,11 @@ from gristmill.training.model.attention_metadata import (
     Mask,
     alibi_masks,
     alibi_slopes,
-    block_masks,
     causal_masks,
     document_masks,
     explicit_masks,
 )
+from gristmill.training.model.block_masks import block_masks
 from gristmill.training.model.context_metadata import context_metadata, ring_plans
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.head import Head
@@ -203,7 +203,7 @@ class Transformer(nn.Module):
             return document_masks(documents)
         if flex and device.type == "cuda" and self.config.positions != "alibi":
             plain = self.config.attention_softcap is None
-            return block_masks(self._windows(), tokens, documents, device, plain=plain)
+            return dict(block_masks(self._windows(), tokens, documents, device, plain=plain))
         masks = causal_masks(self._windows(), tokens, documents, device)
         return alibi_masks(masks, tokens, self.slopes(device)) if self.config.positions == "alibi" else masks
 

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gristmill.training.model.attention import attend
-from gristmill.training.model.attention_metadata import block_masks, causal_masks
+from gristmill.training.model.attention_metadata import causal_masks
+from gristmill.training.model.block_masks import block_masks
 from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import ComputeOptions, Transformer
