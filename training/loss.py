@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gristmill.training.costs.logit_chunks import CHUNK_LOGITS, CHUNK_LOGITS_GPU
+from gristmill.training.costs.logit_chunks import chunk_logits
 from gristmill.training.parallel.linear import linear
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
@@ -145,10 +145,16 @@ def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: 
 
 def _plus_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left @ right, summed in float32 or better, in place."""
+    wide = upcast_dtype(left)
+    if wide == left.dtype:
+        return left @ right if total is None else total.addmm_(left, right)
+    product = left @ right
     if total is None:
-        return left @ right
-    wide = upcast(total)
-    return wide.addmm_(left, right) if wide.dtype == left.dtype else wide.add_(left @ right)
+        return product.to(wide)
+    rows = len(product) if product.device.type != "cpu" else max(1, TILE_LOGITS // product.shape[1])
+    for part, sum_of_part in zip(product.split(rows), total.split(rows), strict=True):
+        sum_of_part.add_(part)  # converts in the cache
+    return total
 
 
 def token_log_probs(scoring: Scoring, logits_BTVt: Tensor, targets_BT: Tensor) -> Tensor:
@@ -184,7 +190,7 @@ def over_ranks(x: Tensor, tensor: TensorAxis, operation: Any) -> Tensor:
 
 
 def token_chunks(tokens: int, head_VtD: Tensor) -> list[slice]:
-    limit = CHUNK_LOGITS if head_VtD.device.type == "cpu" else CHUNK_LOGITS_GPU
+    limit = chunk_logits(head_VtD.element_size(), head_VtD.device.type == "cuda")
     size = max(1, min(tokens, limit // len(head_VtD)))
     number = math.ceil(tokens / size)
     return [slice(tokens * i // number, tokens * (i + 1) // number) for i in range(number)]

@@ -24,7 +24,7 @@ from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation, Loss
-from gristmill.training.engine.local_model import LocalModel, build_local_model
+from gristmill.training.engine.local_model import LocalModel, Weights, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
 from gristmill.training.init_from import check_init_from, load_init_from, padded_vocab_size
 from gristmill.training.metrics import (
@@ -35,6 +35,7 @@ from gristmill.training.metrics import (
     observed,
     read_metrics,
 )
+from gristmill.training.model.initialization import draw_in_place
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
@@ -45,7 +46,7 @@ from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.float8 import check_float8
 from gristmill.training.parallel.layout import micro_batch_size
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.rank_zero import check_on_first
+from gristmill.training.parallel.rank_zero import broadcast_from_first, check_on_first
 from gristmill.training.saver import Saver
 from gristmill.training.step_metrics import StepMetrics
 from gristmill.training.stop_signals import StopRequest, stop_requests
@@ -107,6 +108,8 @@ class Run:
             check_sample(objective, train.tokens // model.sequence_length - 1)
         if train.float8:
             check_float8(mesh.device)
+        # A checkpoint will probably fill the weights, so they are not drawn before it was looked at.
+        self._left_empty = broadcast_from_first(mesh, bool(checkpoint.steps_in(self.root)))
         self.model = self._build_model(model, vocab_size)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
         self.optimizer = build_optimizer(self.model.parameters, train, model, self.model.stream)
@@ -171,7 +174,8 @@ class Run:
 
     def _build_model(self, model: ModelConfig, vocab_size: int) -> LocalModel:
         if self.transformers is None:
-            return build_local_model(model, vocab_size, self.config, self.mesh, self.seed)
+            weights: Weights = "empty" if self._left_empty else "drawn"
+            return build_local_model(model, vocab_size, self.config, self.mesh, self.seed, weights)
         return build_transformers_model(
             self.transformers, self.config, self.mesh, model.sequence_length, self.reporter.say
         )
@@ -220,6 +224,9 @@ class Run:
         found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter, self.mesh, self.saver.digests)
         folder, state = found or (None, {})
         if folder is None:
+            if self._left_empty and self.transformers is None and self.model.stream is None:
+                draw_in_place(self.model.parameters, self.model.config, self.seed)
+                self.model.sync_tied_weights()
             if self.config.init_from is not None:
                 self._init_from_checkpoint(Path(self.config.init_from))
             return None

@@ -100,7 +100,9 @@ def load_teacher(folder: Path, train: TrainConfig, mesh: Mesh) -> tuple[LocalMod
     folder must have been checked."""
     there = checkpoint.read_model_config(folder)
     model = ModelConfig.model_validate(there["model"])
-    local_model = build_local_model(model, there["vocab_size"], teacher_config(train, model), mesh, seed=0)
+    local_model = build_local_model(
+        model, there["vocab_size"], teacher_config(train, model), mesh, seed=0, weights="empty"
+    )
     checkpoint.load(folder, checkpoint.saved_tensors(local_model.parameters, local_model.buffers), mesh)
     local_model.sync_tied_weights()
     teacher = None

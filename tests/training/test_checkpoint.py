@@ -29,6 +29,8 @@ from gristmill.training.checkpoint import (
     verified,
 )
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model import initialization
+from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.testing.forked_pool import ForkedPool
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
@@ -76,6 +78,29 @@ def test_what_an_interrupted_prune_left_goes_at_the_start(whole: Path, run_folde
     (root / ".step-00000003.old" / "__0_0.distcp").write_bytes(b"half removed")
     (root / ".step-00000005.tmp").write_bytes(b"no folder")
     new_run(run_folder, checkpoint={"every": 2, "keep_last": 3}, **SIX_STEPS).train()
+    assert digests(run_folder) == digests(whole)
+
+
+def test_weights_are_drawn_only_where_no_checkpoint_fills_them(
+    whole: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, original = [], initialization.draw
+
+    def counted(name: str, shape: torch.Size, seed: int, config: ModelConfig, rows: range) -> torch.Tensor:
+        if config == MODEL:  # not the small model on which the objective is checked
+            drawn.append(name)
+        return original(name, shape, seed, config, rows)
+
+    monkeypatch.setattr(initialization, "draw", counted)
+    again = {"checkpoint": {"every": 2, "keep_last": 3}} | SIX_STEPS
+    shutil.rmtree(step_folder(run_folder / "checkpoints", 6))
+    new_run(run_folder, **again).train()
+    assert drawn == []
+    assert digests(run_folder) == digests(whole)
+    for step in (2, 4, 6):
+        damage(step_folder(run_folder / "checkpoints", step))
+    new_run(run_folder, **again).train()
+    assert sorted(drawn) == sorted(new_run(run_folder, **again).model.parameters)
     assert digests(run_folder) == digests(whole)
 
 

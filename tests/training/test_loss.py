@@ -51,7 +51,7 @@ def test_gradient_is_probability_minus_one_at_the_target() -> None:
 
 
 def test_chunks_cover_all_tokens_with_sizes_that_differ_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill.training.loss.CHUNK_LOGITS", 12)  # 4 rows of a vocabulary of 3
+    monkeypatch.setattr("gristmill.training.costs.logit_chunks.CHUNK_LOGITS", 12)  # 4 rows of a vocabulary of 3
     assert token_chunks(10, HEAD) == [slice(0, 3), slice(3, 6), slice(6, 10)]
 
 

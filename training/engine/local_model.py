@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.memory.tensor_store import make_store
 from gristmill.training.memory.weight_stream import WeightStream
 from gristmill.training.model.attention import Attention
-from gristmill.training.model.initialization import initialise, stored_name
+from gristmill.training.model.initialization import empty_values, fill, initialise, stored_name
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -25,6 +26,8 @@ from gristmill.training.optim.local import local, stored_like
 from gristmill.training.parallel.linear import place_jointly
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.precision import PRECISIONS
+
+Weights = Literal["drawn", "empty", "meta"]
 
 
 @dataclass
@@ -124,22 +127,19 @@ def build_local_model(
     train: TrainConfig,
     mesh: Mesh,
     seed: int,
-    materialise: bool = True,
+    weights: Weights = "drawn",
 ) -> LocalModel:
     """Builds, initialises, compiles (by layer) and shards the stages of this process.
 
-    seed: of the initial weights and of dropout. Without `materialise` the parameters stay on the meta device."""
+    seed: of the initial weights and of dropout. weights: drawn; empty, for a checkpoint that fills them; or meta: they
+    stay on the meta device. Each process makes its own shards only."""
     layout, precision = train.layout, PRECISIONS[train.precision]
-    streams = layout.offload.streams_weights and materialise
+    streams = layout.offload.streams_weights and weights != "meta"
     options = ComputeOptions(precision.compute, seed, train.z_loss, train.float8)
     stage_specs = split_model(config, vocab_size, layout)
     stages = {}
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
         model = Transformer(config, vocab_size, mesh, layout, stage_specs[stage], options)
-        if materialise and not streams:
-            initialise(model, seed, mesh.device, precision.store)
-            if not mesh.distributed:  # FSDP lays out its own
-                place_joint_weights(model)
         if train.compile:
             # One function serves all layers; those that differ (by window, or by number for dropout) need one graph
             # each.
@@ -148,6 +148,12 @@ def build_local_model(
                 layer.compute = torch.compile(layer.compute)
         if mesh.distributed:
             shard_over_data(model, layout, mesh, precision.compute, precision.reduce)
+        if weights == "drawn" and not streams:
+            initialise(model, seed, mesh.device, precision.store)
+        elif weights == "empty" and not streams:
+            fill(model, empty_values(mesh.device, precision.store))
+        if weights != "meta" and not streams and not mesh.distributed:  # FSDP lays out its own
+            place_joint_weights(model)
         stages[stage] = model
     stream = None
     if streams:

@@ -1,7 +1,8 @@
-"""Initial weights: each full parameter is drawn from (seed, its name), then sharded, so every layout starts equal."""
+"""Initial weights: each is drawn from (seed, its name, the number of its chunk of rows), so every layout starts equal,
+and a process draws the chunks that its shard is in."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gristmill.training.model.roles import Role, declared_parameter, initial_std, role_of
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.optim.local import local, other_dims_of_shard, own_rows, stored_like
+
+CHUNK_ELEMENTS = 2**22  # of one draw: 16 MB of float32, a hundredth of a second
 
 
 def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -23,26 +27,60 @@ def first_values(
     """The initial value of a parameter by its name, sharded as the parameter is."""
 
     def first_value(name: str, parameter: Tensor) -> Tensor:
-        whole = draw(stored_name(name, config), parameter.shape, seed, config).to(device, dtype)
-        return shard_like(whole, parameter)
+        own, rows = stored_name(name, config), own_rows(parameter)
+        drawn = draw(own, parameter.shape, seed, config, rows).to(device, dtype)
+        if not isinstance(parameter, DTensor):
+            return drawn
+        # A copy, so that the rows' other columns are given up.
+        return stored_like(other_dims_of_shard(drawn, parameter).contiguous().clone(), parameter)
 
     return first_value
 
 
-def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig) -> Tensor:
-    """Initial value of one full parameter, float32."""
+def empty_values(device: torch.device, dtype: torch.dtype) -> Callable[[str, Tensor], Tensor]:
+    """Memory for a parameter, which a checkpoint fills."""
+
+    def empty_value(_: str, parameter: Tensor) -> Tensor:
+        shape = local(parameter.detach()).shape
+        return stored_like(torch.empty(shape, device=device, dtype=dtype), parameter)
+
+    return empty_value
+
+
+@torch.no_grad()
+def draw_in_place(parameters: Mapping[str, nn.Parameter], config: ModelConfig, seed: int) -> None:
+    """Draws the values of parameters that were left empty."""
+    for name, parameter in parameters.items():
+        shard = local(parameter.detach())
+        shard.copy_(local(first_values(config, seed, shard.device, shard.dtype)(name, parameter)))
+
+
+def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig, rows: range | None = None) -> Tensor:
+    """Initial value of these rows (None: all) of a parameter, float32."""
     role, declared = role_of(name, config), declared_parameter(name, config)
+    rows = range(shape[0]) if rows is None else rows
     if declared is not None and declared.initial is not None:
-        return declared.initial(torch.rand(shape, generator=_generator(name, seed)))
+        return declared.initial(torch.rand(shape, generator=_generator(name, seed)))[rows.start : rows.stop]
+    own = (len(rows), *shape[1:])
     if role is Role.NORM:
-        return torch.zeros(shape) if name.endswith("bias") or config.norm_plus_one else torch.ones(shape)
+        return torch.zeros(own) if name.endswith("bias") or config.norm_plus_one else torch.ones(own)
     if role is Role.BIAS:
-        return torch.zeros(shape)
-    return torch.randn(shape, generator=_generator(name, seed)) * initial_std(role, config)
+        return torch.zeros(own)
+    return _normal_rows(name, shape, seed, rows) * initial_std(role, config)
 
 
-def _generator(name: str, seed: int) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+def _normal_rows(name: str, shape: torch.Size, seed: int, rows: range) -> Tensor:
+    """Drawn by chunks of rows, of which only those are drawn that the rows are in."""
+    size = max(1, CHUNK_ELEMENTS // max(1, shape[1:].numel()))
+    parts = [torch.empty(0, *shape[1:])]
+    for first in range(rows.start // size * size, rows.stop, size):
+        chunk = torch.randn((min(size, shape[0] - first), *shape[1:]), generator=_generator(name, seed, first // size))
+        parts.append(chunk[max(rows.start - first, 0) : rows.stop - first])
+    return torch.cat(parts)
+
+
+def _generator(name: str, seed: int, chunk: int = 0) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}{f':{chunk}' if chunk else ''}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 

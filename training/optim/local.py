@@ -17,7 +17,10 @@ def stored_like(shard: Tensor, parameter: Tensor) -> Tensor:
     shard."""
     if not isinstance(parameter, DTensor):
         return shard
-    if shard.device.type != parameter.device.type:  # from_local would copy it to the mesh's device; FSDP2 does so too
+    if parameter.device.type not in (
+        "meta",
+        shard.device.type,
+    ):  # from_local would copy it to the mesh's device; FSDP2 does so too
         return DTensor(shard, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
     return DTensor.from_local(
         shard,
@@ -32,13 +35,39 @@ def stored_like(shard: Tensor, parameter: Tensor) -> Tensor:
 def local_shard(full: Tensor, parameter: Tensor) -> Tensor:
     """This process's shard of a full tensor, sharded like the parameter: over tensor ranks first, then over data
     ranks."""
-    if not isinstance(parameter, DTensor):
-        return full
-    grid = parameter.device_mesh
-    for axis, placement in reversed(list(enumerate(parameter.placements))):
-        if not placement.is_replicate():  # Shard, or the strided kind that FSDP makes of a dimension sharded twice
-            full = _chunk(full, grid.size(axis), grid.get_local_rank(axis), placement.dim)
+    for dim, parts, index in _cuts(parameter):
+        full = _chunk(full, parts, index, dim)
     return full
+
+
+def own_rows(parameter: Tensor) -> range:
+    """The rows (dimension 0) of the full tensor that this process's shard is in."""
+    rows = range(parameter.shape[0])
+    for dim, parts, index in _cuts(parameter):
+        if dim == 0:
+            size = -(-len(rows) // parts)
+            rows = rows[min(index * size, len(rows)) : min((index + 1) * size, len(rows))]
+    return rows
+
+
+def other_dims_of_shard(rows: Tensor, parameter: Tensor) -> Tensor:
+    """This process's shard, from its `own_rows`."""
+    for dim, parts, index in _cuts(parameter):
+        if dim:
+            rows = _chunk(rows, parts, index, dim)
+    return rows
+
+
+def _cuts(parameter: Tensor) -> list[tuple[int, int, int]]:
+    """(dimension, number of chunks, this process's chunk) in the order in which they are taken."""
+    if not isinstance(parameter, DTensor):
+        return []
+    grid, placed = parameter.device_mesh, list(enumerate(parameter.placements))
+    return [
+        (placement.dim, grid.size(axis), grid.get_local_rank(axis))
+        for axis, placement in reversed(placed)
+        if not placement.is_replicate()  # Shard, or the strided kind that FSDP makes of a dimension sharded twice
+    ]
 
 
 def _chunk(tensor: Tensor, parts: int, index: int, dim: int) -> Tensor:

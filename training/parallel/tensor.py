@@ -194,11 +194,11 @@ class VocabularyEmbedding(nn.Module):
         self.weight = tensor.parameter((vocab_size, width), Sharding.OUTPUT)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        table_VtD = self.tensor.local(self.weight, Sharding.OUTPUT, self.dtype)
+        table_VtD = self.tensor.local(self.weight, Sharding.OUTPUT, self.weight.dtype)
         if self.tensor.size == 1:
-            return F.embedding(tokens_BT, table_VtD)
+            return F.embedding(tokens_BT, table_VtD).to(self.dtype)  # rows are cast, not the table
         index_BT, mine_BT = local_ids(tokens_BT, self.vocab_size, self.tensor, len(table_VtD))
-        return self.tensor.leave(F.embedding(index_BT, table_VtD) * mine_BT.unsqueeze(-1).to(self.dtype))
+        return self.tensor.leave(F.embedding(index_BT, table_VtD).to(self.dtype) * mine_BT.unsqueeze(-1).to(self.dtype))
 
 
 def local_ids(ids: Tensor, vocab_size: int, tensor: TensorAxis, rows: int) -> tuple[Tensor, Tensor]:

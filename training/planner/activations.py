@@ -8,7 +8,7 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 from dataclasses import replace
 from typing import NamedTuple
 
-from gristmill.training.costs.logit_chunks import CHUNK_LOGITS, CHUNK_LOGITS_GPU
+from gristmill.training.costs.logit_chunks import chunk_logits
 from gristmill.training.costs.model_shape import Block, ModelShape
 from gristmill.training.layout_config import SWAPS
 from gristmill.training.mixer import Share, norm_bytes
@@ -134,13 +134,13 @@ def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes:
     if framework.activations == "literature":
         return 4 * count if framework.loss == "unfused" else 2 * count
     if not sizes.cuda:
-        return cpu_logits(tokens, -(-shape.vocab // layout.tensor)) * sizes.compute
-    return min(count, CHUNK_LOGITS_GPU) * (2 * sizes.statistics + 2 * sizes.compute)
+        return cpu_logits(tokens, -(-shape.vocab // layout.tensor), sizes.compute) * sizes.compute
+    return min(count, chunk_logits(sizes.compute, cuda=True)) * (2 * sizes.statistics + 2 * sizes.compute)
 
 
-def cpu_logits(tokens: int, vocab: int) -> int:
-    """Logits of the largest chunk. 1,024 tokens of 50,304: 4 chunks of 256."""
-    size = max(1, min(tokens, CHUNK_LOGITS // vocab))
+def cpu_logits(tokens: int, vocab: int, number_bytes: int) -> int:
+    """Logits of the largest chunk. 1,024 tokens of 50,304 in float32: 4 chunks of 256."""
+    size = max(1, min(tokens, chunk_logits(number_bytes, cuda=False) // vocab))
     return -(-tokens // -(-tokens // size)) * vocab
 
 

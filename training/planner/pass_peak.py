@@ -85,7 +85,7 @@ def _loss_bytes(memories: MemoryModel, layout: Layout) -> float:
     which is kept, is there from the second chunk on."""
     shape, compute = memories.shape, memories.sizes.compute
     tokens = layout.micro_batch * shape.sequence_length
-    logits = cpu_logits(tokens, shape.vocab)
+    logits = cpu_logits(tokens, shape.vocab, compute)
     chunks = -(-tokens * shape.vocab // logits)
     table = shape.vocab * shape.width * compute if chunks == 1 else 0
     return compute * (logits + tokens * shape.width + 2 * (tokens // chunks) * shape.width) - table

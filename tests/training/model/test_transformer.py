@@ -169,7 +169,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (3.0, 0.0), (None, 0.1), (3.0, 0.1)])
 def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float | None, z_loss: float) -> None:
-    monkeypatch.setattr("gristmill.training.loss.CHUNK_LOGITS", 5 * VOCAB)  # many chunks
+    monkeypatch.setattr("gristmill.training.costs.logit_chunks.CHUNK_LOGITS", 5 * VOCAB)  # many chunks
     model = Transformer(
         ModelConfig(**LLAMA, logit_softcap=softcap), VOCAB, options=ComputeOptions(torch.float64, z_loss=z_loss)
     )

@@ -62,7 +62,7 @@ def parts_of(name: str, pipeline_rank: int) -> LocalModel:
     rank = pipeline_rank * layout.world_size // layout.pipeline
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"), model.has_experts)
-    return build_local_model(model, recipe.tokenizer.vocab_size, recipe.train, mesh, recipe.seed, materialise=False)
+    return build_local_model(model, recipe.tokenizer.vocab_size, recipe.train, mesh, recipe.seed, weights="meta")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

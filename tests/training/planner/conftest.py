@@ -30,7 +30,7 @@ def parts_of_rank(model: ModelConfig, vocab: int, layout: LayoutConfig, rank: in
     with process(layout.world_size, rank):
         mesh = build_mesh(layout, model.num_kv_heads, torch.device("cpu"), model.has_experts)
         train = TrainConfig(tokens=1, batch_tokens=1, layout=layout)
-        return build_local_model(model, vocab, train, mesh, 0, materialise=False)
+        return build_local_model(model, vocab, train, mesh, 0, weights="meta")
 
 
 @pytest.fixture

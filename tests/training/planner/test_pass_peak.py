@@ -71,5 +71,5 @@ def test_the_peak_of_a_pass_is_forecast(model: str, policy: str) -> None:
 
 def test_chunks_of_logits_by_hand() -> None:
     """2^24 logits are 333 tokens of 50,304; 1,024 tokens make 4 chunks of 256."""
-    assert cpu_logits(1024, 50_304) == 256 * 50_304
-    assert cpu_logits(100, 512) == 100 * 512
+    assert cpu_logits(1024, 50_304, 4) == 256 * 50_304
+    assert cpu_logits(100, 512, 4) == 100 * 512
