@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.training import checkpoint
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local, local_shard
+from gristmill.training.parallel.local import local, local_shard
 from gristmill.training.parallel.mesh import Mesh
 
 FRESH = ("router", "coefficient")  # parts of a mixture that a dense model has none of: they keep their initial weights

@@ -19,7 +19,7 @@ from gristmill.training.model.initialization import fill, parameter_dtype, shard
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local, stored_like
+from gristmill.training.parallel.local import local, stored_like
 from gristmill.training.parallel.mesh import Mesh
 
 

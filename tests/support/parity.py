@@ -23,10 +23,10 @@ from gristmill.training.model.ring_attention import visible_tokens
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.objectives.objective import LossFunction, stack_samples
 from gristmill.training.optim.build import build_optimizer
-from gristmill.training.optim.local import stored_like
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
 from gristmill.training.parallel.context import Passing, exchange_tokens
 from gristmill.training.parallel.layout import check_layout
+from gristmill.training.parallel.local import stored_like
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import Sharding
 from gristmill.training.run import RunConfig, build_forward_backward

@@ -6,10 +6,10 @@ from torch import Tensor
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.memory.tensor_store import CHUNK_ELEMENTS
-from gristmill.training.optim.local import local
 from gristmill.training.optim.norm import clip, gradient_norms, scale_gradients, sum_of_squares
 from gristmill.training.optim.offload import OffloadedOptimizer
 from gristmill.training.optim.streamed import StreamedOptimizer
+from gristmill.training.parallel.local import local
 from gristmill.training.parallel.mesh import Mesh
 
 

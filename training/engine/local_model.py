@@ -22,8 +22,8 @@ from gristmill.training.model.initialization import empty_values, fill, initiali
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local, stored_like
 from gristmill.training.parallel.linear import place_jointly
+from gristmill.training.parallel.local import local, stored_like
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.precision import PRECISIONS
 

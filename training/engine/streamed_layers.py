@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 from gristmill.training.memory.weight_stream import WeightStream
 from gristmill.training.model.initialization import fill, first_values
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.optim.local import local
+from gristmill.training.parallel.local import local
 
 
 def initialise_streamed(

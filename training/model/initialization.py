@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gristmill.training.model.roles import Role, declared_parameter, initial_std, role_of
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local, other_dims_of_shard, own_rows, stored_like
+from gristmill.training.parallel.local import local, other_dims_of_shard, own_rows, stored_like
 
 CHUNK_ELEMENTS = 2**22  # of one draw: 16 MB of float32, a hundredth of a second
 

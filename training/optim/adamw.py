@@ -10,8 +10,8 @@ from torch.optim.adamw import adamw
 
 from gristmill.training.model.roles import rate_factor, roles_of
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local, stored_like
 from gristmill.training.optimizer_config import OptimizerConfig
+from gristmill.training.parallel.local import local, stored_like
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from gristmill.training.model.roles import role_of
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW, Operands, operands_of
-from gristmill.training.optim.local import local, local_shard, stored_like
 from gristmill.training.optimizer_config import OptimizerConfig
+from gristmill.training.parallel.local import local, local_shard, stored_like
 
 # Newton-Schulz quintic a x + b x^3 + c x^5 whose fixed slope at 0 is steep: singular values reach 0.7 to 1.2 in 5
 # rounds

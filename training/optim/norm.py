@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gristmill.training.loss import upcast_dtype
-from gristmill.training.optim.local import local
+from gristmill.training.parallel.local import local
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.sums import sum_over_world
 

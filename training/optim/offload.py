@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from gristmill.training.costs.host_update import operations
 from gristmill.training.memory.host_copies import HostCopies, host_zeros_like
 from gristmill.training.optim.adamw import AdamW, Operands
-from gristmill.training.optim.local import local
 from gristmill.training.optim.muon import Muon
 from gristmill.training.optim.subgroups import Piece, Subgroup
+from gristmill.training.parallel.local import local
 
 BUFFERS = 2  # on the device: the state of one subgroup is updated while that of the next arrives
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from gristmill.training.memory.weight_stream import WeightStream
 from gristmill.training.optim.adamw import AdamW, Operands
-from gristmill.training.optim.local import local
 from gristmill.training.optim.muon import Muon
 from gristmill.training.optim.subgroups import Piece, split_into_subgroups
+from gristmill.training.parallel.local import local
 
 PIECE_PARAMETERS = 1 << 20  # of a store on disk, that are updated together; two such pieces are in memory at once
 BUFFERS = 2

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from gristmill.training.optim.local import local
+from gristmill.training.parallel.local import local
 
 # Pieces of a tensor begin at multiples of this, where a vectorised kernel begins a new vector in the whole tensor too:
 # its update is then bitwise that of the whole.

@@ -11,7 +11,7 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model import initialization
 from gristmill.training.model.initialization import draw
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local, local_shard
+from gristmill.training.parallel.local import local, local_shard
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.testing.forked_pool import ForkedPool
 

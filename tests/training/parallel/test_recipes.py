@@ -11,9 +11,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gristmill.pipelines.recipe_file import load_recipe
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.optim.local import local
 from gristmill.training.optim.norm import copies
 from gristmill.training.parallel.layout import check_layout
+from gristmill.training.parallel.local import local
 from gristmill.training.parallel.mesh import build_mesh
 
 PARAMETERS = {  # as published, to three digits

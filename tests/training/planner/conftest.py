@@ -12,7 +12,7 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.local import local
+from gristmill.training.parallel.local import local
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.hardware import Hardware, load_hardware
 
