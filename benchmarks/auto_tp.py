@@ -1,16 +1,19 @@
 """Which models of transformers work under tensor parallelism by rules, and which have a plan of the peers.
 
 For each family a tiny random model, on two ranks: loss and gradients against one process, collectives against
-Megatron's plan for the same layers, and transformers' own plan (`tp_plan="auto"`), which accelerate also takes: whether
-the class has one, and the loss under it.
+Megatron's plan for the same layers, and the loss under transformers' own plan (`tp_plan="auto"`), where the class has
+one, and under DeepSpeed's AutoTP, where that is installed (`pip install deepspeed`; DS_ACCELERATOR=cpu without a GPU).
 
-    python benchmarks/auto_tp.py --output auto_tp.md
+    DS_ACCELERATOR=cpu python benchmarks/auto_tp.py --output auto_tp.md
 """
 
 import argparse
+import importlib
 import tempfile
 import warnings
 from contextlib import nullcontext
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,35 @@ def by_transformers(name: str, folder: str) -> float:
         return abs(loss_of(model).item() - loss_of(build(name)).item())
 
 
+def by_deepspeed(name: str) -> float:
+    """On each rank: the difference of the loss under DeepSpeed's AutoTP to one process."""
+    warnings.simplefilter("ignore")
+    deepspeed = importlib.import_module("deepspeed")
+    # torch's all-reduce in the place of DeepSpeed's own for CPUs, which is compiled when it is first used.
+    deepspeed.comm.inference_all_reduce = lambda x, op=None, group=None, **_: dist.all_reduce(x, group=group)
+    degree = {"tp_size": RANKS}
+    engine = deepspeed.init_inference(build(name), tensor_parallel=degree, dtype=torch.float32)
+    with torch.no_grad():
+        return abs(loss_of(engine.module).item() - loss_of(build(name)).item())
+
+
+def deepspeed_version() -> str:
+    return f"deepspeed {version('deepspeed')}" if find_spec("deepspeed") else "without deepspeed"
+
+
+def deepspeed_cell(name: str) -> str:
+    """In processes of its own, for DeepSpeed changes modules of others as it is imported."""
+    if find_spec("deepspeed") is None:
+        return "not installed"
+    pool = ForkedPool(RANKS)
+    try:
+        return verdict(max(pool.run(RANKS, by_deepspeed, name)))
+    except RankFailed as failure:
+        return reason_of(failure)
+    finally:
+        pool.close()
+
+
 def peer_cell(name: str, pool: ForkedPool, root: Path) -> str:
     model = build(name, "meta")
     if not getattr(model, "_tp_plan", None):
@@ -131,8 +163,16 @@ def peer_cell(name: str, pool: ForkedPool, root: Path) -> str:
     try:
         difference = max(pool.run(RANKS, by_transformers, name, str(root / name)))
     except RankFailed as failure:
-        return f"fails: {str(failure).strip().splitlines()[-1][:80]}"
+        return reason_of(failure)
+    return verdict(difference)
+
+
+def verdict(difference: float) -> str:
     return "works" if difference < TOLERANCE else f"another loss, by {difference:.1g}"
+
+
+def reason_of(failure: RankFailed) -> str:
+    return f"fails: {str(failure).strip().splitlines()[-1][:80]}".replace("|", "/")
 
 
 def main() -> None:
@@ -144,11 +184,12 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     pool = ForkedPool(RANKS)
     lines = [
-        f"transformers {transformers.__version__}, torch {torch.__version__}, {RANKS} ranks on CPU.",
+        f"transformers {transformers.__version__}, torch {torch.__version__}, {deepspeed_version()}, {RANKS} ranks on "
+        "CPU.",
         "",
         "| model | by rules | largest difference | collectives | Megatron's | sharded | transformers' plan | "
-        "replicated because |",
-        "|---|---|---:|---:|---:|---:|---|---|",
+        "DeepSpeed | replicated because |",
+        "|---|---|---:|---:|---:|---:|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as root:
         for name in options.models:
@@ -156,7 +197,8 @@ def main() -> None:
             works = "works" if found["difference"] < TOLERANCE else "differs"
             lines.append(
                 f"| {name} | {works} | {found['difference']:.1e} | {found['collectives']} | {found['by_hand']} | "
-                f"{found['sharded']:.0%} | {peer_cell(name, pool, Path(root))} | {'; '.join(found['reasons'])} |"
+                f"{found['sharded']:.0%} | {peer_cell(name, pool, Path(root))} | {deepspeed_cell(name)} | "
+                f"{'; '.join(found['reasons'])} |"
             )
             print(lines[-1], flush=True)
     pool.close()

@@ -84,6 +84,7 @@ CONFIGS = {
     "olmo": transformers.OlmoConfig(**SHAPE, clip_qkv=0.5),
     "olmo2": transformers.Olmo2Config(**SHAPE, attention_bias=True),
     "olmo3": transformers.Olmo3Config(**SHAPE, sliding_window=7, layer_types=KINDS),
+    "olmo3_no_window": transformers.Olmo3Config(**SHAPE, layer_types=["full_attention"] * 3),
     "olmo3_yarn": transformers.Olmo3Config(
         **SHAPE, sliding_window=7, layer_types=KINDS, **two_bases({"rope_type": "yarn", "factor": 4.0, **YARN})
     ),
@@ -94,6 +95,7 @@ CONFIGS = {
     "gemma3": transformers.Gemma3TextConfig(
         **GEMMA, sliding_window=7, layer_types=KINDS, **two_bases({"rope_type": "linear", "factor": 8.0})
     ),
+    "gemma3_no_window": transformers.Gemma3TextConfig(**GEMMA, layer_types=["full_attention"] * 3),
     "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]),
     "smollm3_windows": transformers.SmolLM3Config(
         **SHAPE, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=7, tie_word_embeddings=False
@@ -111,6 +113,7 @@ CONFIGS = {
 EXPERTS = SHAPE | {"num_experts_per_tok": 2}
 MIXTURES = {
     "mixtral": transformers.MixtralConfig(**EXPERTS, num_local_experts=4),
+    "mixtral_window": transformers.MixtralConfig(**EXPERTS, num_local_experts=3, sliding_window=7),
     "qwen3_moe": transformers.Qwen3MoeConfig(
         **EXPERTS, head_dim=16, num_experts=6, moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[1]
     ),

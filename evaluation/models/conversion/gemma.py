@@ -22,7 +22,7 @@ from gristmill.evaluation.models.conversion.llama import (
 from gristmill.evaluation.models.conversion.moe import QK_NORM_RULES
 from gristmill.evaluation.models.conversion.rope import FULL, SLIDING, read_rope_by_window, write_rope_by_window
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
-from gristmill.evaluation.models.conversion.windows import layer_types, one_window, read_layer_types, several_windows
+from gristmill.evaluation.models.conversion.windows import layer_types, read_layer_types, several_windows, stated_window
 from gristmill.training.model_config import ModelConfig
 
 ACTIVATION = "gelu_pytorch_tanh"
@@ -82,7 +82,7 @@ def _write_capped(config: ModelConfig) -> Fields:
         "query_pre_attn_scalar": _scalar(config),
         "final_logit_softcapping": config.logit_softcap,
         "attn_logit_softcapping": config.attention_softcap,
-        "sliding_window": one_window(config),
+        "sliding_window": stated_window(config),
         "layer_types": layer_types(config),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.evaluation.models.conversion.family import Family, Fields, require_value, unsupported_fields
 from gristmill.evaluation.models.conversion.llama import attention_rules, ends_rules, mlp_rules, read_llama, write_llama
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
+from gristmill.evaluation.models.conversion.windows import one_window, read_one_window, several_windows, some_windows
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
 
@@ -49,12 +50,13 @@ def one_value(config: ModelConfig, name: str) -> int:
     return next(getattr(layer, name) for layer in config.layer_list if layer.experts)
 
 
-def _unsupported(config: ModelConfig, **wanted: Any) -> list[str]:
+def _unsupported(config: ModelConfig, windows: bool = False, **wanted: Any) -> list[str]:
     if config.moe is None or not config.has_experts:
         return ["model without experts"]
     moe, sparse = config.moe, [layer for layer in config.layer_list if layer.experts]
     found = unsupported_fields(
         config,
+        windows,
         positions="rope",
         norm="rmsnorm",
         mlp="swiglu",
@@ -101,14 +103,13 @@ def _write_mixtral(config: ModelConfig) -> Fields:
         "head_dim": config.head_dim,
         "intermediate_size": one_value(config, "expert_hidden"),
         "num_local_experts": one_value(config, "experts"),
-        "sliding_window": None,
+        "sliding_window": one_window(config),
     }
 
 
 def _read_mixtral(fields: Mapping[str, Any]) -> Fields:
-    if (fields.get("sliding_window") or fields["max_position_embeddings"]) < fields["max_position_embeddings"]:
-        require_value(fields, "sliding_window", None)
-    return _read_moe(fields, int(fields["num_local_experts"]), int(fields["intermediate_size"]), True)
+    read = _read_moe(fields, int(fields["num_local_experts"]), int(fields["intermediate_size"]), True)
+    return {**read, **read_one_window(fields)}
 
 
 def _write_qwen(config: ModelConfig) -> Fields:
@@ -153,7 +154,8 @@ def _read_olmoe(fields: Mapping[str, Any]) -> Fields:
 
 
 def _mixtral_lacks(config: ModelConfig) -> list[str]:
-    return _all_layers(config, _unsupported(config, qk_norm=False, normalize_gates=True))
+    found = _all_layers(config, _unsupported(config, windows=True, qk_norm=False, normalize_gates=True))
+    return found + several_windows(config) + some_windows(config)
 
 
 def _qwen_lacks(config: ModelConfig) -> list[str]:

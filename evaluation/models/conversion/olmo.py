@@ -27,7 +27,7 @@ from gristmill.evaluation.models.conversion.rope import (
     write_rope_by_window,
 )
 from gristmill.evaluation.models.conversion.tensor_conversion import Rule
-from gristmill.evaluation.models.conversion.windows import layer_types, one_window, read_layer_types, several_windows
+from gristmill.evaluation.models.conversion.windows import layer_types, read_layer_types, several_windows, stated_window
 from gristmill.training.model_config import ModelConfig
 
 NORM_EPSILON = 1e-5  # of OLMo 1; no field of config.json
@@ -98,7 +98,7 @@ def _olmo2_lacks(config: ModelConfig, **wanted: Any) -> list[str]:
 
 def _write_olmo3(config: ModelConfig) -> Fields:
     fields = without(_write_olmo2(config), "rope_scaling", "rope_theta")
-    windows = {"sliding_window": one_window(config), "layer_types": layer_types(config)}
+    windows = {"sliding_window": stated_window(config), "layer_types": layer_types(config)}
     return {**fields, **write_rope_by_window(config), **windows}
 
 

@@ -17,6 +17,11 @@ def one_window(config: ModelConfig) -> int | None:
     return next(iter(_sizes(config)), None)
 
 
+def stated_window(config: ModelConfig) -> int:
+    """The same for architectures of which transformers asks a size also where no layer has a window."""
+    return one_window(config) or config.sequence_length
+
+
 def several_windows(config: ModelConfig) -> list[str]:
     """What an architecture lacks whose windows all have one size."""
     return [f"windows of several sizes ({config.window})"] if len(_sizes(config)) > 1 else []
