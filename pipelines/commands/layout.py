@@ -27,7 +27,7 @@ from gristmill.training.planner.command import (
 from gristmill.training.planner.known_models import load_shape
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices
 from gristmill.training.planner.report import tables, to_json
-from gristmill.training.planner.search import SearchResult, search
+from gristmill.training.planner.search import SearchResult, search_with_offload
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedCh
         memory_margin=training.memory_margin,
     )
     shape = load_shape(str(model.model), model.sequence_length, model.vocab)
-    return search(make_request(shape, training.gpus, options, choices))
+    return search_with_offload(make_request(shape, training.gpus, options, choices))
 
 
 def calibrate(

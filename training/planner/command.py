@@ -20,7 +20,7 @@ from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import illegal_reason
 from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
 from gristmill.training.planner.plot import default_gpu_counts, plot_throughput, throughput_by_gpus
-from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search
+from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search_with_offload
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def plan_recipe(
         train.float8,
         memory_margin,
     )
-    return search(make_request(shape, gpus, options, fixed))
+    return search_with_offload(make_request(shape, gpus, options, fixed))
 
 
 def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int) -> TrainConfig:
@@ -115,7 +115,7 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
         if train.compile and forecast.layout.schedule in ("zbv", "dualpipev"):
             continue
         layout = forecast.layout.config(forecast.split_points, forecast.placement.rank_order)
-        layout = layout.model_copy(update={"offload": train.layout.offload})
+        layout = layout.model_copy(update={"offload": plan.request.offload})
         chosen = TrainConfig.model_validate(fields | {"layout": layout.model_dump()})
         if not any(objections(model, chosen, vocab, gpus)):
             return chosen

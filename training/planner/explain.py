@@ -16,7 +16,7 @@ PAPER = "arXiv 2104.04473"
 def explain(plan: SearchResult) -> list[str]:
     """One sentence for each choice of the best layout."""
     best = plan.best
-    sentences = [_summary(plan, best), _memory(plan, best)]
+    sentences = [_summary(plan, best), _memory(plan, best), *_offload(plan, best)]
     sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
     sentences += [s for s in (_micro_batch(plan, best), _recompute(plan, best), _clusters(plan, best)) if s]
     return sentences
@@ -65,6 +65,16 @@ def _memory(plan: SearchResult, best: Forecast) -> str:
         f"{memory.activations / GIB:.1f} of activations, "
         f"{memory.buffers / GIB:.1f} of buffers.{min_text}"
     )
+
+
+def _offload(plan: SearchResult, best: Forecast) -> list[str]:
+    offload, host = plan.request.offload, best.memory.host / GIB
+    if offload.streams_weights:
+        place = f"on disk ({best.memory.disk / GIB:.1f} GiB)" if offload.parameters == "disk" else "in host memory"
+        return [f"The layers' weights, gradients and optimizer state are {place}; host memory holds {host:.1f} GiB."]
+    if offload.active:
+        return [f"The optimizer's state is in host memory, which holds {host:.1f} GiB of a GPU's share."]
+    return []
 
 
 def _tensor(plan: SearchResult, best: Forecast) -> str:

@@ -58,6 +58,7 @@ class Framework(Config):
     recomputes: tuple[Recompute, ...] = Field(
         ("none", "operators", "attention", "full"), description="recomputation modes that it offers, the cheapest first"
     )
+    swaps: bool = Field(False, description="it offers recompute: swap and tokens, besides")
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
 
 
@@ -72,7 +73,10 @@ GRISTMILL = Framework(
     schedules=("1f1b", "interleaved", "zbv"),
 )
 # Without train.compile each norm, activation and residual is a pass of its own.
-GRISTMILL_EAGER = Framework.model_validate(GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager"})
+# Compiled layers cannot swap their activations to host memory; these can.
+GRISTMILL_EAGER = Framework.model_validate(
+    GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager", "swaps": True}
+)
 
 # fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU
 # and bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").

@@ -9,6 +9,8 @@ from gristmill.training.costs.flops import step_flops
 from gristmill.training.costs.model_shape import ModelShape
 from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.costs.stage_splitting import balance_by_speed, rank_of_stage
+from gristmill.training.layout_config import SWAPS
+from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
 from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.candidates import open_layouts
 from gristmill.training.planner.hardware import GIB
@@ -185,6 +187,8 @@ def search(request: PlanRequest) -> SearchResult:
     for layout in open_layouts(request, fail):
         num_candidates += 1
         reason = illegal_reason(layout, request.shape, request.samples)
+        if reason is None and request.offload.streams_weights and layout.pipeline > 1:
+            reason = "streamed weights are brought in in the order of one pass, and a pipeline runs several"
         if reason is not None:
             fail(reason, layout.name())
             continue
@@ -201,8 +205,51 @@ def search(request: PlanRequest) -> SearchResult:
     return SearchResult(request, tuple(ranked), failures, num_candidates)
 
 
+def search_with_offload(request: PlanRequest) -> SearchResult:
+    """The search; where nothing fits and nothing is offloaded, with the optimizer's state in host memory, and where
+    that does not fit either with the layers' weights there too."""
+    plan = search(request)
+    offloads = (OffloadConfig(optimizer="auto"), OffloadConfig(optimizer="auto", parameters="host"))
+    may_offload = request.framework.name.startswith("gristmill") and request.offload == ON_DEVICE
+    for offload in offloads if may_offload and not plan.ranked else ():
+        if offload.streams_weights and not request.framework.swaps:  # compiled layers
+            continue
+        trial = search(replace(request, offload=offload))
+        if trial.ranked:
+            return trial
+    return plan
+
+
 def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
-    """((layout, memory) with the cheapest recomputation that fits or None, bytes of the last mode that was tried)."""
+    """((layout, memory) with the cheapest policy of activations that fits or None, bytes of the last mode that was
+    tried). Where not all are kept, swaps to host memory are compared with the cheapest recomputation by their time."""
+    found, need = _recomputed(planner, layout)
+    if planner.request.fixed.recompute or not planner.request.framework.swaps:
+        return found, need
+    if found is not None and found[0].recompute == "none":
+        return found, need
+    others = [_fitting(planner, replace(layout, recompute=mode)) for mode in SWAPS]
+    fitting = [each for each in (found, *others) if each is not None]
+    return min(fitting, key=lambda each: planner.forecast(*each).time.total, default=None), need
+
+
+def _fitting(planner: Planner, layout: Layout) -> tuple[Layout, Memory] | None:
+    """The layout with its planned share of swapped tokens, and its memory; None if it is illegal or does not fit."""
+    if token_swap_illegal_reason(planner.request.shape, layout) or not _streams(planner, layout):
+        return None
+    one = planner.with_share(layout)
+    memory = planner.memory(one, planner.split_points(layout, planner.placement(layout)))
+    fits = memory.total <= planner.capacity and memory.host <= planner.request.host_bytes
+    return (one, memory) if fits else None
+
+
+def _streams(planner: Planner, layout: Layout) -> bool:
+    """Whether one process, which keeps a 16-bit copy of streamed weights with some activations, may run the policy."""
+    return not planner.request.offload.streams_weights or layout.gpus > 1 or layout.recompute in ("full", "operators")
+
+
+def _recomputed(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
+    """Of the framework's recomputations, or the fixed policy."""
     fixed, need = planner.request.fixed, 0.0
     split_points = planner.split_points(layout, planner.placement(layout))
     # From the cheapest: recomputation only adds work, so the first mode that fits is the fastest.
@@ -212,6 +259,8 @@ def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Me
         return None, minimum
     for mode in modes:
         if mode == "tokens" and token_swap_illegal_reason(planner.request.shape, replace(layout, recompute=mode)):
+            continue
+        if not _streams(planner, replace(layout, recompute=mode)):
             continue
         if mode == "operators" and (layout.schedule in SPLIT_BACKWARD or planner.request.shape.has_experts):
             continue

@@ -29,7 +29,7 @@ from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.legality import illegal_reason
 from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.report import to_json
-from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search
+from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search, search_with_offload
 
 SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1024)
 
@@ -279,6 +279,39 @@ def test_a_host_too_small_for_the_offloaded_state_is_the_reason(hardware):
     plan = search(PlanRequest(named_shape("gpt-7.5b"), small, 8, 8, offload=OffloadConfig(optimizer="cpu")))
     assert not plan.ranked
     assert any("13 GiB of host memory" in failure.reason for failure in plan.failures)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "optimizer", "parameters"),
+    [("gpt-7.5b", 8, "none", "none"), ("gpt-18b", 4, "auto", "none"), ("gpt-7.5b", 1, "auto", "host")],
+)
+def test_offload_is_chosen_where_nothing_else_fits(name, gpus, optimizer, parameters):
+    """16 bytes a parameter: 15 GB on each of 8 H100; 74 GB on each of 4, with the optimizer's state in host memory a
+    part of that; 120 GB on one, where two layers of the weights fit."""
+    options = PlanOptions("h100", 2048 * 8, framework="gristmill-eager")
+    plan = search_with_offload(make_request(named_shape(name), gpus, options))
+    assert (plan.request.offload.optimizer, plan.request.offload.parameters) == (optimizer, parameters)
+    assert plan.best.memory.total <= plan.request.usable_bytes
+    assert plan.best.memory.host <= plan.request.host_bytes
+    assert any("in host memory" in sentence for sentence in explain(plan)) == (optimizer == "auto")
+    assert ("parameters: host" in recipe_text(plan)) == (parameters == "host")
+
+
+def test_compiled_layers_are_not_streamed():
+    assert not search_with_offload(make_request(named_shape("gpt-7.5b"), 1, PlanOptions("h100", 2048 * 8))).ranked
+
+
+def test_streamed_weights_cost_copies_that_larger_batches_hide(hardware):
+    shape, layout = named_shape("gpt-7.5b"), Layout(micro_batch=1, recompute="full")
+    seconds = {}
+    for samples in (1, 8):
+        for parameters in ("host", "disk"):
+            offload = OffloadConfig(parameters=parameters)
+            request = PlanRequest(shape, hardware, 1, samples, offload=offload)
+            one = replace(layout, micro_batch=samples)
+            seconds[parameters, samples] = Planner(request).forecast(one).time.total / samples
+    assert seconds["host", 8] < seconds["host", 1] and seconds["disk", 8] < seconds["disk", 1] / 4
+    assert seconds["host", 1] < seconds["disk", 1]
 
 
 def test_scatter_gather_divides_sends_by_the_tensor_size(hardware):
