@@ -13,7 +13,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}  # interleaved has as many as one asks for
 ContextMethod = Literal["ring", "all_to_all"]
 Recompute = Literal["none", "full", "attention", "operators", "swap", "tokens"]
-SWAPS = ("swap", "tokens")
+SWAPS: tuple[Recompute, ...] = ("swap", "tokens")
 
 
 class LayoutConfig(Config):
