@@ -166,7 +166,7 @@ class ContinuousBatch:
         hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
         for slot in range(count):
             self._slots[slot].cached += 1
-        _choose(self._running, self._logits(hidden_BTD[:, -1]))
+        _choose(self._running, self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _next_to_join(self) -> list[_Joining]:
         """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the
@@ -221,7 +221,7 @@ class ContinuousBatch:
         if len(places) < len(chosen):
             self._slots.cache.select([*range(slots[0]), *(slots[0] + row for row in row_of)])
         self._score_prompts(chosen, row_of, hidden_BTD)
-        logits_BV = self._logits(hidden_BTD[:, -1])[row_of]
+        logits_BV = self._logits(hidden_BTD[:, -1])[row_of, : self.causal_lm.vocab_size]
         _choose([joining.sequence for joining in chosen], logits_BV)
 
     def _claim(self, joining: _Joining) -> int:
@@ -285,7 +285,7 @@ class ContinuousBatch:
         for first in range(0, len(tokens_N), size):
             logits_NV = self._logits(hidden_ND[first : first + size])
             for logits_V, token in zip(logits_NV, tokens_N[first : first + size].tolist(), strict=True):
-                logprobs_V = log_softmax(logits_V)
+                logprobs_V = log_softmax(logits_V)[: self.causal_lm.vocab_size]
                 found.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
         return found
 

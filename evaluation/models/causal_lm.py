@@ -32,8 +32,9 @@ class DecodingCache(Protocol):
 class CausalLM(Protocol):
     """A causal language model in evaluation mode, on one device or sharded over several.
 
-    sequence_length: the longest sequence it was built for. reads_trees: a row may be a tree of continuations; else it
-    is one chain of tokens."""
+    vocab_size: of the tokenizer; rows of the table behind it are padding, which counts in the sum of the softmax, as in
+    training, and is never generated. sequence_length: the longest sequence it was built for. reads_trees: a row may be
+    a tree of continuations; else it is one chain of tokens."""
 
     vocab_size: int
     sequence_length: int
@@ -47,7 +48,7 @@ class CausalLM(Protocol):
         ...
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        """Logits [N, V] over the whole vocabulary, on every rank."""
+        """Logits [N, rows of the table], on every rank: of the whole vocabulary and of the padding behind it."""
         ...
 
     def extend(self, tokens_BT: Tensor, positions_BT: Tensor, visible_BTS: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -18,7 +18,7 @@ from gristmill.training.model.transformer import Transformer
 
 class LocalCausalLM:
     """The model in one process, in eval mode and without gradients. vocab_size: of the tokenizer, where the model's
-    table has rows of padding behind it, whose logits are left out; None: the model's."""
+    table has rows of padding behind it; None: the model's."""
 
     def __init__(self, model: Transformer, sequence_length: int, vocab_size: int | None = None):
         self.model = model.eval().requires_grad_(False)
@@ -38,7 +38,7 @@ class LocalCausalLM:
         return hidden_BTD
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        return self.model.head(hidden_ND.unsqueeze(0))[0][:, : self.vocab_size]
+        return self.model.head(hidden_ND.unsqueeze(0))[0]
 
     def extend(
         self,

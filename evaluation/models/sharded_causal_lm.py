@@ -74,7 +74,8 @@ class ShardedCausalLM(LocalCausalLM):
         if self._last in self.parts:
             logits_NV = self._gathered(self.parts[self._last].head(hidden_ND.unsqueeze(0))[0])
         else:
-            logits_NV = torch.empty(len(hidden_ND), self.vocab_size, dtype=_logit_dtype(hidden_ND), device=self.device)
+            shape = len(hidden_ND), self.model.vocab_size
+            logits_NV = torch.empty(shape, dtype=_logit_dtype(hidden_ND), device=self.device)
         if self.mesh.pipeline.size > 1:
             dist.broadcast(logits_NV, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
         return logits_NV
@@ -83,12 +84,12 @@ class ShardedCausalLM(LocalCausalLM):
         """Gathers logits over the vocabulary. Each rank holds ceil(V / size) columns, the last one the remainder."""
         axis = self.mesh.tensor
         if axis.size == 1:
-            return logits_NVt[:, : self.vocab_size].contiguous()
+            return logits_NVt.contiguous()
         share = math.ceil(self.model.vocab_size / axis.size)
         padded = torch.nn.functional.pad(logits_NVt, (0, share - logits_NVt.shape[1])).contiguous()
         pieces = [torch.empty_like(padded) for _ in range(axis.size)]
         dist.all_gather(pieces, padded, group=axis.group)
-        return torch.cat(pieces, dim=1)[:, : self.vocab_size].contiguous()
+        return torch.cat(pieces, dim=1)[:, : self.model.vocab_size].contiguous()
 
 
 def load_sharded(

@@ -44,7 +44,7 @@ class TransformersCausalLM:
     def __init__(self, folder: TransformersFolder, model: nn.Module, vocab_size: int, mesh: Mesh):
         self.model, self.mesh, self.device = model, mesh, mesh.device
         self.sequence_length = folder.max_positions or NO_LIMIT
-        self.vocab_size = vocab_size
+        self.vocab_size, self._rows = vocab_size, folder.vocab_size
         rope = getattr(folder.config.get_text_config(), "rope_parameters", None) or {}
         takes_cache = "past_key_values" in inspect.signature(folder.architecture.forward).parameters
         self.keeps_keys = takes_cache and rope.get("rope_type") not in CHANGING_ROPE
@@ -57,13 +57,13 @@ class TransformersCausalLM:
         return self._logits(tokens_BT, use_cache=False)[0]
 
     def _logits(self, tokens_BT: Tensor, **options: Any) -> tuple[Tensor, Any]:
-        """(float[B, T, V], transformers' cache of keys and values, where it is kept)."""
+        """(float[B, T, rows of the table], transformers' cache of keys and values, where it is kept)."""
         region = ShardedRegion(self.mesh.tensor_grid) if self.mesh.tensor.size > 1 else nullcontext()
         with torch.no_grad(), region:
             result = self.model(input_ids=tokens_BT, **options)
             logits = result.logits
             logits_BTV = logits.full_tensor() if isinstance(logits, DTensor) else logits
-        return logits_BTV[..., : self.vocab_size].float(), getattr(result, "past_key_values", None)
+        return logits_BTV.float(), getattr(result, "past_key_values", None)
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND
@@ -78,7 +78,7 @@ class TransformersCausalLM:
 
     def slot_token_bytes(self) -> int:
         """The logits of a sequence are held while it is read, in float32."""
-        return 4 * self.vocab_size
+        return 4 * self._rows
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: "TokenSlots") -> Tensor:
         """Keys and values are kept for each sequence by itself, for transformers' caches take no rows of several
@@ -93,7 +93,7 @@ class TransformersCausalLM:
         return logits_BTV.gather(1, positions_BT.unsqueeze(2).expand(-1, -1, logits_BTV.shape[2]))
 
     def _read_rows(self, rows: SlotRows, cache: "TokenSlots") -> Tensor:
-        found_BTV = torch.zeros(*rows.positions_BT.shape, self.vocab_size, device=self.device)
+        found_BTV = torch.zeros(*rows.positions_BT.shape, self._rows, device=self.device)
         for row, (slot, positions_T) in enumerate(zip(rows.slots_B.tolist(), rows.positions_BT, strict=True)):
             real_T = positions_T >= 0
             first, end = int(positions_T[real_T][0]), int(positions_T[-1]) + 1

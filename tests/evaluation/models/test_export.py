@@ -51,7 +51,8 @@ def test_a_checkpoint_of_pool_leaves_and_comes_back(tmp_path, checkpoint_of_layo
 def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
     write_huggingface(tmp_path / "out", load_model(random_checkpoint(vocab_size=320))[0], 256, tokenizer_folder)
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
-    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).causal_lm.vocab_size == 320
+    causal_lm = load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).causal_lm
+    assert (causal_lm.vocab_size, causal_lm.model.vocab_size) == (257, 320)
 
 
 def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_folder):

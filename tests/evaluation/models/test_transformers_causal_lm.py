@@ -15,6 +15,8 @@ from gristmill.evaluation.models.huggingface import has_family
 from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.transformers_causal_lm import TransformersCausalLM, load_transformers_causal_lm
+from gristmill.evaluation.scoring.loglikelihood import score
+from gristmill.evaluation.scoring.packing import Request
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
@@ -118,7 +120,22 @@ def test_two_ranks_generate_as_one(family: str, axis: str, folder, pool) -> None
 def test_rows_of_padding_are_never_generated(family: str, folder) -> None:
     loaded = load_for_evaluation(folder(family), EvaluateConfig())
     assert max(max(each) for each in tokens_of(loaded)) <= 256
-    assert loaded.causal_lm.head(loaded.causal_lm.hidden(torch.tensor([[1, 2]]))[0]).shape[-1] == 257
+
+
+@pytest.mark.parametrize("family", ["llama", "mpt"])
+def test_padding_counts_in_the_sum_of_the_softmax(family: str, folder) -> None:
+    """As in lm-eval's HFLM, of prompts too."""
+    loaded = load_for_evaluation(folder(family), EvaluateConfig())
+    tokens = torch.tensor([[256, 1, 2, 3]])
+    logits = loaded.causal_lm.head(loaded.causal_lm.hidden(tokens)[0])
+    assert logits.shape == (4, 300)
+    expected = torch.log_softmax(logits, dim=-1)[range(3), tokens[0, 1:]]
+    found = score(loaded.causal_lm, [Request((256,), (1, 2, 3))], 100)[0].logprob
+    assert found == pytest.approx(expected.sum().item(), abs=1e-4)
+    batch = ContinuousBatch(loaded.causal_lm, loaded.codec, BatchLimits(1))
+    batch.add(GenerationRequest((256, 1, 2, 3), GenerationSettings(1, prompt_logprobs=True)))
+    (result,) = batch.step()
+    assert [each.logprob for each in result.prompt_logprobs[1:]] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_what_our_model_lacks_runs_with_transformers_code(folder, tmp_path: Path) -> None:
