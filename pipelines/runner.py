@@ -281,7 +281,7 @@ class Runner:
                 if plan.action != "skip" and stage.parallel:
                     while not self.incomplete_folder(stage, plan.fingerprint).is_dir():
                         time.sleep(POLL_SECONDS)
-                    self._execute(plan, self.incomplete_folder(stage, plan.fingerprint))
+                    self._execute(plan, self.incomplete_folder(stage, plan.fingerprint), KnownDigests())
                 self._wait_until_complete(stage, plan.fingerprint)
             if stage.name in (to, only):
                 return
