@@ -6,7 +6,6 @@ this machine, against the forecast from a profile that `gristmill calibrate`'s o
 `ratio` of a forecast is forecast over published (or measured): 1 is a perfect forecast."""
 
 import statistics
-import time
 from typing import Any
 
 import torch
@@ -26,9 +25,8 @@ from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.measure_hardware import measure
-from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.known_models import named_shape
@@ -55,7 +53,17 @@ AXES: dict[str, dict[str, Any]] = {
 LAID_OUT = ModelConfig(layers=4, width=256, heads=8, sequence_length=256)
 VOCABULARY, SAMPLES = 4096, 4
 # A number of fp32 counts as two of 16 bits: half the rate of memory and links, half the bytes of what is fp32 anyway.
-FP32 = GRISTMILL.model_dump() | {"kernels": "eager", "loss": "unfused", "reduce_bytes": 2, "optimizer_bytes": 16}
+# Nothing hides a collective, which the processor itself carries out. Of a micro-batch, FSDP copies each weight into a
+# buffer and out of it, forward and backward (4 x 4), and its gradient is added (8).
+FP32 = GRISTMILL.model_dump() | {
+    "accumulate_bytes": 24,
+    "kernels": "eager",
+    "loss": "unfused",
+    "reduce_bytes": 2,
+    "optimizer_bytes": 16,
+    "data_hidden": 0.0,
+    "data_hidden_in_pipeline": 0.0,
+}
 
 
 def main() -> None:
@@ -67,12 +75,12 @@ def main() -> None:
         return
     pool = ForkedPool(2)  # before torch computes anything here
     try:
-        profile = pool.run(2, measured_profile)[0]
+        profiles = {processes: pool.run(processes, measured_profile)[0] for processes in (1, 2)}
         rounds = 2 if options.quick else 5
         steps = {name: max(pool.run(_processes(axes), measured_step, axes, rounds)) for name, axes in AXES.items()}
     finally:
         pool.close()
-    figures = published_figures() + layout_figures(profile, steps)
+    figures = published_figures() + layout_figures(profiles, steps)
     figures += measured_figures(rounds)
     figures.append(search_figure())
     print_figures(figures)
@@ -80,7 +88,7 @@ def main() -> None:
 
 def measured_profile() -> Hardware:
     """Hardware profile of one process with one thread, and of the link between two."""
-    return measure(torch.device("cpu"), None, Reporter.silent(), repeats=3)
+    return measure(torch.device("cpu"), None, Reporter.silent(), repeats=7)
 
 
 def measured_step(axes: dict[str, Any], rounds: int) -> float:
@@ -102,15 +110,16 @@ def measured_step(axes: dict[str, Any], rounds: int) -> float:
     return statistics.median(times[1:])
 
 
-def layout_figures(profile: Hardware, steps: dict[str, float]) -> list[Figure]:
-    """Layouts on processes of this machine: busy seconds of the busiest rank, measured and forecast."""
-    link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
-    machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
-    model = StepModel(
-        shape_of(LAID_OUT, VOCABULARY), Rates(machine, Sustained(memory=0.5)), Framework.model_validate(FP32)
-    )
+def layout_figures(profiles: dict[int, Hardware], steps: dict[str, float]) -> list[Figure]:
+    """Layouts on processes of this machine: busy seconds of the busiest rank, measured and forecast. profiles: measured
+    by so many processes."""
     figures = []
     for name, axes in AXES.items():
+        profile = profiles[_processes(axes)]
+        link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
+        machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
+        rates = Rates(machine, Sustained(memory=0.5))
+        model = StepModel(shape_of(LAID_OUT, VOCABULARY), rates, Framework.model_validate(FP32))
         layout = from_config(LayoutConfig(**({"micro_batch": 2} | axes)), 2)
         step = model.step(layout, 8)
         forecast = step.total - step.optimizer - step.bubble
@@ -182,20 +191,21 @@ def forecast_seconds(model: ModelConfig, profile: Hardware) -> float:
 
 
 def _pass_seconds(model: ModelConfig, device: torch.device) -> float:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    part = Transformer(model, VOCABULARY, options=ComputeOptions(dtype)).to_empty(device=device).to(dtype)
-    for parameter in part.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    train = TrainConfig(tokens=1, batch_tokens=1, precision=precision, layout={"micro_batch": SAMPLES})
+    parts = build_local_model(model, VOCABULARY, train, single_process(device), seed=1)
+    passes = build_forward_backward(parts, RunConfig(model, train, 1), parts.stages[0].tensor.mesh, causal_loss())
     tokens = torch.randint(0, VOCABULARY, (SAMPLES, model.sequence_length), device=device)
-    weights = torch.ones(SAMPLES, model.sequence_length, device=device)
-    part(tokens, tokens, weights)[:, 0].sum().backward()
-    if device.type == "cpu":
-        return cpu_seconds(lambda: part(tokens, tokens, weights)[:, 0].sum().backward()) / torch.get_num_threads()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    part(tokens, tokens, weights)[:, 0].sum().backward()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started
+    batch = {"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape, device=device)}
+
+    def both() -> None:
+        passes.train(batch, [1e-3])
+        parts.clear_gradients()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    both()
+    return wall_seconds(both) if device.type == "cuda" else cpu_seconds(both) / torch.get_num_threads()
 
 
 def search_figure() -> Figure:

@@ -21,12 +21,21 @@ from torch.optim.adamw import adamw
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.torchrun_variables import torchrun_variable
+from gristmill.training.config import TrainConfig
+from gristmill.training.engine.forward_backward import GradientAccumulation
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model_config import ModelConfig
+from gristmill.training.parallel.linear import product
+from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
 from gristmill.training.processes import RankInfo, local_device
+from gristmill.training.testing.causal_loss import causal_loss
 
 # Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
+PASSES = 8
+COLLECTIVES = 8  # of the tensor axis in a layer's two passes, under sequence parallelism
 CPU_SHAPES = (
     (256, 256, 256),
     (512, 512, 512),
@@ -71,14 +80,21 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
     fitted = fit_device(points, copy, device, base)
     processes = dist.get_world_size() if dist.is_initialized() else 1
     updates, slowed = measure_host_update(repeats)
-    wire, wires = None, "not measured: one process; set it, or run under torchrun"
+    wire, latency, wires = None, 0.0, "not measured: one process; set it, or run under torchrun"
     if processes > 1:
         reduced, sent = measure_all_reduce(device, repeats), measure_sends(device, repeats)
         wire = fit_link(reduced, "nvlink" if device.type == "cuda" else "memory", log2(processes))
+        latency = wire.latency_microseconds * 1e-6 * log2(processes)
         wires = f"measured all-reduce of {processes} ranks: {_curve(reduced)}; sends: {_curve(sent)}"
+    if device.type == "cpu":
+        layer = measure_layer(repeats, {"data": processes})
+        shared = measure_layer(repeats, {"tensor": processes}) - layer - COLLECTIVES * latency if processes > 1 else 0.0
+        around = {"layer_microseconds": layer * 1e6, "tensor_layer_microseconds": max(0.0, shared) * 1e6}
+        fitted = fitted.model_copy(update=around)
     name = _device_name(device)
     sources = {
         "matmul": f"measured on {name}: " + ", ".join(f"{p.rows}x{p.depth}x{p.columns} {p.tflops:.2f}" for p in points),
+        "layer": f"measured passes of a small layer: {fitted.layer_microseconds:.0f} us",
         "memory": f"measured copy of {copy / 1e9:.1f} GB/s (read and write counted)",
         "node_link": wires,
         "host_update": f"measured AdamW in fp32 on the host: {updates / 1e9:.3f}e9 parameters/s, {slowed:.2f} times "
@@ -107,11 +123,35 @@ def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> l
         for rows, depth, columns in CUDA_SHAPES if cuda else CPU_SHAPES:
             dtype = torch.bfloat16 if cuda else torch.float32
             left = torch.randn(rows, depth, device=device, dtype=dtype)
-            right = torch.randn(depth, columns, device=device, dtype=dtype)
-            seconds = _median(lambda left=left, right=right: left @ right, device, repeats)  # type: ignore[misc]
+            right = torch.randn(columns, depth, device=device, dtype=dtype)
+            seconds = _median(lambda left=left, right=right: product(left, right), device, repeats)  # type: ignore[misc]
             points.append(Measured(rows, depth, columns, seconds))
             meter.advance(1, f"{points[-1].tflops:.2f} TFLOP/s")
     return points
+
+
+def measure_layer(repeats: int, axes: dict[str, int]) -> float:
+    """Seconds of the two passes through a layer whose arithmetic is next to nothing, on a layout of all processes:
+    Python, autograd, and FSDP where there is a process group. The difference of two models, so that their ends do not
+    count."""
+    device, processes = torch.device("cpu"), dist.get_world_size() if dist.is_initialized() else 1
+    heads = max(2, processes)
+    seconds = []
+    for layers in (1, 5):
+        model = ModelConfig(layers=layers, width=8 * heads, heads=heads, sequence_length=16)
+        train = TrainConfig(tokens=16 * processes, batch_tokens=16 * processes, layout=axes)
+        mesh = build_mesh(train.layout, heads, device) if dist.is_initialized() else single_process(device)
+        parts = build_local_model(model, 64, train, mesh, seed=0)
+        passes = GradientAccumulation(parts.stages[0], 1, causal_loss())
+        tokens = torch.zeros(1, 16, dtype=torch.int64)
+        batch = {"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
+
+        def several(passes: GradientAccumulation = passes, batch: dict[str, torch.Tensor] = batch) -> None:
+            for _ in range(PASSES):  # the clock of processor time may have ticks of 10 ms
+                passes.train(batch, [1.0])
+
+        seconds.append(_median(several, device, repeats) / PASSES)
+    return max(0.0, (seconds[1] - seconds[0]) / 4)
 
 
 def measure_copy(device: torch.device, repeats: int) -> float:

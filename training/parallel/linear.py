@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tens
         return y if bias is None else y + bias
     if trains(x, weight) and _in_onednn(x):
         return joint_linear(x, (weight,), () if bias is None else (bias,))[0]
-    return _product(x, weight, bias) if _is_large(x, weight) else F.linear(x, weight, bias)
+    return product(x, weight, bias) if _is_large(x, weight) else F.linear(x, weight, bias)
 
 
 def joint_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
@@ -63,7 +63,7 @@ class _JointLinear(torch.autograd.Function):
         joint_FD, stored = _above(weights, x.dtype), weights[0].dtype
         ctx.save_for_backward(x, *(weights if stored == x.dtype else (joint_FD,)))
         ctx.sizes, ctx.stored, ctx.has_bias = [len(weight) for weight in weights], stored, bias is not None
-        y_NF = _product(x.flatten(0, -2), joint_FD, bias)
+        y_NF = product(x.flatten(0, -2), joint_FD, bias)
         return y_NF.unflatten(0, x.shape[:-1]).split(ctx.sizes, dim=-1)
 
     @staticmethod
@@ -73,7 +73,7 @@ class _JointLinear(torch.autograd.Function):
         gradient_NF = _beside(gradients).flatten(0, -2)
         by_x = by_bias = None
         if ctx.needs_input_grad[0]:
-            by_x = _product(gradient_NF, _above(weights, x.dtype).T).unflatten(0, x.shape[:-1])
+            by_x = product(gradient_NF, _above(weights, x.dtype).T).unflatten(0, x.shape[:-1])
         if ctx.has_bias:
             by_bias = gradient_NF.sum(dim=0)
         by_weights = torch.mm(gradient_NF.T, x.flatten(0, -2)).to(ctx.stored).split(ctx.sizes)
@@ -115,7 +115,8 @@ def _adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
     return True
 
 
-def _product(x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b as in training, without gradients."""
     if _in_onednn(x_ND):
         return torch.ops.mkldnn._linear_pointwise(x_ND.contiguous(), weight_FD, bias, "none", [], "")
     return F.linear(x_ND, weight_FD, bias)

@@ -90,8 +90,10 @@ def block_times(
     light, heavy = _elementwise(block, w, framework)
     comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, links.tensor, linear_forward)
     context, context_back = _context_comm(block, w, layout, links.context, (core_forward, core_backward))
-    forward = TimeParts(linear_forward, core_forward, rates.memory(light), comm_forward, context, hidden)
-    backward = TimeParts(linear_backward, core_backward, rates.memory(heavy), comm_backward, context_back, hidden)
+    around = rates.layer_seconds + rates.tensor_layer_seconds * (layout.tensor > 1)
+    light_seconds, heavy_seconds = rates.memory(light) + around / 3, rates.memory(heavy) + around * 2 / 3
+    forward = TimeParts(linear_forward, core_forward, light_seconds, comm_forward, context, hidden)
+    backward = TimeParts(linear_backward, core_backward, heavy_seconds, comm_backward, context_back, hidden)
     if block.experts:
         experts_forward, experts_backward = _experts(block, layout, w, rates, links.expert)
         forward, backward = forward.plus(experts_forward), backward.plus(experts_backward)

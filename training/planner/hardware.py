@@ -59,6 +59,10 @@ class Device(Config):
     )
     flash2_backward: float | None = Field(None, gt=0, le=1)
     kernel_microseconds: float = Field(4.0, ge=0, description="least time of one kernel")
+    layer_microseconds: float = Field(
+        0.0, ge=0, description="what a micro-batch's two passes through a layer take on a CPU beside its arithmetic"
+    )
+    tensor_layer_microseconds: float = Field(0.0, ge=0, description="what tensor ranks add to it beside the transfers")
 
 
 class Cluster(Config):

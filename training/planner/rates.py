@@ -50,6 +50,8 @@ class Rates:
         self.matmul_rate = self.peak * min(1.0, device.matmul_efficiency * best) * self.sustained_share
         self.memory_rate = device.memory_tb_per_second * 1e12 * device.memory_efficiency * sustained.memory
         self.kernel_seconds = device.kernel_microseconds * 1e-6
+        self.layer_seconds = device.layer_microseconds * 1e-6
+        self.tensor_layer_seconds = device.tensor_layer_microseconds * 1e-6
         self.tile_costs = [(a, b, 1 + device.tile_penalty * (1 / a + 1 / b)) for a, b in TILES]
         self.depth_penalty, self.multiprocessors = device.depth_penalty, device.multiprocessors
         self._timed: dict[tuple[int, int, int, int], float] = {}
