@@ -87,10 +87,7 @@ def own_source(folder: Path) -> WeightSource | UnsupportedConfig:
     """The model of a Hugging Face folder, or why gristmill's own model cannot be it. Raises InputError where the folder
     is damaged."""
     if not has_family(folder):
-        fields = _read_config(folder)
-        return UnsupportedConfig(
-            f"gristmill's own model has no {fields.get('architectures') or fields.get('model_type')}"
-        )
+        return UnsupportedConfig("gristmill has no table of its weights")
     try:
         return open_huggingface(folder)
     except UnsupportedConfig as error:

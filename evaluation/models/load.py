@@ -136,7 +136,7 @@ def _of_transformers(
             "tokenizer it was trained with"
         )
     causal_lm, plan = load_transformers_causal_lm(folder, mesh, DTYPES[config.precision], codec.vocab_size)
-    lines = [f"{name} runs with transformers' code, for {reason}", *plan]
+    lines = [f"{name} runs with transformers' code: {reason}", *plan]
     return replace(_loaded(checkpoint, causal_lm, codec, config), note="\n".join(lines))
 
 

@@ -58,8 +58,10 @@ class TransformersCausalLM:
 
     def _logits(self, tokens_BT: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """(float[B, T, rows of the table], transformers' cache of keys and values, where it is kept)."""
-        region = ShardedRegion(self.mesh.tensor_grid) if self.mesh.tensor.size > 1 else nullcontext()
-        with torch.no_grad(), region:
+        sharded = self.mesh.tensor.size > 1
+        region = ShardedRegion(self.mesh.tensor_grid) if sharded else nullcontext()
+        # In inference mode DTensor meets operations whole that it shards by their parts, and gathers heads.
+        with torch.inference_mode(not sharded), torch.no_grad(), region:
             result = self.model(input_ids=tokens_BT, **options)
             logits = result.logits
             logits_BTV = logits.full_tensor() if isinstance(logits, DTensor) else logits

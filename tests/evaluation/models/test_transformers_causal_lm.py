@@ -19,6 +19,7 @@ from gristmill.evaluation.scoring.loglikelihood import score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.training.auto_tp.cost import CollectiveCounter
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
@@ -99,10 +100,14 @@ def tokens_of(loaded: LoadedModel) -> list[list[int]]:
     return [list(each.tokens) for each in generate(loaded.causal_lm, loaded.codec, PROMPTS, GenerationSettings(6), 100)]
 
 
-def of_two_ranks(paths: CheckpointPaths, axis: str) -> tuple[str, list[list[int]]]:
+def of_two_ranks(paths: CheckpointPaths, axis: str) -> tuple[str, int, list[list[int]]]:
+    """The note, the collectives of a pass, and the tokens."""
     layout = LayoutConfig(**{axis: 2}, sequence_parallel=False)
     loaded = load_for_evaluation_sharded(paths, EvaluateConfig(), layout, build_mesh(layout, 2, torch.device("cpu")))
-    return loaded.note, tokens_of(loaded)
+    counter = CollectiveCounter()
+    with torch.inference_mode(), counter:
+        loaded.causal_lm.hidden(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    return loaded.note, counter.total, tokens_of(loaded)
 
 
 @pytest.mark.parametrize(("family", "axis"), [("mpt", "tensor"), ("llama", "tensor"), ("llama", "pipeline")])
@@ -110,8 +115,9 @@ def test_two_ranks_generate_as_one(family: str, axis: str, folder, pool) -> None
     """By transformers' code under a plan by rules, and a folder of our families by our own model."""
     paths = folder(family)
     expected = tokens_of(load_for_evaluation(paths, EvaluateConfig()))
-    for note, found in pool.run(2, of_two_ranks, paths, axis):
+    for note, collectives, found in pool.run(2, of_two_ranks, paths, axis):
         assert found == expected
+        assert family != "mpt" or collectives == 5 + 1  # the plan's, and the gathered logits
         assert ("MptForCausalLM runs with transformers' code" in note) == (family == "mpt")
         assert ("collectives forward" in note) == (family == "mpt")
 
