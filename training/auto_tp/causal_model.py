@@ -107,7 +107,7 @@ def parallelize(
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard_after_forward)
         fully_shard(wrapped, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
-        sum_gradients(wrapped, mesh)
+        sum_gradients(wrapped)
     return wrapped
 
 

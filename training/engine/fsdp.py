@@ -41,9 +41,8 @@ def shard_over_data(
 ) -> None:
     """Applies FSDP2 to each layer, and to embedding, final norm and head as one unit (a tied table is one parameter).
 
-    Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. Their sum is forced on
-    gloo, which lacks the scaled sum that a factor of 1 would need. With a pipeline nothing is gathered anew by
-    micro-batch."""
+    Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. With a pipeline nothing
+    is gathered anew by micro-batch."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     reshard = layout.reshard_after_forward and layout.pipeline == 1
     for index, layer in model.layers.items():
@@ -54,12 +53,13 @@ def shard_over_data(
             _shard_mixture(layer.mlp, mesh, policy, reshard)
         fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
-    sum_gradients(model, mesh)
+    sum_gradients(model)
 
 
-def sum_gradients(model: nn.Module, mesh: Mesh) -> None:
-    """Makes FSDP sum gradients over the data ranks."""
+def sum_gradients(model: nn.Module) -> None:
+    """Makes FSDP sum gradients over the data ranks. The plain sum is forced: a factor of 1 would be a scaled sum, which
+    gloo lacks and NCCL computes in slower kernels."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(mesh.device.type == "cpu")
+            module.set_force_sum_reduction_for_comms(True)
