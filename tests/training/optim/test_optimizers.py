@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.muon import orthogonal
+from gristmill.training.optim.adamw import AdamW, Operands
+from gristmill.training.optim.muon import of_one_shape, orthogonal
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import single_process
@@ -70,3 +70,19 @@ def test_clipping_is_torchs() -> None:
     assert norm == pytest.approx(nn.utils.clip_grad_norm_(theirs.values(), 1.0).item(), rel=1e-6)
     for mine, its in zip(ours.values(), theirs.values(), strict=True):
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-5, atol=0)
+
+
+def test_muon_takes_matrices_of_one_shape_together() -> None:
+    shapes = {"a": (2, 3), "b": (4, 4), "c": (2, 3), "d": (2, 3)}
+    parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    operands = [Operands(name, value, value, ()) for name, value in parameters.items()]
+    names = [[each.name for each in batch] for batch in of_one_shape(operands, parameters, 12)]
+    assert names == [["a", "c"], ["d"], ["b"]]
+    assert [len(batch) for batch in of_one_shape(operands, parameters, 0)] == [1, 1, 1, 1]
+
+
+def test_muon_in_a_batch_is_muon_of_each() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)
+    for one, whole in zip(orthogonal(matrices), matrices, strict=True):
+        torch.testing.assert_close(one, orthogonal(whole), rtol=0, atol=1e-13)
