@@ -136,11 +136,6 @@ class LayoutConfig(Config):
             raise ValueError("swapped_tokens is of recompute: tokens; set that, or leave swapped_tokens out")
         if self.recompute != "tokens":
             return self
-        if self.tensor > 1 and self.sequence_parallel:
-            raise ValueError(
-                "recompute: tokens computes some tokens of a layer again, which sequence parallelism divides over the "
-                "tensor ranks; set sequence_parallel: false, or recompute: swap"
-            )
         if self.pipeline > 1 and self.schedule in ("zbv", "dualpipev"):
             raise ValueError(
                 f"recompute: tokens recomputes once for a whole backward pass, which {self.schedule} splits; set "

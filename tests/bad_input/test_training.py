@@ -30,12 +30,6 @@ CASES = [
         "set recompute: full",
     ),
     changed(
-        "tokens again under sequence parallelism",
-        ["train.layout: {tensor: 2, recompute: tokens}"],
-        "sequence parallelism divides over the tensor ranks",
-        "set sequence_parallel: false",
-    ),
-    changed(
         "a share of tokens without its policy",
         ["train.layout: {recompute: swap, swapped_tokens: 0.5}"],
         "swapped_tokens is of recompute: tokens",

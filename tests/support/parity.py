@@ -455,10 +455,25 @@ MUTATIONS: dict[str | None, Any] = {
         ("model.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
     ),
     "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
+    "tokens cut anywhere": patched(("memory.activation_swap.CUT_TOKENS", 1)),
+    "tokens cut anywhere, of another shard": patched(
+        ("memory.activation_swap.CUT_TOKENS", 1),
+        (
+            "memory.activation_swap._last",
+            lambda saved, cut, shards: saved.order.restored(saved.copy.values())[:, cut * shards :].contiguous(),
+        ),
+    ),
     "a swapped layer recomputed from its first tokens": patched(
         (
             "memory.activation_swap._last",
-            lambda saved, cut: (whole := saved.order.restored(saved.copy.values()))[:, : whole.shape[1] - cut].clone(),
+            lambda saved, cut, shards: (
+                saved.order.restored(saved.copy.values())
+                .unflatten(1, (shards, -1))
+                .flip(2)[:, :, cut:]
+                .flip(2)
+                .flatten(1, 2)
+                .contiguous()
+            ),
         )
     ),
     "weights of the step before": patched(("memory.weight_stream.WeightStream.release", lambda self: None)),

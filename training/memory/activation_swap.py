@@ -113,6 +113,7 @@ class _Rows:
     number: int | str
     first: _InHostMemory | None
     order: _Order
+    shards: int
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,15 @@ class SwappedLayer:
     """One layer in one pass. compute: a method of the layer. share: of the tokens; 1 recomputes nothing.
 
     metadata: of the pass; it gives that of the last tokens (`of_tokens`), and calls `around_attention` where attention
-    is computed. Tensors that the metadata holds, parameters and small tensors stay on the device."""
+    is computed. Tensors that the metadata holds, parameters and small tensors stay on the device.
+
+    Under sequence parallelism the input is one tensor rank's shard of the tokens, and what is gathered has `shards` of
+    them: the first tokens are then those of each shard, so that every rank recomputes the tokens that it gathers."""
 
     def __init__(self, compute: Callable[..., Any], x_BTD: Tensor, metadata: Any, share: float, swap: SwapStreams):
         self.compute, self.metadata, self.swap = compute, metadata, swap
         self.batch, self.tokens = x_BTD.shape[:2]
+        self.shards = metadata.positions_BT.shape[1] // self.tokens
         self.cut = first_tokens(share, self.tokens)
         self.needs_gradient = x_BTD.requires_grad
         weights = [parameter.detach() for parameter in compute.__self__.parameters()]  # type: ignore[attr-defined]
@@ -184,15 +189,17 @@ class SwappedLayer:
             name = self._heads.get(_key(tensor))
             if name is None or self.cut == self.tokens or tensor.numel() % (self.batch * self.tokens):
                 return self._stored(tensor)
-            number = name
+            number, shards = name, self.shards
         elif self.cut == self.tokens or self._is_whole(storage) or not self._is_by_token(order):
             return self._stored(tensor)
+        else:
+            shards = self._shards_of(order)
         first = None
         if self.cut:
             first = self._copied(
-                tensor, "first", lambda values: self._by_token(values)[:, : self.cut].contiguous(), order
+                tensor, "first", lambda values: self._by_token(values, shards)[:, :, : self.cut].contiguous(), order
             )
-        return _Rows(number, first, order)
+        return _Rows(number, first, order, shards)
 
     def _is_whole(self, storage: int) -> bool:
         """The address of a storage that was freed may be another one's by now."""
@@ -223,7 +230,7 @@ class SwappedLayer:
         if last.numel() == _product(saved.order.shape):  # not of tokens after all, but for its size
             return saved.order.restored(last)
         parts = [] if saved.first is None else [saved.first.values()]
-        whole = torch.cat([*parts, last.view(self.batch, self.tokens - self.cut, -1)], dim=1)
+        whole = torch.cat([*parts, last.view(self.batch, saved.shards, self.tokens - self.cut, -1)], dim=2)
         return saved.order.restored(whole)
 
     def _recomputed(self, number: int | str) -> Tensor:
@@ -246,19 +253,28 @@ class SwappedLayer:
             for part, name in zip(heads, ("query", "key", "value"), strict=True):
                 again[name] = _Order.of(part).in_memory(part.detach())
             assert self._attention is not None
-            return _last(self._attention, self.cut).requires_grad_(heads[0].requires_grad)
+            return _last(self._attention, self.cut, self.shards).requires_grad_(heads[0].requires_grad)
 
-        metadata = replace(self.metadata.of_tokens(self.cut), around_attention=attend)
-        x_BRD = _last(self._input, self.cut).requires_grad_(self.needs_gradient)
+        metadata = replace(self.metadata.of_tokens(self.cut, self.shards), around_attention=attend)
+        x_BRD = _last(self._input, self.cut, 1).requires_grad_(self.needs_gradient)
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             self.compute(x_BRD, metadata, None)
         return again
 
     def _is_by_token(self, order: _Order) -> bool:
-        return order.shape[:2] == (self.batch, self.tokens) or order.shape[0] == self.batch * self.tokens
+        return self._tokens_of(order) in (self.tokens, self.shards * self.tokens)
 
-    def _by_token(self, values: Tensor) -> Tensor:
-        return values.reshape(self.batch, self.tokens, -1)
+    def _tokens_of(self, order: _Order) -> int:
+        """Of a sample, in a tensor [B, T, ...] or [B x T, ...]; 0 in others."""
+        if order.shape[:1] == (self.batch,) and len(order.shape) > 1:
+            return order.shape[1]
+        return order.shape[0] // self.batch if order.shape and order.shape[0] % self.batch == 0 else 0
+
+    def _shards_of(self, order: _Order) -> int:
+        return self._tokens_of(order) // self.tokens
+
+    def _by_token(self, values: Tensor, shards: int) -> Tensor:
+        return values.reshape(self.batch, shards, self.tokens, -1)
 
 
 def first_tokens(share: float, tokens: int) -> int:
@@ -267,8 +283,10 @@ def first_tokens(share: float, tokens: int) -> int:
     return cut if cut in (0, tokens) else round(cut / CUT_TOKENS) * CUT_TOKENS
 
 
-def _last(saved: _Whole, cut: int) -> Tensor:
-    return saved.order.restored(saved.copy.values())[:, cut:].contiguous()
+def _last(saved: _Whole, cut: int, shards: int) -> Tensor:
+    """The tokens behind the first `cut` of each shard."""
+    whole = saved.order.restored(saved.copy.values())
+    return whole.unflatten(1, (shards, -1))[:, :, cut:].flatten(1, 2).contiguous()
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:

@@ -53,18 +53,21 @@ class AttentionMetadata:
         """The rotary angles of a layer with this window."""
         return self.rotation_BTK if window is None or self.window_rotation_BTK is None else self.window_rotation_BTK
 
-    def of_tokens(self, first: int) -> "AttentionMetadata":
-        """For what is computed token by token, over the tokens from `first` on."""
+    def of_tokens(self, first: int, shards: int = 1) -> "AttentionMetadata":
+        """For what is computed token by token, over the tokens from `first` on of each of so many shards."""
+
+        def rest(x: Tensor) -> Tensor:
+            return x.unflatten(1, (shards, -1))[:, :, first:].flatten(1, 2)
 
         def last(parts: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-            return None if parts is None else (parts[0][:, first:], parts[1][:, first:])
+            return None if parts is None else (rest(parts[0]), rest(parts[1]))
 
         dropout = self.dropout
         if dropout is not None:
             dropout = replace(dropout, positions_T=dropout.positions_T[first:])
         return replace(
             self,
-            positions_BT=self.positions_BT[:, first:],
+            positions_BT=rest(self.positions_BT),
             masks_BTS={},
             rotation_BTK=last(self.rotation_BTK),
             window_rotation_BTK=last(self.window_rotation_BTK),

@@ -65,8 +65,6 @@ def token_swap_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
         return None
     if shape.has_experts or any(block.has_mixer and not block.heads for block in shape.distinct):
         return "recompute: tokens is for layers of attention and a dense MLP"
-    if layout.tensor > 1 and layout.sequence_parallel:
-        return "recompute: tokens does not work with sequence parallelism"
     if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD:
         return f"{layout.schedule} cannot recompute by token"
     return None

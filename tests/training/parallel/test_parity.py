@@ -15,7 +15,7 @@ PP2, PP4 = {"pipeline": 2}, {"pipeline": 4}
 CUBE = {"data": 2, "tensor": 2, "pipeline": 2}
 HOST = {"offload": {"optimizer": "cpu"}}
 SWAP = {"recompute": "swap", "unswapped_layers": 0}
-SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0, "sequence_parallel": False}
+SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0}
 HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}}
 IN_HOST_MEMORY = {"offload": {"parameters": "host"}}
 ON_DISK = {"offload": {"parameters": "disk", "subgroup_parameters": 1}}
@@ -138,6 +138,8 @@ RARE = [
     Case(CUBE | SWAP | {"schedule": "zbv"}, "tied"),
     Case(CUBE | SWAP, "gemma2", documents=True),
     Case({"context": 2, "tensor": 2} | SOME_TOKENS, documents=True),
+    Case({"tensor": 2, "sequence_parallel": False} | SOME_TOKENS, "gpt2"),
+    Case({"data": 2, "tensor": 4} | SOME_TOKENS, "olmo2"),
     Case({"context": 2, "context_method": "all_to_all", "data": 2} | SOME_TOKENS, "banded"),
     Case({"data": 2, "expert": 2} | SWAP, "experts"),
     Case({"tensor": 2} | SWAP, "mamba2"),
@@ -156,6 +158,14 @@ RARE = [
 def test_every_layout_is_one_process(case: Case, pool: Any) -> None:
     found = differences(case, pool)
     assert max(found.values()) < TOLERANCES[case.precision], found
+
+
+@pytest.mark.parametrize("model", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_tokens_of_each_shard_are_recomputed(model: str, pool: Any) -> None:
+    """Under sequence parallelism, cut at the third of a shard's eight tokens."""
+    case = Case({"tensor": 2} | SOME_TOKENS, model)
+    found = differences(case, pool, "tokens cut anywhere")
+    assert max(found.values()) < TOLERANCES["fp64"], found
 
 
 def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
@@ -186,7 +196,12 @@ CONTROLS = [
     ("a replicated norm counted twice", Case({"tensor": 2}), "norm"),
     ("tied gradients not summed", Case(PP2, "tied"), "gradients"),
     ("valid tokens counted on this rank only", Case({"data": 2}), "parameters"),
-    ("a swapped layer recomputed from its first tokens", Case({"tensor": 2} | SOME_TOKENS), "gradients"),
+    (
+        "a swapped layer recomputed from its first tokens",
+        Case({"tensor": 2, "sequence_parallel": False} | SOME_TOKENS),
+        "gradients",
+    ),
+    ("tokens cut anywhere, of another shard", Case({"tensor": 2} | SOME_TOKENS), "gradients"),
     ("gradients in host memory not clipped", Case({"data": 2} | HOST), "parameters"),
     ("weights of the step before", Case({"data": 2} | ON_DISK), "parameters"),
     ("logits normalised by this rank's sum", Case({"tensor": 2}), "loss"),
