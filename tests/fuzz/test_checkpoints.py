@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.known_digests import KnownDigests
 from gristmill.training.checkpoint import load_model, newest_complete, read_model_config, step_folder
+from gristmill.training.parallel.mesh import single_process
 from tests.support.mutations import mutate
 from tests.support.recording_reporter import RecordingReporter
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
@@ -101,7 +103,7 @@ def check_damages(folder: Path, numbers: range) -> int:
         damage(list(contents), before, rng)
         where = f"seed {SEED}, number {number}: {damage.__name__}"
         now = {path: path.read_bytes() if path.is_file() else None for path in last.iterdir()}
-        found = newest_complete(root, card, said := RecordingReporter())
+        found = newest_complete(root, card, said := RecordingReporter(), single_process(), KnownDigests())
         assert found is not None, where
         if now == contents:
             assert found[0] == last and said.lines == [], where
