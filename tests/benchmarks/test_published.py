@@ -23,6 +23,7 @@ def test_mean_error_on_the_calibration_runs_is_small():
     assert max(abs(error) for error in found) < 0.05
 
 
+@pytest.mark.slow  # five fits; the constants of the whole fit are tested above
 def test_leave_one_out_errors_are_small():
     """Four runs predict the fifth, and no single run determines a constant."""
     fits = leave_one_out()

@@ -16,7 +16,7 @@ from tests.support.recording_reporter import RecordingReporter
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 SEED = 20
-IN_CI, SLOW = 500, 20_000
+IN_CI, SLOW = 250, 20_000
 THREE_STEPS = {
     "tokens": 3 * BATCH * MODEL.sequence_length,
     "checkpoint": {"every": 1},

@@ -17,7 +17,7 @@ from kills import (
     write_corpus,
 )
 
-GROUP_KILLS, WORKER_KILLS = 10, 5  # in every run of the suite
+GROUP_KILLS, WORKER_KILLS = 6, 4  # in every run of the suite
 SLOW_KILLS = 500
 
 

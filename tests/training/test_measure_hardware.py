@@ -55,6 +55,7 @@ def wire_of_two():
     return profile.node_link.gb_per_second, profile.sources["node_link"]
 
 
+@pytest.mark.slow  # measures the whole machine on each rank
 def test_two_processes_measure_the_curve_of_their_wire(pool):
     first, second = pool.run(2, wire_of_two)
     assert first[0] > 0 and second[0] > 0

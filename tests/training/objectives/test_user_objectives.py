@@ -20,7 +20,8 @@ FILES = {
 }
 OBJECTIVES = {"contrastive": "Contrastive", "labelling": "Repeats", "preference": "Preference"}
 TAGS = ModelConfig.model_validate(MODEL.model_dump() | {"outputs": [{"name": "tags", "size": 2, "over": "tokens"}]})
-LAYOUTS = [{"tensor": 2}, {"data": 2, "pipeline": 2, "schedule": "zbv"}]
+LAYOUTS = [{"data": 2}, {"tensor": 2}]
+RARE = [{"data": 2, "pipeline": 2, "schedule": "zbv"}]  # by hand (-m slow)
 
 
 def test_the_page_has_three_files_of_20_to_40_lines() -> None:
@@ -65,13 +66,17 @@ def train_on_mesh(folder: Path, name: str, run: Path, layout: dict[str, Any]) ->
     new_run(run, mesh, model=model_of(name), layout=layout | {"micro_batch": 1}, **settings(folder, name)).train()
 
 
+@pytest.mark.parametrize("layouts", [LAYOUTS, pytest.param(RARE, marks=pytest.mark.slow)], ids=["two ranks", "four"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_of_the_page_trains_alike_on_every_layout(name: str, folder: Path, pool: Any) -> None:
-    new_run(folder / f"alone {name}", model=model_of(name), **settings(folder, name)).train()
-    alone = read_metrics(folder / f"alone {name}" / METRICS_NAME)
+def test_an_objective_of_the_page_trains_alike_on_every_layout(
+    name: str, layouts: list[dict[str, Any]], folder: Path, pool: Any
+) -> None:
+    alone_folder = folder / f"alone {name} {len(layouts)}"
+    new_run(alone_folder, model=model_of(name), **settings(folder, name)).train()
+    alone = read_metrics(alone_folder / METRICS_NAME)
     assert len(alone) == 5 and "validation" in alone[-1]
-    for number, layout in enumerate(LAYOUTS):
-        run = folder / f"{number} {name}"
+    for layout in layouts:
+        run = folder / f"{layout} {name}"
         world = LayoutConfig(**layout).world_size
         pool.run(world, train_on_mesh, folder, name, run, layout)
         for one, other in zip(alone, read_metrics(run / METRICS_NAME), strict=True):

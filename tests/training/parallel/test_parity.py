@@ -67,7 +67,7 @@ GRID = [
     Case(PP2 | {"schedule": "interleaved", "recompute": "attention"}, "banded"),
     Case(PP2 | {"schedule": "zbv"}, "banded"),
     Case({"tensor": 2, "data": 2}, documents=True),
-    Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
+    Case(PP2 | {"schedule": "interleaved"}, "gpt2", documents=True),
     # ALiBi, whose slopes go with the heads, and a norm right behind the embedding
     Case({"tensor": 2}, "bloom"),
     # biases of query, key and value alone, scaled rotary positions
@@ -97,6 +97,7 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
     Case(CUBE | {"schedule": "dualpipev"}),
     Case(CUBE | {"recompute": "full", "recompute_every": 2}),
     Case({"tensor": 4, "data": 2}, "one_kv_head"),
