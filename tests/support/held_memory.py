@@ -14,7 +14,7 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import RawFile
 
-ROUNDS, READS = 6, 12
+ROUNDS, READS = 10, 12
 
 
 def kinds_of_records(path: Path) -> list[str]:
