@@ -13,15 +13,16 @@ from gristmill.training.memory.activation_swap import SwappedLayer, SwapStreams
 
 # Saved under recompute: operators: results of matmuls and attention; all other operators are cheap to recompute.
 # Collectives are not listed: torch refuses to keep the result of an in-place one.
-_KEPT_OPERATORS = (
+_KEPT_OPERATORS: tuple[Any, ...] = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
-    torch.ops.mkldnn._linear_pointwise.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
+if torch.backends.mkldnn.is_available():  # a torch built without oneDNN does not have the operator
+    _KEPT_OPERATORS += (torch.ops.mkldnn._linear_pointwise.default,)
 
 
 @dataclass(frozen=True)
