@@ -33,9 +33,9 @@ from gristmill.training.planner.rates import Rates, Sustained
 from gristmill.training.processes import RankInfo, local_device
 from gristmill.training.testing.causal_loss import causal_loss
 
-# Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
-PASSES = 8
+PASSES = 8  # through a layer, in one measurement
 COLLECTIVES = 8  # of the tensor axis in a layer's two passes, under sequence parallelism
+# Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (
     (256, 256, 256),
     (512, 512, 512),
