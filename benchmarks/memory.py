@@ -7,12 +7,19 @@ backward in one process of this machine, where the copy to host memory is a copy
 forecast adds to the seconds of keep what the policy computes again and copies, at the measured rates of one layer's
 forward pass, of attention alone and of copies (memory_time_forecast_error). memory_plan is the peak of planned
 addresses of a layer's transient tensors against the segments of torch's caching allocator. The optimizer's strategies
-are simulated at the rates of the Deep Optimizer States paper."""
+are simulated at the rates of the Deep Optimizer States paper.
+
+Where there is a GPU, it is calibrated first, and then measured: tokens a second at 32K to 256K tokens and the longest
+sequence, of full recomputation, full swap and token-wise with the planner's share; the step by who updates the
+parameters, against its forecast (offload_forecast_error), the chosen stride against the fastest one, and the chosen
+strategy against torch's FSDP2 with CPUOffloadPolicy (offload_against_fsdp2)."""
 
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,13 +27,16 @@ import torch
 from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
+from support import longest_sequence, offload_strategies
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gristmill.foundation.progress import Reporter
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.forward_backward import output_of, scaled_sum
 from gristmill.training.engine.local_model import LocalModel, build_local_model
+from gristmill.training.measure_hardware import write_profile
 from gristmill.training.memory import activation_swap
 from gristmill.training.memory.address_plan import best_plan, caching_peak, greedy_plan, live_peak, replay
 from gristmill.training.memory.allocation_trace import layer_trace, recorded
@@ -35,6 +45,7 @@ from gristmill.training.offload_config import OffloadConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.hardware import profile_names
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.pass_peak import pass_peak
@@ -76,7 +87,13 @@ def main() -> None:
     for name in list(POLICIES)[1:]:
         label = f"memory_time_{name.replace(' ', '_')}"
         figures.append(Figure(label, seconds[name], "s", seconds["keep"], "keep", seconds["keep"] / seconds[name]))
-    print_figures([*figures, memory_plan(model), *strides()])
+    figures += [memory_plan(model), *strides()]
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        figures += gpu_figures(device, torch.cuda.get_device_properties(device).total_memory, options.quick)
+    else:
+        print("No GPU: sequence lengths, optimizer strategies and FSDP2's CPUOffloadPolicy are unmeasured.")
+    print_figures(figures)
 
 
 def config(model: ModelConfig, policy: dict[str, Any]) -> TrainConfig:
@@ -215,6 +232,29 @@ def strides() -> list[Figure]:
         for name, offload in strategies.items()
         for seconds in [update_seconds(sizes, on_device(24, offload), rates)]
     ]
+
+
+def gpu_figures(device: torch.device, memory_bytes: float, quick: bool) -> list[Figure]:
+    """device, with so much memory: a GPU; a CPU where this program itself is tested."""
+    rounds = 1 if quick else 3
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_profile(profile := folder / "machine.yaml", base_profile(device), Reporter.silent())
+        swaps = longest_sequence.profile_for_swaps(profile, folder, device)
+        layers = longest_sequence.model_for(memory_bytes)
+        bench = longest_sequence.Bench(layers, longest_sequence.VOCABULARY, device, swaps, rounds=rounds)
+        lengths = longest_sequence.LENGTHS[: 1 if quick else None]
+        limit = 2 * lengths[0] if quick else longest_sequence.LIMIT
+        figures = longest_sequence.length_figures(bench, lengths, limit, longest_sequence.UNIT)
+        large = offload_strategies.model_for(memory_bytes)
+        offload = offload_strategies.Bench(large, offload_strategies.VOCABULARY, device, profile, rounds=rounds)
+        return figures + offload_strategies.strategy_figures(offload)
+
+
+def base_profile(device: torch.device) -> str | None:
+    """The built-in profile of this GPU, for the peak that its data sheet states."""
+    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
+    return next((each for each in profile_names() if each.partition("-")[0] in name), None)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def processor() -> str:
 
 def graphics() -> str:
     if not torch.cuda.is_available():
-        return "No GPU: what runs on one alone is unmeasured."
+        return "No GPU: what runs on one alone is unmeasured; `make bench` on a machine with one measures it."
     return f"GPU: {torch.cuda.get_device_name(0)}."
 
 

@@ -6,9 +6,7 @@ links of a node. The planner itself needs no torch.
 
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +14,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import yaml
-from torch.optim.adamw import adamw
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.torchrun_variables import torchrun_variable
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.measure_host import measure_host_link, measure_host_update, processes_here
+from gristmill.training.median_seconds import median_seconds
+from gristmill.training.memory_check import host_bytes
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.linear import product
 from gristmill.training.parallel.mesh import build_mesh, single_process
@@ -79,7 +78,8 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
     copy = measure_copy(device, repeats)
     fitted = fit_device(points, copy, device, base)
     processes = dist.get_world_size() if dist.is_initialized() else 1
-    updates, slowed = measure_host_update(repeats)
+    updates, slowed = measure_host_update(device, repeats)
+    link = measure_host_link(device, repeats)
     wire, latency, wires = None, 0.0, "not measured: one process; set it, or run under torchrun"
     if processes > 1:
         reduced, sent = measure_all_reduce(device, repeats), measure_sends(device, repeats)
@@ -99,6 +99,8 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
         "node_link": wires,
         "host_update": f"measured AdamW in fp32 on the host: {updates / 1e9:.3f}e9 parameters/s, {slowed:.2f} times "
         "as long while another thread copies",
+        "host_link": f"measured copies between the host and {name}, the slower direction: {link / 1e9:.1f} GB/s",
+        "host_memory_gib_per_gpu": f"this machine's, over {processes_here()} processes",
         "network": f"from {base.name}" if base else "not measured; set it before you plan several nodes",
     }
     memory_link = Link(kind="memory", gb_per_second=copy / 2e9, latency_microseconds=50.0)
@@ -108,6 +110,8 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
         node_gpus=base.node_gpus if base else max(processes, 1),
         node_link=wire or (base.node_link if base else memory_link),
         network=base.network if base else Link(kind="ethernet", gb_per_second=1.25, latency_microseconds=100.0),
+        host_link=Link(kind="pcie" if device.type == "cuda" else "memory", gb_per_second=link / 1e9),
+        host_memory_gib_per_gpu=host_bytes() / GIB / processes_here(),
         host_update_gparams_per_second=updates / 1e9 / processes_here(),
         host_contention=max(0.0, slowed - 1),
         usd_per_gpu_hour=base.usd_per_gpu_hour if base else None,
@@ -124,7 +128,7 @@ def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> l
             dtype = torch.bfloat16 if cuda else torch.float32
             left = torch.randn(rows, depth, device=device, dtype=dtype)
             right = torch.randn(columns, depth, device=device, dtype=dtype)
-            seconds = _median(lambda left=left, right=right: product(left, right), device, repeats)  # type: ignore[misc]
+            seconds = median_seconds(lambda left=left, right=right: product(left, right), device, repeats)  # type: ignore[misc]
             points.append(Measured(rows, depth, columns, seconds))
             meter.advance(1, f"{points[-1].tflops:.2f} TFLOP/s")
     return points
@@ -150,7 +154,7 @@ def measure_layer(repeats: int, axes: dict[str, int]) -> float:
             for _ in range(PASSES):  # the clock of processor time may have ticks of 10 ms
                 passes.train(batch, [1.0])
 
-        seconds.append(_median(several, device, repeats) / PASSES)
+        seconds.append(median_seconds(several, device, repeats) / PASSES)
     return max(0.0, (seconds[1] - seconds[0]) / 4)
 
 
@@ -159,42 +163,7 @@ def measure_copy(device: torch.device, repeats: int) -> float:
     size = 2**30 if device.type == "cuda" else 2**27
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / _median(lambda: target.copy_(source), device, repeats)
-
-
-def measure_host_update(repeats: int, parameters: int = 2**22) -> tuple[float, float]:
-    """(parameters a second that the host updates with AdamW, how many times as long while a thread copies memory): the
-    rate and the contention of an optimizer whose state is in host memory."""
-    host = torch.device("cpu")
-    tensors = [torch.zeros(parameters) for _ in range(4)]
-    source = torch.zeros(2**26, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    done = threading.Event()
-
-    def copy() -> None:
-        while not done.is_set():
-            target.copy_(source)
-
-    def update() -> None:
-        weight, gradient, first, second = ([tensor] for tensor in tensors)
-        numbers = {"beta1": 0.9, "beta2": 0.95, "lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
-        options = {"fused": True, "amsgrad": False, "maximize": False}
-        adamw(weight, gradient, first, second, [], [torch.zeros(())], **options, **numbers)
-
-    alone = _median(update, host, repeats, alone=False)
-    copier = threading.Thread(target=copy)
-    copier.start()
-    try:
-        beside = _median(update, host, repeats, alone=False)
-    finally:
-        done.set()
-        copier.join()
-    return parameters / alone, beside / alone
-
-
-def processes_here() -> int:
-    """Processes that share this machine's host."""
-    return torchrun_variable("LOCAL_WORLD_SIZE", 1)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device, repeats)
 
 
 class Sent(NamedTuple):
@@ -212,7 +181,7 @@ def measure_all_reduce(device: torch.device, repeats: int) -> list[Sent]:
     curve, size = [], 2**12
     while size <= largest:
         numbers = torch.zeros(size // 4, device=device)
-        seconds = _median(lambda numbers=numbers: dist.all_reduce(numbers), device, repeats, alone=False)  # type: ignore[misc]
+        seconds = median_seconds(lambda numbers=numbers: dist.all_reduce(numbers), device, repeats, alone=False)  # type: ignore[misc]
         curve.append(Sent(size, 2 * (ranks - 1) / ranks * size, seconds))
         size *= 8
     return curve
@@ -223,7 +192,7 @@ def measure_sends(device: torch.device, repeats: int) -> list[Sent]:
     curve = []
     for size in (2**12, 2**16, 2**20, 2**24):
         numbers = torch.zeros(size // 4, device=device)
-        seconds = _median(lambda numbers=numbers: _there_and_back(numbers), device, repeats, alone=False)  # type: ignore[misc]
+        seconds = median_seconds(lambda numbers=numbers: _there_and_back(numbers), device, repeats, alone=False)  # type: ignore[misc]
         curve.append(Sent(size, size, seconds / 2))
     return curve
 
@@ -309,27 +278,6 @@ def _start_processes(device: torch.device) -> bool:
         return False
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return True
-
-
-def _median(work: Callable[[], Any], device: torch.device, repeats: int, alone: bool = True) -> float:
-    """Median seconds of `repeats` runs after two warm-up runs. On a CPU, work of this process alone is timed by its CPU
-    time, which other processes do not lengthen, unless it is shorter than a tick of that clock."""
-    threads = torch.get_num_threads()
-    clock = time.perf_counter if device.type == "cuda" or not alone else lambda: time.process_time() / threads
-    times = []
-    for index in range(repeats + 2):
-        _finish(device)
-        start, wall = clock(), time.perf_counter()
-        work()
-        _finish(device)
-        if index >= 2:
-            times.append(clock() - start or time.perf_counter() - wall)
-    return sorted(times)[len(times) // 2]
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _plain_device(best: float, copy: float, device: torch.device) -> Device:

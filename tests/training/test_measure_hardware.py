@@ -8,7 +8,8 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training import measure_hardware as measure
 from gristmill.training.measure_hardware import CUDA_SHAPES, Measured, Sent, fit_device, fit_link, write_profile
-from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.memory_check import host_bytes
+from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
 
 
@@ -36,6 +37,9 @@ def test_this_machine_is_measured_and_its_profile_can_be_read(tmp_path, monkeypa
     assert "measured" in yaml.safe_load(path.read_text())["sources"]["matmul"]
     assert "while another thread copies" in profile.sources["host_update"]
     assert profile.host_update_gparams_per_second > 0 and profile.host_contention >= 0
+    assert profile.host_link.kind == "memory"
+    assert f"{profile.host_link.gb_per_second:.1f} GB/s" in profile.sources["host_link"]
+    assert profile.host_memory_gib_per_gpu * GIB == pytest.approx(host_bytes())
 
 
 def test_a_wire_is_found_again_from_its_own_curve():
