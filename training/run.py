@@ -112,7 +112,7 @@ class Run:
         self._left_empty = broadcast_from_first(mesh, bool(checkpoint.steps_in(self.root)))
         self.model = self._build_model(model, vocab_size)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
-        self.optimizer = build_optimizer(self.model.parameters, train, model, self.model.stream)
+        self.optimizer = build_optimizer(self.model.parameters, train, model, mesh, self.model.stream)
         self.batches = Batches(
             objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
         )

@@ -279,7 +279,7 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
     batches = Batches(case.samples, mesh.data, mesh.device)
-    optimizer = build_optimizer(parts.parameters, train, model, parts.stream)
+    optimizer = build_optimizer(parts.parameters, train, model, mesh, parts.stream)
     trainer = RecordingTrainer(train, parts, passes, optimizer, batches, mesh)
     reports = [trainer.step() for _ in range(STEPS)]
     values = parts.weights | parts.buffers

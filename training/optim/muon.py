@@ -4,23 +4,27 @@ AdamW updates all other parameters."""
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gristmill.training.model.roles import role_of
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW, Operands, operands_of
+from gristmill.training.optim.matrix_exchange import MatrixExchange
 from gristmill.training.optimizer_config import OptimizerConfig
-from gristmill.training.parallel.local import local, local_shard, stored_like
+from gristmill.training.parallel.local import local, stored_like
 
 # Newton-Schulz quintic a x + b x^3 + c x^5 whose fixed slope at 0 is steep: singular values reach 0.7 to 1.2 in 5
 # rounds
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-BATCH_ELEMENTS = 2**28  # of matrices whose products run together on a GPU: 512 MB of bfloat16
+ROUND_ELEMENTS = 2**28  # of the matrices that a rank makes orthogonal at once: 512 MB of bfloat16
 
 
 class Muon:
-    """A matrix is gathered to be made orthogonal; each process then updates its own shard."""
+    """A sharded matrix is made orthogonal on one rank, with the work balanced over them; each process then updates its
+    own shard. group: the processes of a pipeline rank, on which its parameters lie."""
 
     def __init__(
         self,
@@ -28,12 +32,14 @@ class Muon:
         config: OptimizerConfig,
         model: ModelConfig,
         zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        group: dist.ProcessGroup | None = None,
     ):
-        self.parameters, self.config = parameters, config
+        self.parameters, self.config, self.group = parameters, config, group
         self.matrices = {name: value for name, value in parameters.items() if role_of(name, model).is_matrix_of_layer}
         rest = {name: value for name, value in parameters.items() if name not in self.matrices}
         self.adamw = AdamW(rest, config, model, zeros_like)
         self.momentum = {name: zeros_like(local(value.detach())) for name, value in self.matrices.items()}
+        self._exchanges: dict[tuple[str, ...], MatrixExchange] = {}
 
     @property
     def updates(self) -> int:
@@ -57,57 +63,99 @@ class Muon:
 
     @torch.no_grad()
     def update(self, operands: Sequence[Operands], rate_share: float) -> None:
-        """Updates these with the state they carry. A matrix is made orthogonal on its parameter's device, which holds
-        the processes' links, wherever the rest is computed."""
+        """Updates these with the state they carry; all ranks that share them call it with the same ones. A matrix is
+        made orthogonal on its parameter's device, which holds the processes' links, wherever the rest is computed."""
         rate, decay = self.config.muon_learning_rate * rate_share, self.config.weight_decay
-        matrices = [each for each in operands if each.name in self.matrices]
-        devices = {self.matrices[each.name].device.type for each in matrices}
-        for batch in of_one_shape(matrices, self.matrices, BATCH_ELEMENTS if devices == {"cuda"} else 0):
-            for each, direction in zip(batch, self._directions(batch), strict=True):
-                each.parameter.mul_(1 - rate * decay).sub_(direction, alpha=rate)
+        by_group: dict[dist.ProcessGroup | None, list[Operands]] = {}
+        for each in operands:
+            if each.name in self.matrices:
+                by_group.setdefault(self._group_of(self.matrices[each.name]), []).append(each)
+        for group, members in by_group.items():
+            for together in rounds(members, self.matrices, _round_elements(self.matrices[members[0].name], group)):
+                for each, direction in zip(together, self._directions(together, group), strict=True):
+                    each.parameter.mul_(1 - rate * decay).sub_(direction, alpha=rate)
         self.adamw.update([each for each in operands if each.name not in self.matrices], rate_share)
 
     def state(self) -> dict[str, Tensor]:
         own = {f"{name}.momentum": stored_like(self.momentum[name], value) for name, value in self.matrices.items()}
         return own | self.adamw.state()
 
-    def _directions(self, batch: Sequence[Operands]) -> list[Tensor]:
+    def _group_of(self, parameter: Tensor) -> dist.ProcessGroup | None:
+        """The processes that share the parameter; None where this one holds all of it."""
+        if not isinstance(parameter, DTensor) or parameter.device_mesh.size() == 1:
+            return None
+        if parameter.device_mesh.ndim == 1:
+            return parameter.device_mesh.get_group()
+        assert self.group is not None and parameter.device_mesh.size() == dist.get_world_size(self.group)
+        return self.group
+
+    def _directions(self, operands: Sequence[Operands], group: dist.ProcessGroup | None) -> list[Tensor]:
         """This process's shards of the orthogonal updates with Nesterov momentum, times sqrt(max(1, rows / columns)).
-        On GPUs matrices of one shape are one batch of products, in bfloat16 as in Keller Jordan's own code."""
-        wholes = [self._ahead(each) for each in batch]
-        stacked = wholes[0].unsqueeze(0) if len(wholes) == 1 else torch.stack(wholes)
-        if stacked.is_cuda and stacked.dtype == torch.float32:
-            stacked = stacked.to(torch.bfloat16)
-        made = [orthogonal(stacked[0])] if len(wholes) == 1 else orthogonal(stacked).unbind()
-        rows, columns = wholes[0].shape[-2:]
-        factor = max(1.0, rows / columns) ** 0.5
+        On GPUs in bfloat16, as in Keller Jordan's own code."""
+        ahead = [self._ahead(each) for each in operands]
+        if group is None:
+            made = orthogonal_each(ahead)
+        else:
+            exchange = self._exchange(tuple(each.name for each in operands), group)
+            made = exchange.scatter(orthogonal_each(exchange.gather(ahead)), ahead)
         return [
-            (local_shard(one, self.matrices[each.name]).to(each.gradient.dtype) * factor).to(each.gradient.device)
-            for each, one in zip(batch, made, strict=True)
+            (one.to(each.gradient.dtype) * self._factor(each.name)).to(each.gradient.device)
+            for each, one in zip(operands, made, strict=True)
         ]
 
+    def _exchange(self, names: tuple[str, ...], group: dist.ProcessGroup) -> MatrixExchange:
+        if names not in self._exchanges:
+            self._exchanges[names] = MatrixExchange([self.matrices[name] for name in names], group)
+        return self._exchanges[names]
+
+    def _factor(self, name: str) -> float:
+        rows, columns = self.matrices[name].shape[-2:]
+        return float(max(1.0, rows / columns) ** 0.5)
+
     def _ahead(self, operands: Operands) -> Tensor:
-        """The gradient with Nesterov momentum, whole."""
-        parameter, gradient, (momentum,) = self.matrices[operands.name], operands.gradient, operands.state
+        """This process's shard of the gradient with Nesterov momentum, on the parameter's device."""
+        gradient, (momentum,) = operands.gradient, operands.state
         momentum.mul_(self.config.muon_momentum).add_(gradient)
         ahead = gradient.add(momentum, alpha=self.config.muon_momentum)
-        ahead = stored_like(ahead.to(local(parameter.detach()).device), parameter)
-        return ahead.full_tensor() if hasattr(ahead, "full_tensor") else ahead
+        ahead = ahead.to(local(self.matrices[operands.name].detach()).device)
+        return ahead.to(torch.bfloat16) if ahead.is_cuda and ahead.dtype == torch.float32 else ahead
 
 
-def of_one_shape(
-    operands: Sequence[Operands], parameters: Mapping[str, Tensor], max_elements: int
-) -> list[list[Operands]]:
-    """Batches of matrices of one shape, of at most so many elements together (or one matrix). Of 2 x 3, 4 x 4, 2 x
-    3 and 2 x 3 in batches of 12: the first with the third, the fourth, the second."""
-    batches: list[list[Operands]] = []
+def _round_elements(parameter: Tensor, group: dist.ProcessGroup | None) -> int:
+    """Of all ranks together. A process alone on a CPU takes one matrix at a time: batches gain nothing there."""
+    ranks = 1 if group is None else dist.get_world_size(group)
+    return ROUND_ELEMENTS * ranks if ranks > 1 or parameter.is_cuda else 0
+
+
+def rounds(operands: Sequence[Operands], parameters: Mapping[str, Tensor], max_elements: int) -> list[list[Operands]]:
+    """Matrices of one shape after each other, in runs of at most so many elements together (or one matrix). Of 2 x 3, 4
+    x 4, 2 x 3 and 2 x 3 in runs of 12: the first with the third, the fourth, the second."""
     by_shape: dict[torch.Size, list[Operands]] = {}
     for each in operands:
         by_shape.setdefault(parameters[each.name].shape, []).append(each)
-    for shape, same in by_shape.items():
-        size = max(1, max_elements // shape.numel())
-        batches += [same[start : start + size] for start in range(0, len(same), size)]
-    return batches
+    found: list[list[Operands]] = []
+    room = 0
+    for each in (each for same in by_shape.values() for each in same):
+        elements = parameters[each.name].numel()
+        if elements > room:
+            found.append([])
+            room = max_elements
+        found[-1].append(each)
+        room -= elements
+    return found
+
+
+def orthogonal_each(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """`orthogonal` of each; on GPUs those of one shape are one batch of products."""
+    if not (matrices and matrices[0].is_cuda):
+        return [orthogonal(matrix) for matrix in matrices]
+    made: dict[int, Tensor] = {}
+    by_shape: dict[torch.Size, list[int]] = {}
+    for place, matrix in enumerate(matrices):
+        by_shape.setdefault(matrix.shape, []).append(place)
+    for places in by_shape.values():
+        made |= zip(places, orthogonal(torch.stack([matrices[place] for place in places])).unbind(), strict=True)
+    return [made[place] for place in range(len(matrices))]
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

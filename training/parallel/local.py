@@ -1,6 +1,8 @@
 """Local shards of parameters and gradients as plain tensors. Dispatching each small operation through
 DTensor costs more than the operation, and every optimizer but Muon works element by element."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -35,44 +37,38 @@ def stored_like(shard: Tensor, parameter: Tensor) -> Tensor:
 def local_shard(full: Tensor, parameter: Tensor) -> Tensor:
     """This process's shard of a full tensor, sharded like the parameter: over tensor ranks first, then over data
     ranks."""
-    for dim, parts, index in _cuts(parameter):
-        full = _chunk(full, parts, index, dim)
+    for dim, part in enumerate(ranges_of_shard(parameter)):
+        full = full.narrow(dim, part.start, len(part))
     return full
 
 
 def own_rows(parameter: Tensor) -> range:
     """The rows (dimension 0) of the full tensor that this process's shard is in."""
-    rows = range(parameter.shape[0])
-    for dim, parts, index in _cuts(parameter):
-        if dim == 0:
-            size = -(-len(rows) // parts)
-            rows = rows[min(index * size, len(rows)) : min((index + 1) * size, len(rows))]
-    return rows
+    return ranges_of_shard(parameter)[0]
 
 
 def other_dims_of_shard(rows: Tensor, parameter: Tensor) -> Tensor:
     """This process's shard, from its `own_rows`."""
-    for dim, parts, index in _cuts(parameter):
-        if dim:
-            rows = _chunk(rows, parts, index, dim)
+    for dim, part in enumerate(ranges_of_shard(parameter)[1:], start=1):
+        rows = rows.narrow(dim, part.start, len(part))
     return rows
 
 
-def _cuts(parameter: Tensor) -> list[tuple[int, int, int]]:
-    """(dimension, number of chunks, this process's chunk) in the order in which they are taken."""
+def ranges_of_shard(parameter: Tensor, coordinates: Sequence[int] | None = None) -> list[range]:
+    """The part of the full tensor, by dimension, that the process at these coordinates of the parameter's mesh holds
+    (by default this process). Of [5, 4], its rows over 2 ranks, the second holds rows 3 to 5 and columns 0 to 4.
+
+    Chunks of equal size, rounded up, are taken over the tensor ranks first: the last may be shorter or empty."""
+    ranges = [range(length) for length in parameter.shape]
     if not isinstance(parameter, DTensor):
-        return []
-    grid, placed = parameter.device_mesh, list(enumerate(parameter.placements))
-    return [
-        (placement.dim, grid.size(axis), grid.get_local_rank(axis))
-        for axis, placement in reversed(placed)
-        if not placement.is_replicate()  # Shard, or the strided kind that FSDP makes of a dimension sharded twice
-    ]
-
-
-def _chunk(tensor: Tensor, parts: int, index: int, dim: int) -> Tensor:
-    """The index-th of `parts` chunks of equal size, rounded up: the last may be shorter or empty."""
-    length = tensor.shape[dim]
-    size = -(-length // parts)
-    start = min(index * size, length)
-    return tensor.narrow(dim, start, min(size, length - start))
+        return ranges
+    grid = parameter.device_mesh
+    own = grid.get_coordinate() if coordinates is None else coordinates
+    assert own is not None, "this process is in the parameter's mesh"
+    for axis, placement in reversed(list(enumerate(parameter.placements))):
+        if placement.is_replicate():
+            continue  # else Shard, or the strided kind that FSDP makes of a dimension sharded twice
+        dim = placement.dim  # type: ignore[attr-defined]
+        size = -(-len(ranges[dim]) // grid.size(axis))
+        ranges[dim] = ranges[dim][own[axis] * size : (own[axis] + 1) * size]
+    return ranges

@@ -33,7 +33,7 @@ class Mesh:
     tensor_grid, key_value_grid and data_grid are the meshes of stored parameters: sharded over the tensor ranks; over
     as many of them as there are key/value heads, replicated over the rest; and sharded over the data and context ranks,
     over which gradients are summed. All three are None in a single process without a process group, where parameters
-    are plain tensors. ranks: int64[pipeline, the rest]."""
+    are plain tensors. stage: the processes of this pipeline rank. ranks: int64[pipeline, the rest]."""
 
     device: torch.device
     pipeline: Axis = ALONE
@@ -75,6 +75,7 @@ def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device, ex
     names = ("pipeline", "replicate", "shard", "context", "kv_shard", "kv_copy")
     ranks = torch.arange(math.prod(sizes)).reshape(sizes)
     grid = DeviceMesh(device.type, ranks, mesh_dim_names=names)
+    world = Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
     tensor_grid = grid["kv_shard", "kv_copy"]._flatten("tensor")
     sharded = grid["shard", "context"]._flatten("fsdp")
     batches = grid["replicate", "shard"]._flatten("data")
@@ -84,7 +85,8 @@ def build_mesh(layout: LayoutConfig, num_kv_heads: int, device: torch.device, ex
         data=_axis(batches),
         tensor=_axis(tensor_grid),
         context=_axis(grid["context"]),
-        world=Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD),
+        world=world,
+        stage=world if layout.pipeline == 1 else _axis(grid[names[1:]]._flatten("stage")),
         tensor_grid=tensor_grid,
         key_value_grid=grid["kv_shard", "kv_copy"],
         data_grid=grid["replicate", "fsdp"] if layout.replicate > 1 else sharded,
@@ -103,7 +105,6 @@ def _expert_mesh(layout: LayoutConfig, device: torch.device) -> dict[str, Any]:
     copied = layout.expert_replicate > 1
     return {
         "expert": _axis(grid["expert", "expert_tensor"]._flatten("expert_ranks")),
-        "stage": _axis(grid[names[1:]]._flatten("stage")),
         "expert_grid": grid["expert", "expert_tensor"],
         "expert_data_grid": grid["expert_replicate", "expert_shard"] if copied else grid["expert_shard"],
     }

@@ -6,7 +6,7 @@ from torch import nn
 
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW, Operands
-from gristmill.training.optim.muon import of_one_shape, orthogonal
+from gristmill.training.optim.muon import orthogonal, rounds
 from gristmill.training.optim.norm import clip, global_norm
 from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import single_process
@@ -76,9 +76,9 @@ def test_muon_takes_matrices_of_one_shape_together() -> None:
     shapes = {"a": (2, 3), "b": (4, 4), "c": (2, 3), "d": (2, 3)}
     parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
     operands = [Operands(name, value, value, ()) for name, value in parameters.items()]
-    names = [[each.name for each in batch] for batch in of_one_shape(operands, parameters, 12)]
+    names = [[each.name for each in together] for together in rounds(operands, parameters, 12)]
     assert names == [["a", "c"], ["d"], ["b"]]
-    assert [len(batch) for batch in of_one_shape(operands, parameters, 0)] == [1, 1, 1, 1]
+    assert [len(together) for together in rounds(operands, parameters, 0)] == [1, 1, 1, 1]
 
 
 def test_muon_in_a_batch_is_muon_of_each() -> None:
