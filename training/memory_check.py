@@ -66,7 +66,7 @@ def stated_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, cuda:
     layout = train.layout
     shape, micro_batch = shape_of(model, vocab_size), micro_batch_size(model, train)
     sizes = ElementSizes(*PRECISION_BYTES[train.precision], cuda=cuda)
-    memories = MemoryModel(shape, GRISTMILL, sizes, layout.offload)
+    memories = MemoryModel(shape, GRISTMILL.with_optimizer(train.optimizer.name), sizes, layout.offload)
     ranks = [RankLayers(tuple(Counter(shape.kinds)[kind] for kind in range(len(shape.distinct))), True, True)]
     planned = from_config(layout, micro_batch)
     samples = train.batch_tokens // model.sequence_length

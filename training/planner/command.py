@@ -35,6 +35,7 @@ class PlanOptions:
     offload: OffloadConfig = ON_DEVICE
     float8: bool = False
     memory_margin: float = MEMORY_MARGIN
+    optimizer: str = "adamw"
 
 
 def make_request(
@@ -54,7 +55,7 @@ def make_request(
         gpus=gpus,
         samples=about_samples(options.batch_tokens, shape.sequence_length, gpus),
         tokens=options.tokens,
-        framework=FRAMEWORKS[options.framework],
+        framework=FRAMEWORKS[options.framework].with_optimizer(options.optimizer),
         offload=options.offload,
         float8=options.float8,
         fixed=fixed,
@@ -92,6 +93,7 @@ def plan_recipe(
         train.layout.offload,
         train.float8,
         memory_margin,
+        train.optimizer.name,
     )
     return search_with_offload(make_request(shape, gpus, options, fixed))
 

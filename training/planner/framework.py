@@ -37,6 +37,9 @@ class Framework(Config):
     master_bytes: float = Field(4, description="its fp32 master copy, where the weight is not that itself")
     gradient_bytes: float = Field(4, description="a gradient as it is kept until the optimizer step")
     reduce_bytes: float = Field(4, description="a gradient on the link")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: the layers' parameters have one moment, and their matrices are made orthogonal"
+    )
     moments_bytes: float = Field(8, description="both moments of Adam")
     accumulate_bytes: float = Field(8, description="traffic of adding one micro-batch's gradient to the sum")
     optimizer_bytes: float = Field(32, description="traffic of clipping, one Adam step and the cast")
@@ -60,6 +63,9 @@ class Framework(Config):
     )
     swaps: bool = Field(False, description="it offers recompute: swap and tokens, besides")
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
+
+    def with_optimizer(self, name: str) -> "Framework":
+        return self if name == self.optimizer else Framework.model_validate(self.model_dump() | {"optimizer": name})
 
 
 # Our engine keeps a layer's gathered input, so nothing is gathered again; FSDP2 fetches a layer ahead; AdamW is fused.

@@ -195,7 +195,7 @@ class MemoryModel:
         one_layer, ends = self._layer_and_ends(layout, rank_layers, sharded=False)
         copies = min(unsharded, ends + 2 * one_layer) if layout.reshard and layers else unsharded
         sums = unsharded if microbatches > 1 else max(one_layer, ends)
-        moments, gradients, host = self.framework.moments_bytes * exact / 4, 1.0, 0.0
+        moments, gradients, host = self._moments_bytes(layout, rank_layers), 1.0, 0.0
         held = float(sharded)
         if self.offload.active:
             # Two subgroups' state is on the device; a pipeline's gradients are complete only at its end.
@@ -222,7 +222,7 @@ class MemoryModel:
         gradient is given up as it is completed, so that the largest counts, with the part of its earlier micro-batches
         that it is added to."""
         exact, compute = self.sizes.statistics, self.sizes.compute
-        moments = self.framework.moments_bytes * exact / 4
+        moments = self._moments_bytes(layout, rank_layers)
         one, ends = self._layer_and_ends(layout, rank_layers, sharded=True)
         layers = self.count(layout, rank_layers, sharded=True) - ends
         held = min(layers, LAYERS_HELD * one)
@@ -244,6 +244,15 @@ class MemoryModel:
             "disk": stored if on_disk else 0.0,
             "buffers": buffers,
         }
+
+    def _moments_bytes(self, layout: Layout, rank_layers: RankLayers) -> float:
+        """Of the rank's mean parameter. Muon has one moment where AdamW has two: in the layers (but for their vectors,
+        which are few)."""
+        both = self.framework.moments_bytes * self.sizes.statistics / 4
+        if self.framework.optimizer == "adamw":
+            return both
+        _, ends = self._layer_and_ends(layout, rank_layers, sharded=True)
+        return both / 2 * (1 + ends / self.count(layout, rank_layers, sharded=True))
 
     def _layer_and_ends(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> tuple[int, int]:
         """Parameters of the rank's largest layer, and of embedding, final norm and head."""

@@ -14,6 +14,7 @@ from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_t
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.host import host_rates, offloaded_update
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.muon_time import orthogonal_seconds
 from gristmill.training.planner.network import (
     AxisLinks,
     GroupLink,
@@ -324,7 +325,7 @@ class StepModel:
         return max(0.0, copied / min(link, disk) - microbatches * seconds) + 7 * each / disk
 
     def _optimizer(self, layout: Layout, rank_layers: RankLayers, backward: float) -> float:
-        """Seconds of clipping, the update and the cast of what this rank updates.
+        """Seconds of clipping, the update and the cast of what this rank updates; with Muon also of Newton-Schulz.
 
         Offloaded: the simulated step of host_update.py, and what copying fp32 gradients to the host takes beyond the
         backward pass of the last micro-batch."""
@@ -336,10 +337,12 @@ class StepModel:
             sharded = layout.expert_sharding.shard
             shares = {"replicate": 1, "optimizer_shard": sharded * layout.expert_replicate, "fsdp": sharded}
             count += experts / shares[self.framework.data_parallel]
+        muon = self.framework.optimizer == "muon"
+        orthogonal = orthogonal_seconds(self.shape, layout, rank_layers, self.rates) if muon else 0.0
         if self.offload.streams_weights:
-            return count / host_rates(self.rates.hardware).host_updates
+            return orthogonal + count / host_rates(self.rates.hardware).host_updates
         if not self.offload.active:
-            return self.rates.memory(count * self.framework.optimizer_bytes)
+            return orthogonal + self.rates.memory(count * self.framework.optimizer_bytes)
         bandwidth, _ = self.rates.link(self.rates.hardware.host_link)
         flush = 4 * count * (1 - self.device_share) / bandwidth
-        return max(0.0, flush - backward) + count * self._offloaded_update
+        return orthogonal + max(0.0, flush - backward) + count * self._offloaded_update
