@@ -27,6 +27,8 @@ settings.load_profile("no_deadline")
 # A shell without job control starts background commands with Ctrl-C ignored, and every process under them inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# One compute thread, set before torch is imported: small models are slower with two, and tests share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 

@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,12 +84,18 @@ def module_name(path: Path) -> str:
     return "gristmill." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def imports(path: Path, inside_functions: bool = False) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
+def imports(path: Path, inside_functions: bool = False) -> frozenset[str]:
     """Names that `import` and `from` statements import when the file is imported, and its deferred modules.
 
     `inside_functions` adds those inside functions. Does not count the code under `if __name__ == "__main__"`."""
     found = set()
-    waiting: list[ast.AST] = list(ast.parse(path.read_text("utf-8")).body)
+    waiting: list[ast.AST] = list(parsed(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -102,13 +109,13 @@ def imports(path: Path, inside_functions: bool = False) -> set[str]:
             continue
         elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             waiting += list(ast.iter_child_nodes(node))
-    return found
+    return frozenset(found)
 
 
 MODULES = {module_name(path): path for path in FILES}
 
 
-def modules_of(names: set[str]) -> set[str]:
+def modules_of(names: frozenset[str]) -> set[str]:
     """Our modules among the imported names; `gristmill.a.b.Name` counts as `gristmill.a.b`."""
     return {name if name in MODULES else name.rpartition(".")[0] for name in names if name.startswith("gristmill.")}
 
@@ -225,7 +232,7 @@ def test_functions_have_at_most_six_parameters(top):
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {len(parameters(node))} parameters"
         for path in (ROOT / top).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and len(parameters(node)) > MAX_PARAMETERS
         and not any("njit" in ast.unparse(decorator) for decorator in node.decorator_list)

@@ -55,12 +55,12 @@ def settings() -> dict[str, dict[str, Any]]:
     return named
 
 
-def print_comparison(articles: Path, chunks: Path, most_pages: int | None) -> None:
+def print_comparison(articles: Path, chunks: Path, max_pages: int | None) -> None:
     """One table of all settings, one of the settings that cross-validation chooses."""
-    measured = {name: measure(run, articles, chunks, most_pages) for name, run in extractors().items()}
+    measured = {name: measure(run, articles, chunks, max_pages) for name, run in extractors().items()}
     sites = Sites(
-        [page.address for page in itertools.islice(annotated_pages(chunks), most_pages)],
-        addresses(articles)[:most_pages],
+        [page.address for page in itertools.islice(annotated_pages(chunks), max_pages)],
+        addresses(articles)[:max_pages],
     )
     print_settings(measured, sites)
     print_choices({name: one for name, one in measured.items() if name != "resiliparse"}, sites)
@@ -83,7 +83,7 @@ def extractors() -> dict[str, Callable[[bytes], str]]:
     return {name: with_trafilatura(options) for name, options in settings().items()} | {"resiliparse": resiliparse}
 
 
-def measure(run: Callable[[bytes], str], articles: Path, chunks: Path, most_pages: int | None) -> Measured:
+def measure(run: Callable[[bytes], str], articles: Path, chunks: Path, max_pages: int | None) -> Measured:
     seconds, read = 0.0, 0
 
     def timed(html: bytes) -> str:
@@ -93,8 +93,8 @@ def measure(run: Callable[[bytes], str], articles: Path, chunks: Path, most_page
         seconds, read = seconds + time.process_time() - started, read + len(html)
         return text
 
-    of_chunks = [counts(page, timed(page.html)) for page in itertools.islice(annotated_pages(chunks), most_pages)]
-    of_articles = [(truth, timed(html)) for html, truth in itertools.islice(pages(articles), most_pages)]
+    of_chunks = [counts(page, timed(page.html)) for page in itertools.islice(annotated_pages(chunks), max_pages)]
+    of_articles = [(truth, timed(html)) for html, truth in itertools.islice(pages(articles), max_pages)]
     return Measured(of_chunks, of_articles, read / 1e6 / seconds)
 
 

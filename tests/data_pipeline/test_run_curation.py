@@ -32,17 +32,28 @@ def ledger_of(folder, name="books") -> list[dict]:
 
 @pytest.fixture
 def books(tmp_path) -> SourceConfig:
+    return write_books(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory) -> tuple[Path, dict]:
+    """(folder, counts of the books) of one run."""
+    folder = tmp_path_factory.mktemp("curated")
+    return folder, run_curate([write_books(folder)], folder)["sources"]["books"]
+
+
+def write_books(folder: Path) -> SourceConfig:
     """40 good texts; one short, one a copy, one nearly a copy; three records that cannot be read."""
     good = [{"text": prose(k), "url": f"u{k}", "shelf": k} for k in range(40)]
     nearly = prose(3) + "\nA new last line that was not there before."
     others = [{"text": "Too short"}, {"text": prose(5)}, {"text": nearly}]
     broken = [b'{"text": "half', b"[1, 2]", {"body": "no text here"}, b'{"text": "bad \xff byte"}']
-    write_jsonl(tmp_path / "books.jsonl", good + others + broken)
-    return source(tmp_path)
+    write_jsonl(folder / "books.jsonl", good + others + broken)
+    return source(folder)
 
 
-def test_every_document_has_an_outcome_and_the_counts_add_up(books, tmp_path):
-    counts = run_curate([books], tmp_path)["sources"]["books"]
+def test_every_document_has_an_outcome_and_the_counts_add_up(curated):
+    folder, counts = curated
     assert counts["read"]["documents"] == 47
     assert sum(kept["documents"] for kept in counts["kept"].values()) == 40
     assert {rule: entry["documents"] for rule, entry in counts["removed"].items()} == {
@@ -54,15 +65,14 @@ def test_every_document_has_an_outcome_and_the_counts_add_up(books, tmp_path):
         kind: {"documents": 1, "bytes": 0}
         for kind in ("invalid_json", "no_object", "no_text_field", "invalid_encoding")
     }
-    rows = ledger_of(tmp_path)
+    rows = ledger_of(folder)
     assert len({row["doc_id"] for row in rows}) == 47
     assert Counter(row["outcome"] for row in rows) == {"kept": 40, "removed": 3, "quarantined": 4}
-    assert orjson.loads((tmp_path / "curate" / COUNTS_NAME).read_bytes())["sources"]["books"] == counts
+    assert orjson.loads((folder / "curate" / COUNTS_NAME).read_bytes())["sources"]["books"] == counts
 
 
-def test_the_ledger_says_by_which_rule_and_of_which_document(books, tmp_path):
-    run_curate([books], tmp_path)
-    rows = {row["record"]: row for row in ledger_of(tmp_path)}
+def test_the_ledger_says_by_which_rule_and_of_which_document(curated):
+    rows = {row["record"]: row for row in ledger_of(curated[0])}
     short = rows[40]
     assert (short["rule"], short["value"], short["threshold"]) == ("gopher_quality.min_words", 2, 50)
     assert [failure["rule"] for failure in short["failed"]] == [
@@ -76,27 +86,27 @@ def test_the_ledger_says_by_which_rule_and_of_which_document(books, tmp_path):
     assert 0.8 <= rows[3]["similarity"] < 1
 
 
-def test_quarantine_names_the_place_and_the_reason(books, tmp_path):
-    run_curate([books], tmp_path)
-    lines = [orjson.loads(line) for line in (tmp_path / "curate" / QUARANTINE_NAME).read_bytes().splitlines()]
+def test_quarantine_names_the_place_and_the_reason(curated):
+    folder, _ = curated
+    lines = [orjson.loads(line) for line in (folder / "curate" / QUARANTINE_NAME).read_bytes().splitlines()]
     assert [line["record"] for line in lines] == [43, 44, 45, 46]
     reasons = [line["reason"] for line in lines]
     assert reasons[0].startswith("invalid JSON")
     assert reasons[1] == "the line is a JSON list, not an object"
     assert reasons[2] == "no field 'text'; fields are body; set text_field of source books"
     assert reasons[3] == "invalid UTF-8 at byte 14 of the line"
-    raw = (tmp_path / "books.jsonl").read_bytes()
+    raw = (folder / "books.jsonl").read_bytes()
     assert raw[lines[1]["offset"] :].startswith(b"[1, 2]")
 
 
-def test_documents_and_signals_are_row_for_row(books, tmp_path):
-    run_curate([books], tmp_path)
+def test_documents_and_signals_are_row_for_row(curated):
+    folder, _ = curated
     for split in ("train", "validation", "test"):
-        documents = pq.read_table(tmp_path / "curate" / "documents" / split / "books-00000.parquet")
-        signals = pq.read_table(tmp_path / "curate" / "signals" / split / "books-00000.parquet")
+        documents = pq.read_table(folder / "curate" / "documents" / split / "books-00000.parquet")
+        signals = pq.read_table(folder / "curate" / "signals" / split / "books-00000.parquet")
         assert documents.column("doc_id") == signals.column("doc_id")
         assert [len(text) for text in documents.column("text").to_pylist()] == signals.column("num_chars").to_pylist()
-    row = pq.read_table(tmp_path / "curate" / "documents" / "train" / "books-00000.parquet").to_pylist()[0]
+    row = pq.read_table(folder / "curate" / "documents" / "train" / "books-00000.parquet").to_pylist()[0]
     assert row["source"] == "books" and row["language"] == "en" and row["url"].startswith("u")
     assert orjson.loads(row["metadata"]) == {"shelf": int(row["url"][1:])}
 
@@ -250,18 +260,18 @@ def test_formats_side_by_side(tmp_path):
     assert [counts[name]["read"]["documents"] for name in ("md", "txt", "pq")] == [4, 4, 4]
 
 
-def test_why_tells_a_document_s_life(books, tmp_path):
-    run_curate([books], tmp_path)
-    rows = {row["record"]: row for row in ledger_of(tmp_path)}
-    told = {k: [(e.step, e.outcome) for e in why(rows[k]["doc_id"], tmp_path)] for k in (40, 3, 42, 44)}
+def test_why_tells_a_document_s_life(curated):
+    folder, _ = curated
+    rows = {row["record"]: row for row in ledger_of(folder)}
+    told = {k: [(e.step, e.outcome) for e in why(rows[k]["doc_id"], folder)] for k in (40, 3, 42, 44)}
     assert told[40] == [("read", "read"), ("filters", "removed by gopher_quality.min_words")]
     assert told[3] == [("read", "read"), ("filters", "passed"), ("near_dedup", "removed as a duplicate")]
     assert told[44] == [("read", "quarantined")]
-    life = why(rows[42]["doc_id"], tmp_path / "curate")
+    life = why(rows[42]["doc_id"], folder / "curate")
     assert [e.step for e in life] == ["read", "filters", "deduplication", "split"]
     assert rows[3]["doc_id"] in life[2].lines[0]
     with pytest.raises(InputError, match=r"no document 0{32}"):
-        why("0" * 32, tmp_path)
+        why("0" * 32, folder)
 
 
 SCRIPT = """

@@ -17,7 +17,7 @@ from kills import (
     write_corpus,
 )
 
-GROUP_KILLS, WORKER_KILLS = 6, 4  # in every run of the suite
+GROUP_KILLS, WORKER_KILLS = 4, 2  # in every run of the suite
 SLOW_KILLS = 500
 
 
@@ -26,7 +26,7 @@ def clean(launcher, tmp_path_factory) -> tuple[Path, Path, dict[str, str], float
     """(recipe, work folder, its files, seconds of an undisturbed run with compiled kernels)."""
     folder = tmp_path_factory.mktemp("clean")
     recipe = write_corpus(folder / "raw")
-    launcher.run("run", recipe, "--workdir", folder / "first", "--workers", 2, cwd=folder)  # compiles the kernels
+    launcher.run("run", recipe, "--workdir", folder / "first", "--to", "index", cwd=folder)  # compiles the kernels
     _, seconds = launcher.run("run", recipe, "--workdir", folder / "work", "--workers", 2, cwd=folder)
     return recipe, folder / "work", files_of(folder / "work"), seconds
 

@@ -200,6 +200,9 @@ class Case:
 
     @property
     def configs(self) -> tuple[ModelConfig, TrainConfig]:
+        """With two micro-batches or more for each pipeline rank."""
+        pipeline, data = self.layout.get("pipeline", 1), self.layout.get("data", 1)
+        micro_batch = 2 if pipeline > 2 or (pipeline > 1 and data > 1) else 4
         model = {
             "layers": 4 if self.deep else 2,
             "width": 32,
@@ -216,7 +219,7 @@ class Case:
             "z_loss": 1e-2,
             # A large epsilon: where a gradient is zero but for rounding (a key's bias), Adam would follow the rounding.
             "optimizer": {"name": self.optimizer, "learning_rate": 1e-2, "clip_norm": 0.5, "epsilon": 1e-4},
-            "layout": {"micro_batch": 2 if "pipeline" in self.layout else 4} | self.layout,
+            "layout": {"micro_batch": micro_batch} | self.layout,
             "compile": self.compiled,
         }
         return ModelConfig(**(model | MODELS[self.model])), TrainConfig(**train)

@@ -65,3 +65,4 @@ if __name__ == "__main__":
     for module in LOADED:
         importlib.import_module(module)
     main()
+    os._exit(0)  # freeing all modules takes 1.5 s

@@ -29,7 +29,8 @@ MAX_THREADS = 200  # gloo leaves about 30 threads per mesh of 8 ranks; processes
 
 
 class RankFailed(Exception):
-    """A process raised an exception. The message is its traceback, not the timeouts of the processes that waited."""
+    """A process raised an exception or ended. The message is its traceback, not the timeouts of the processes that
+    waited."""
 
 
 class ForkedPool:
@@ -94,18 +95,33 @@ class _Workers:
         self._group: tuple[tuple[int, float], tempfile.TemporaryDirectory] | None = None  # (size, timeout), store
 
     def run(self, world_size: int, function: Callable[..., Any], arguments: tuple, timeout_seconds: float) -> list:
-        if self._threads > MAX_THREADS or not self._workers:
+        if self._threads > MAX_THREADS or not self._workers or self._ended(0):
             self._fork()
         store = self._store(world_size, timeout_seconds)
         call = pickle.dumps((store, world_size, function, arguments, timeout_seconds))
         pipes = [pipe for _, pipe in self._workers[:world_size]]
-        for pipe in pipes:
-            pipe.send_bytes(call)
         try:
+            for pipe in pipes:
+                pipe.send_bytes(call)
             return self._collect(pipes, timeout_seconds)
         except RankFailed:
             self.close()
             raise
+        except (EOFError, OSError):  # a pipe whose process is gone
+            ended = self._ended(1)
+            self.close()
+            raise RankFailed(f"processes ended, of rank and exit code {ended}; -9: memory may have run out") from None
+
+    def _ended(self, wait_seconds: float) -> dict[int, int]:
+        """Exit code by rank of the processes that have ended, or do so within wait_seconds."""
+        sentinels = [process.sentinel for process, _ in self._workers]
+        found = {}
+        for sentinel in multiprocessing.connection.wait(sentinels, wait_seconds):
+            rank = sentinels.index(sentinel)
+            process = self._workers[rank][0]
+            process.join()  # its pipes are closed a moment before its exit code is there
+            found[rank] = process.exitcode
+        return found
 
     def close(self) -> None:
         for process, pipe in self._workers:

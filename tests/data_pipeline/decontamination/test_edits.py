@@ -211,7 +211,7 @@ def test_edited_questions_of_shared_benchmarks(tmp_path: Path, shared_data):
     examples = [example for config in benchmarks for example in read_benchmark(config) if not example.is_answer]
     generator = np.random.default_rng(3)
     long_enough = [example.text.split() for example in examples if len(example.text.split()) >= 9]
-    for times, least in ((1, 0.95), (3, 0.8)):
+    for times, min_share in ((1, 0.95), (3, 0.8)):
         documents = {}
         for number in generator.permutation(len(long_enough))[:300].tolist():
             words = list(long_enough[number])
@@ -223,4 +223,4 @@ def test_edited_questions_of_shared_benchmarks(tmp_path: Path, shared_data):
         part = write_part(tmp_path / f"{times}.parquet", documents)
         config = DecontaminateConfig(benchmarks=benchmarks, policy="annotate")
         hits = decontaminate([part], config, engine(), tmp_path / f"work{times}").hits
-        assert len(hits) / len(documents) >= least
+        assert len(hits) / len(documents) >= min_share

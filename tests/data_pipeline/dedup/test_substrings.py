@@ -27,17 +27,17 @@ def grouped(texts: list[str]) -> Group:
     return Group(np.zeros((len(raw), 2), np.uint64), np.frombuffer(b"".join(raw), np.uint8), firsts)
 
 
-def repeated_bytes(texts: list[str], least: int) -> list[set[int]]:
-    """Of each text, the bytes inside a window of `least` bytes that stood before."""
+def repeated_bytes(texts: list[str], min_bytes: int) -> list[set[int]]:
+    """Of each text, the bytes inside a window of `min_bytes` bytes that stood before."""
     seen: set[bytes] = set()
     found = []
     for text in texts:
         raw = text.encode()
         inside: set[int] = set()
-        for i in range(len(raw) - least + 1):
-            if raw[i : i + least] in seen:
-                inside |= set(range(i, i + least))
-            seen.add(raw[i : i + least])
+        for i in range(len(raw) - min_bytes + 1):
+            if raw[i : i + min_bytes] in seen:
+                inside |= set(range(i, i + min_bytes))
+            seen.add(raw[i : i + min_bytes])
         found.append(inside)
     return found
 
@@ -49,12 +49,12 @@ def test_worked_example():
 
 
 @given(st.lists(st.text("ab", max_size=30), max_size=5), st.integers(3, 8))
-def test_agrees_with_plain_python(texts: list[str], least: int):
+def test_agrees_with_plain_python(texts: list[str], min_bytes: int):
     found: list[set[int]] = [set() for _ in texts]
-    for document, start, stop, keeper in repeats_of(grouped(texts), least):
+    for document, start, stop, keeper in repeats_of(grouped(texts), min_bytes):
         found[document] |= set(range(start, stop))
         assert keeper <= document
-    assert found == repeated_bytes(texts, least)
+    assert found == repeated_bytes(texts, min_bytes)
 
 
 def test_spans_end_on_whole_characters():
@@ -88,7 +88,7 @@ def test_groups_bound_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sizes = []
     plain = substrings.repeats_of
     monkeypatch.setattr(
-        substrings, "repeats_of", lambda group, least: sizes.append(len(group.data)) or plain(group, least)
+        substrings, "repeats_of", lambda group, min_bytes: sizes.append(len(group.data)) or plain(group, min_bytes)
     )
     config = SubstringDedupConfig(group_bytes=1024)
     table = repeated_substrings([part], config, engine(), tmp_path / "work")

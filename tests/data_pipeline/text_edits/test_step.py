@@ -30,6 +30,18 @@ def source(folder: Path, name: str = "books", **settings) -> SourceConfig:
 
 @pytest.fixture
 def books(tmp_path: Path) -> SourceConfig:
+    return write_books(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """(folder, counts of the books) of one run of all steps, over three splits."""
+    folder = tmp_path_factory.mktemp("edited")
+    splits = {"validation": 0.3, "test": 0.3}
+    return folder, run_curate([write_books(folder)], folder, splits=splits, **steps(folder))["sources"]["books"]
+
+
+def write_books(folder: Path) -> SourceConfig:
     """0 to 29 clean; 30, 31 end in a notice, which all of 32 is; 33, 34 share a passage; a question stands in 35
     (long around it), 36 (short) and, eleven times, in 37."""
     texts = [prose(k) for k in range(30)]
@@ -37,9 +49,9 @@ def books(tmp_path: Path) -> SourceConfig:
     texts += [f"{prose(33, 200)} {PASSAGE} {prose(133)}", f"{prose(34)} {PASSAGE}"]
     texts += [f"{prose(35)} {QUESTION} {prose(135)}", f"Well. {QUESTION} Yes."]
     texts += ["".join(f"{prose(200 + k)} {QUESTION} " for k in range(12))]
-    write_jsonl(tmp_path / "books.jsonl", [{"text": text, "shelf": k} for k, text in enumerate(texts)])
-    write_jsonl(tmp_path / "rivers.jsonl", [{"id": "r7", "question": QUESTION, "choices": ["the Arl", "none"]}])
-    return source(tmp_path)
+    write_jsonl(folder / "books.jsonl", [{"text": text, "shelf": k} for k, text in enumerate(texts)])
+    write_jsonl(folder / "rivers.jsonl", [{"id": "r7", "question": QUESTION, "choices": ["the Arl", "none"]}])
+    return source(folder)
 
 
 def steps(folder: Path, **changed) -> dict:
@@ -62,8 +74,8 @@ def documents_of(folder: Path) -> dict[str, dict]:
     return {row["doc_id"]: row for path in paths for row in pq.read_table(path).to_pylist()}
 
 
-def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
-    counts = run_curate([books], tmp_path, **steps(tmp_path))["sources"]["books"]
+def test_what_is_cut_is_on_record_and_the_counts_add_up(edited):
+    folder, counts = edited
     assert {name: entry["documents"] for name, entry in counts["removed"].items()} == {
         "paragraph_dedup": 1,
         "decontaminate": 2,
@@ -74,7 +86,7 @@ def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
         "decontaminate": (1, 1),
     }
     assert counts["pieces"] == 1
-    rows, documents = ledger_of(tmp_path), documents_of(tmp_path)
+    rows, documents = ledger_of(folder), documents_of(folder)
     assert len(rows) == 38 and sum(entry["documents"] for entry in counts["kept"].values()) == len(documents) == 36
     assert sum(len(row["text"].encode()) for row in documents.values()) == sum(
         entry["bytes"] for entry in counts["kept"].values()
@@ -90,9 +102,9 @@ def test_what_is_cut_is_on_record_and_the_counts_add_up(books, tmp_path):
     assert PASSAGE in documents[rows[33]["doc_id"]]["text"]
 
 
-def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
-    run_curate([books], tmp_path, **steps(tmp_path))
-    rows, documents = ledger_of(tmp_path), documents_of(tmp_path)
+def test_a_split_document_s_pieces_keep_their_parent(edited):
+    folder, _ = edited
+    rows, documents = ledger_of(folder), documents_of(folder)
     split = rows[35]
     pieces = [documents[doc_id] for doc_id in split["pieces"]]
     assert split["outcome"] == "kept" and split["doc_id"] not in documents and len(pieces) == 2
@@ -106,10 +118,10 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
     assert (cut["rule"], cut["benchmark"], cut["example"]) == ("decontaminate.split", "rivers", "r7")
     assert (rows[36]["rule"], rows[36]["threshold"]) == ("decontaminate.min_piece_characters", 200)
     assert (rows[37]["rule"], rows[37]["value"], rows[37]["threshold"]) == ("decontaminate.max_pieces", 12, 10)
-    report = orjson.loads((tmp_path / "curate/decontamination/report.json").read_bytes())["rivers"]
+    report = orjson.loads((folder / "curate/decontamination/report.json").read_bytes())["rivers"]
     assert (report["examples"], report["verbatim"], report["documents"], report["dropped"]) == (1, 1, 3, 2)
     outcomes = {35: "split", 36: "dropped", 37: "dropped"}
-    (question,) = (tmp_path / "curate/decontamination/questions.jsonl").read_text().splitlines()
+    (question,) = (folder / "curate/decontamination/questions.jsonl").read_text().splitlines()
     assert orjson.loads(question) == {
         "benchmark": "rivers",
         "example": "r7",
@@ -120,15 +132,15 @@ def test_a_split_document_s_pieces_keep_their_parent(books, tmp_path):
             key=lambda row: row["doc_id"],
         ),
     }
-    assert "| rivers | 1 |" in (tmp_path / "curate/decontamination/report.md").read_text()
+    assert "| rivers | 1 |" in (folder / "curate/decontamination/report.md").read_text()
 
 
-def test_signals_are_of_the_text_that_is_left(books, tmp_path):
-    run_curate([books], tmp_path, **steps(tmp_path))
-    documents = documents_of(tmp_path)
+def test_signals_are_of_the_text_that_is_left(edited):
+    folder, _ = edited
+    documents = documents_of(folder)
     signals = {
         row["doc_id"]: row
-        for path in sorted((tmp_path / "curate/signals").glob("*/books-*.parquet"))
+        for path in sorted((folder / "curate/signals").glob("*/books-*.parquet"))
         for row in pq.read_table(path).to_pylist()
     }
     assert signals.keys() == documents.keys()
@@ -137,30 +149,29 @@ def test_signals_are_of_the_text_that_is_left(books, tmp_path):
         assert signals[doc_id]["num_words"] >= 1 and signals[doc_id]["detected_language"] == "en"
 
 
-def test_pieces_of_one_document_stand_on_one_side(books, tmp_path):
-    splits = {"validation": 0.3, "test": 0.3}
-    run_curate([books], tmp_path, splits=splits, **steps(tmp_path))
+def test_pieces_of_one_document_stand_on_one_side(edited):
+    folder, _ = edited
     sides = {
         doc_id: path.parent.name
-        for path in sorted((tmp_path / "curate/documents").glob("*/books-*.parquet"))
+        for path in sorted((folder / "curate/documents").glob("*/books-*.parquet"))
         for doc_id in pq.read_table(path).column("doc_id").to_pylist()
     }
     assert len(set(sides.values())) == 3
-    for row in ledger_of(tmp_path).values():
+    for row in ledger_of(folder).values():
         if row["outcome"] == "kept":
             assert {sides[doc_id] for doc_id in row["pieces"] or [row["doc_id"]]} == {row["split"]}
 
 
-def test_why_tells_of_cuts_and_pieces(books, tmp_path):
-    run_curate([books], tmp_path, **steps(tmp_path))
-    rows = ledger_of(tmp_path)
-    told = {k: [(event.step, event.outcome) for event in why(rows[k]["doc_id"], tmp_path)] for k in (31, 32, 35, 36)}
+def test_why_tells_of_cuts_and_pieces(edited):
+    folder, _ = edited
+    rows = ledger_of(folder)
+    told = {k: [(event.step, event.outcome) for event in why(rows[k]["doc_id"], folder)] for k in (31, 32, 35, 36)}
     assert ("paragraph_dedup.min_count", f"removed 1 spans, {len(NOTICE)} characters") in told[31]
     assert told[32][-1] == ("paragraph_dedup", "removed")
     assert told[35][-3] == ("decontamination", "1 benchmark texts found")
     assert [step for step, _ in told[35][-2:]] == ["split", "split"]  # each piece has its place
     assert told[36][-2:] == [("decontamination", "1 benchmark texts found"), ("decontaminate", "removed")]
-    life = why(rows[35]["pieces"][1], tmp_path)
+    life = why(rows[35]["pieces"][1], folder)
     assert (life[0].step, life[0].outcome) == ("piece", f"number 2 of 2 of {rows[35]['doc_id']}")
     assert life[-1].step == "split" and life[-1].lines[0] == f"piece {rows[35]['pieces'][1]}"
 

@@ -1,5 +1,6 @@
 """Every decoder family of transformers that we read: the same logits and gradients here, and the same bytes back."""
 
+import copy
 import json
 
 import pytest
@@ -20,30 +21,32 @@ SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 TOKENS = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(params=CONFIGS)
-def theirs(request, tmp_path):
-    model = random_model(CONFIGS[request.param])
-    model.save_pretrained(tmp_path / "theirs")
-    return model
+@pytest.fixture(params=CONFIGS, scope="module")
+def family_model(request, tmp_path_factory):
+    """(a model of transformers, the folder where it is saved)."""
+    model, folder = random_model(CONFIGS[request.param]), tmp_path_factory.mktemp("theirs")
+    model.save_pretrained(folder)
+    return model, folder
 
 
-def test_logits_are_equal_and_the_way_back_is_byte_for_byte(theirs, tmp_path):
-    ours, saved = read_huggingface(tmp_path / "theirs")
+def test_logits_are_equal_and_the_way_back_is_byte_for_byte(family_model, tmp_path):
+    theirs, folder = family_model
+    ours, saved = read_huggingface(folder)
     with torch.inference_mode():
         torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=0, atol=1e-5)
     assert parameter_count(shape_of(ours.config, 99)) == sum(value.numel() for value in theirs.parameters())
     family = family_for(ours.config, type(theirs).__name__)
     write_huggingface(tmp_path / "back", ours, saved["end_of_document"], family=family)
-    assert (tmp_path / "back" / WEIGHTS_NAME).read_bytes() == (tmp_path / "theirs" / WEIGHTS_NAME).read_bytes()
+    assert (tmp_path / "back" / WEIGHTS_NAME).read_bytes() == (folder / WEIGHTS_NAME).read_bytes()
     assert read_huggingface(tmp_path / "back")[0].config == ours.config
     reloaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     with torch.inference_mode():
         torch.testing.assert_close(reloaded(TOKENS).logits, theirs(TOKENS).logits, rtol=0, atol=0)
 
 
-def test_gradients_are_equal(theirs, tmp_path):
-    theirs = theirs.double()
-    ours, _ = read_huggingface(tmp_path / "theirs", dtype=torch.float64)
+def test_gradients_are_equal(family_model):
+    theirs, folder = copy.deepcopy(family_model[0]).double(), family_model[1]
+    ours, _ = read_huggingface(folder, dtype=torch.float64)
     ours.requires_grad_(True)
     for model in (ours, theirs):
         output = model(TOKENS)
@@ -53,8 +56,8 @@ def test_gradients_are_equal(theirs, tmp_path):
     torch.testing.assert_close(ours.embedding.weight.grad, expected, rtol=0, atol=2e-6 * expected.abs().max().item())
 
 
-def test_token_by_token_is_the_whole_sequence_at_once(theirs, tmp_path):
-    ours, _ = read_huggingface(tmp_path / "theirs", dtype=torch.float64)
+def test_token_by_token_is_the_whole_sequence_at_once(family_model):
+    ours, _ = read_huggingface(family_model[1], dtype=torch.float64)
     model = LocalCausalLM(ours, 64)
     with torch.inference_mode():
         whole, state, found = model.hidden(TOKENS[:, :12]), None, []

@@ -100,8 +100,9 @@ def test_the_engine_goes_on_after_a_worker_was_killed():
     assert engine.map(square, [3, 1, 2], "squares") == [9, 1, 4]
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.3, 0.32, 0.34, 0.36, 0.4])
-@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize(
+    ("moment", "is_early"), [(0.0, False), (0.1, True), (0.12, False), (0.14, True), (0.16, False), (0.2, True)]
+)
 def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(moment, is_early):
     """All through one pipe, the driver would wait for the rest of that result for ever."""
     engine = LocalEngine(2, Reporter.silent())
@@ -112,7 +113,7 @@ def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(mom
     killer = threading.Timer(moment, victim.kill)
     killer.start()
     try:
-        results = engine.map(large, [0.3] * 4, "large results")
+        results = engine.map(large, [0.1] * 4, "large results")
         assert [len(result) for result in results] == [64_000_000] * 4
     except InputError as error:
         assert "killed" in str(error)
@@ -225,7 +226,7 @@ def test_ctrl_c_leaves_no_worker_behind_and_no_tracebacks_of_theirs(tmp_path, st
         [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, stderr=subprocess.PIPE, start_new_session=True
     )
     workers = wait_for(lambda: len(found := workers_of(parent.pid)) == 2 and found)
-    time.sleep(1.5)  # they have begun to work, or are about to: either is right
+    time.sleep(0.5)  # they have begun to work, or are about to: either is right
     os.killpg(parent.pid, signal.SIGINT)
     said = parent.communicate(timeout=60)[1].decode()
     assert parent.returncode != 0
