@@ -1,6 +1,7 @@
 """The command line: runs a command of application.py and turns its errors into exit codes and messages."""
 
 import atexit
+import importlib
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from gristmill.foundation.garbage_collection import delay_collections
 application = DeferredModule("gristmill.pipelines.application")
 console = DeferredModule("gristmill.pipelines.console")
 
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 INTERRUPTED = "interrupted; finished work is kept, run the same command to resume"
 
 
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # pyarrow's allocator returns freed memory after 10 ms, which a task gets back soon: a twentieth of curation's time.
     # A second, in ms; after each step all of it is returned (unused_memory.py).
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
+    _import_numpy_without_threads()
     try:
         application.app(args=arguments)
     except RecipeError as error:
@@ -72,6 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (interrupt := _keyboard_interrupt(error)) is None:
             raise
         _exit(str(interrupt) or INTERRUPTED, 130)
+
+
+def _import_numpy_without_threads() -> None:
+    """NumPy's OpenBLAS starts a thread for every further core when it is imported. A process with threads does not fork
+    its workers (worker_pool.py), and workers that are started anew take 0.7 s. The variable is for this import alone:
+    torch may use OpenBLAS too."""
+    if OPENBLAS_THREADS in os.environ:
+        return
+    os.environ[OPENBLAS_THREADS] = "1"
+    try:
+        importlib.import_module("numpy")
+    finally:
+        del os.environ[OPENBLAS_THREADS]
 
 
 def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:

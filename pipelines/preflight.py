@@ -21,11 +21,11 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.config import Recipe
 from gristmill.pipelines.stage import Stage
 from gristmill.pipelines.training_data import needs_sources
-from gristmill.training.memory_check import LARGEST_DEVICE_BYTES, check_memory, host_bytes
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 from gristmill.training.parallel.layout import objections
 
 # For recipes that get as far as these stages.
+memory = DeferredModule("gristmill.training.memory_check")
 planner = DeferredModule("gristmill.training.planner.command")
 hardware = DeferredModule("gristmill.training.planner.hardware")
 objectives = DeferredModule("gristmill.training.objectives.load")
@@ -143,7 +143,7 @@ def _layout(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     for reason in objections(model, train, vocabulary, world_size):
         yield Finding(f"train.layout: {reason}")
     try:
-        check_memory(model, train, vocabulary, max(host_bytes(), LARGEST_DEVICE_BYTES))
+        memory.check_memory(model, train, vocabulary, max(memory.host_bytes(), memory.LARGEST_DEVICE_BYTES))
     except InputError as error:
         yield Finding(f"model: {error}")
 

@@ -25,8 +25,10 @@ from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
 
 # Documents whose band keys are computed at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536
-# Documents from which on starting worker processes pays for keys and buckets: one band of them is sorted in 0.1 s.
-POOL_DOCUMENTS = 1_000_000
+# Documents from which on keys and buckets are tasks of the engine, each band a task: one is sorted in 5 ms.
+POOL_DOCUMENTS = 50_000
+# Batches that verification is divided into, where each has MIN_BATCH_SHINGLES, so that no worker is idle.
+NUM_BATCHES, MIN_BATCH_SHINGLES = 32, 100_000
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])  # document: its place in the store's part
 LINK = np.dtype([("left", "<i8"), ("right", "<i8")])  # two positions, left < right
@@ -195,8 +197,8 @@ def write_groups(
     """(candidates: documents linked with others, number of batches that they are verified in).
 
     Groups share no bucket with each other. One of which all documents are protected is left out: there is nothing to
-    decide. Batches are runs of whole groups of about batch_shingles shingles. Range p of the candidates holds those of
-    part p, in the order of their positions."""
+    decide. Batches are runs of whole groups of about batch_shingles shingles, or fewer so that there are NUM_BATCHES.
+    Range p of the candidates holds those of part p, in the order of their positions."""
     candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.parts))
     tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
     found = sized(engine, len(documents)).map(_write_groups, tasks, "groups", [links.num_records(), 0.0], "links")
@@ -217,7 +219,9 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
         positions, group, owners = positions[chosen], group[chosen], owners[chosen]
         records = np.empty(len(positions), CANDIDATE)
         records["position"], records["group"] = positions, group
-        records["batch"] = _batches(group, _shingles(documents, positions, owners), batch_shingles)
+        weights = _shingles(documents, positions, owners)
+        share = max(int(weights.sum()) // NUM_BATCHES, MIN_BATCH_SHINGLES)
+        records["batch"] = _batches(group, weights, min(share, batch_shingles))
         candidates.write_sorted(0, records, owners)
     return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
 

@@ -301,3 +301,18 @@ def test_a_worker_that_is_ended_in_a_callback_of_a_library_prints_no_traceback(t
         [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, capture_output=True, timeout=90
     )
     assert (done.returncode, done.stderr.decode()) == (7, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
+def test_the_program_can_fork_its_workers_however_many_cores_it_has():
+    script = (
+        "import contextlib, importlib\n"
+        "from gristmill.pipelines import cli\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(None):\n"
+        "    cli.main(['--help'])\n"
+        "importlib.import_module('gristmill.data_pipeline.run_curation')\n"
+        "from gristmill.foundation.engine.worker_pool import may_fork\n"
+        "print(may_fork())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stdout + done.stderr
