@@ -46,7 +46,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {},
     {"data": 4},
     {"data": 4, "replicate": 4},
-    {"data": 4, "reshard_after_forward": False},
+    {"data": 4, "fsdp_reshard_after_forward": "never"},
     {"tensor": 4},
     {"tensor": 4, "sequence_parallel": False},
     {"pipeline": 4},

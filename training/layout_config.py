@@ -60,7 +60,17 @@ class LayoutConfig(Config):
     micro_batch: int = Field(
         0, ge=0, le=MAX_BATCH_TOKENS, description="samples in a micro-batch; 0 lets the engine choose"
     )
-    reshard_after_forward: bool = Field(True, description="true is ZeRO-3, false ZeRO-2; always false with a pipeline")
+    fsdp_reshard_after_forward: Literal["default", "always", "never"] = Field(
+        "default",
+        description="always: a layer's gathered weights are given up between its forward and its backward pass "
+        "(ZeRO-3); never: kept (ZeRO-2); default: always without a pipeline, never with one, which would gather them "
+        "for each micro-batch",
+    )
+    reduce_each_micro_batch: bool = Field(
+        False,
+        description="gradients are reduced over the data ranks with each micro-batch instead of once a step: no sums "
+        "of unsharded gradients are in memory, and as many times the bytes are sent",
+    )
     recompute: Recompute = "none"
     recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
     swapped_tokens: float | None = Field(
@@ -131,6 +141,15 @@ class LayoutConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def split_backward_keeps_weights(self) -> Self:
+        if self.pipeline > 1 and self.schedule in ("zbv", "dualpipev") and self.fsdp_reshard_after_forward == "always":
+            raise ValueError(
+                f"{self.schedule} splits the backward pass, between whose halves the weights stay; leave "
+                "fsdp_reshard_after_forward out, or set schedule: 1f1b or interleaved"
+            )
+        return self
+
+    @model_validator(mode="after")
     def swap_is_legal(self) -> Self:
         if self.swapped_tokens is not None and self.recompute != "tokens":
             raise ValueError("swapped_tokens is of recompute: tokens; set that, or leave swapped_tokens out")
@@ -142,6 +161,13 @@ class LayoutConfig(Config):
                 "schedule: 1f1b or interleaved, or recompute: swap"
             )
         return self
+
+    @property
+    def reshards(self) -> bool:
+        """Whether weights are given up between the forward and the backward pass."""
+        if self.fsdp_reshard_after_forward == "default":
+            return self.pipeline == 1
+        return self.fsdp_reshard_after_forward == "always"
 
     @property
     def shard(self) -> int:

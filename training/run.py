@@ -352,7 +352,7 @@ def build_forward_backward(local: LocalModel, config: RunConfig, mesh: Mesh, los
     layout, micro_batch = config.train.layout, micro_batch_size(config.model, config.train)
     if layout.pipeline > 1:
         return PipelineSchedule(local.stages, layout, mesh, micro_batch, loss)
-    return GradientAccumulation(local.stages[0], micro_batch, loss)
+    return GradientAccumulation(local.stages[0], micro_batch, loss, layout.reduce_each_micro_batch)
 
 
 def remove_temporary_files(folder: Path) -> None:

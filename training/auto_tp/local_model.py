@@ -53,7 +53,7 @@ def build_transformers_model(
     if mesh.tensor.size > 1 and mesh.is_first:
         for line in described(plan, traced, precision.compute.itemsize):
             say(f"train: {line}")
-    model = parallelize(folder.load(precision.store), plan, mesh, precision, train.layout.reshard_after_forward)
+    model = parallelize(folder.load(precision.store), plan, mesh, precision, train.layout.reshards)
     model.train()
     return local_model(model, mesh, sequence_length)
 

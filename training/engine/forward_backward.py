@@ -48,12 +48,11 @@ class ForwardBackward(Protocol):
 
 class GradientAccumulation:
     """Runs micro-batches one after another; gradients are reduced over the data ranks once, with the last one, or with
-    each where no rank has memory for those of the whole model (`sums_each_micro_batch`)."""
+    each where no rank has memory for those of the whole model (`reduces_each`)."""
 
-    def __init__(self, model: Transformer, micro_batch: int, loss: Loss | None):
-        self.model, self.micro_batch, self.loss = model, micro_batch, loss
+    def __init__(self, model: Transformer, micro_batch: int, loss: Loss | None, reduces_each: bool = False):
+        self.model, self.micro_batch, self.loss, self.reduces_each = model, micro_batch, loss, reduces_each
         self.before_backward: Callable[[bool], None] = lambda last: None  # told whether the pass completes gradients
-        self.sums_each_micro_batch = False
 
     def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor:
         micro_batches = list(split(batch, self.micro_batch))
@@ -76,7 +75,7 @@ class GradientAccumulation:
 
     def _sum_over_ranks(self, last: bool) -> None:
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last or self.sums_each_micro_batch)
+            self.model.set_requires_gradient_sync(last or self.reduces_each)
             self.model.set_is_last_backward(last)
 
 

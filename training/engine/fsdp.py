@@ -1,8 +1,15 @@
 """Data parallelism: every block's parameters sharded over the data ranks with FSDP2, also where there is only one."""
 
+from itertools import pairwise
+
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import Shard
 
 from gristmill.training.costs.parameters import expert_shard_dim
@@ -39,21 +46,43 @@ def _shard_fp32_parts(layer: Layer, mixer: Mixer, width: int, mesh: Mesh, policy
 def shard_over_data(
     model: Transformer, layout: LayoutConfig, mesh: Mesh, compute: torch.dtype, reduce: torch.dtype
 ) -> None:
-    """Applies FSDP2 to each layer, and to embedding, final norm and head as one unit (a tied table is one parameter).
+    """Applies FSDP2 to each layer and to the head, and to embedding and final norm as one unit (with the head where
+    they share the table, which is one parameter). So the head's gradients are reduced while the layers' are computed.
 
-    Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks. With a pipeline nothing
-    is gathered anew by micro-batch."""
+    Gradients are summed, not averaged: the loss is already divided by the tokens of all ranks."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-    reshard = layout.reshard_after_forward and layout.pipeline == 1
     for index, layer in model.layers.items():
         name = model.config.mixer_of(int(index))
         if name != NO_MIXER:
             _shard_fp32_parts(layer, model.config.mixer_named(name), model.config.width, mesh, policy)
         if layer.has_experts:
-            _shard_mixture(layer.mlp, mesh, policy, reshard)
-        fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=reshard)
+            _shard_mixture(layer.mlp, mesh, policy, layout.reshards)
+        fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=layout.reshards)
+    shares_table = model.config.tied_embeddings and model.embedding is not None
+    if model.head is not None and not shares_table:
+        fully_shard(model.head, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
+        register_fsdp_forward_method(model.head, "inputs")
     fully_shard(model, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=False)
     sum_gradients(model)
+    _prefetch(model, layout.offload.streams_weights)
+
+
+def _prefetch(model: Transformer, streams: bool) -> None:
+    """Each layer's weights are gathered while the layer before it in the pass computes. streams: they arrive from the
+    host only when the layer begins, so none is gathered before."""
+    layers = [[each for each in layer.modules() if isinstance(each, FSDPModule)] for layer in model.layers.values()]
+    if streams:
+        for units in layers:
+            for unit in units:
+                unit.set_modules_to_backward_prefetch([unit])  # an empty list leaves it to torch's own order
+        return
+    for units, following in pairwise(layers):
+        units[0].set_modules_to_forward_prefetch(following)
+        following[0].set_modules_to_backward_prefetch(units)
+    if layers:
+        model.set_modules_to_forward_prefetch(layers[0])
+        if isinstance(model.head, FSDPModule):
+            model.head.set_modules_to_backward_prefetch(layers[-1])
 
 
 def sum_gradients(model: nn.Module) -> None:

@@ -113,7 +113,7 @@ class StreamedGradients(Gradients):
         self._begun: set[str] = set()  # those that hold the sum of earlier micro-batches
         self._last_backward = False
         forward_backward.before_backward = self._before_backward
-        forward_backward.sums_each_micro_batch = True
+        forward_backward.reduces_each = True
         for name in optimizer.stored:
             model.parameters[name].register_post_accumulate_grad_hook(
                 lambda parameter, name=name: self._completed(name)

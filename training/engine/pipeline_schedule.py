@@ -6,7 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -45,11 +47,35 @@ class _PhaseCallback:
 
 
 class _Stage(PipelineStage):
-    """A pipeline stage that reports the begin and end of its forward and backward passes."""
+    """A pipeline stage that reports the begin and end of its forward and backward passes, and keeps FSDP's weights and
+    gradients as the layout says: torch's own keeps both to the end of the step."""
 
-    def __init__(self, phase_callback: _PhaseCallback, *arguments: Any, **named: Any):
+    def __init__(self, phase_callback: _PhaseCallback, layout: LayoutConfig, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
-        self._phase = phase_callback
+        self._phase, self._layout = phase_callback, layout
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        model, layout = self.submod, self._layout
+        if not isinstance(model, FSDPModule) or not (layout.reshards or layout.reduce_each_micro_batch):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        # The first half of a split pass has no gradients of weights; the second runs no hooks of FSDP.
+        model.set_is_last_backward(False)
+        model.set_reshard_after_backward(layout.reshards)
+        model.set_requires_gradient_sync(layout.reduce_each_micro_batch and backward_type != "input")
+        if backward_type == "input":
+            return stage_backward_input(
+                bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"], model.parameters()
+            )
+        if backward_type == "weight":
+            found = stage_backward_weight(model.parameters(), bwd_kwargs["param_groups"])
+            for state in fully_shard.state(model)._state_ctx.all_states:
+                for group in state._fsdp_param_groups:
+                    group.post_backward()
+            return found, None
+        found = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+        return found, None
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         return self._within("forward", super().forward_one_chunk, arguments, named)
@@ -142,6 +168,7 @@ class PipelineSchedule:
         )
         return _Stage(
             self._phase,
+            self.layout,
             part,
             number,
             self.layout.num_stages,

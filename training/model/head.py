@@ -32,12 +32,15 @@ class Head(nn.Module):
 
     def forward(self, hidden_BTtD: Tensor) -> Tensor:
         """This rank's logits [B, T, Vt], in float32 or better."""
-        hidden_BTE, matrix_VtE = self.inputs(hidden_BTtD, hidden_BTtD.dtype)
-        return self.scoring.logits(hidden_BTE, matrix_VtE)
+        return self.scoring.logits(*self._factors(hidden_BTtD, hidden_BTtD.dtype))
 
-    def inputs(self, hidden_BTtD: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """The factors of the logits: hidden states [B, T, E] and this rank's rows of the table [Vt, E], in dtype or, so
-        that their gradient is summed in it, in the table's own."""
+    def inputs(self, hidden_BTtD: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors of the logits: hidden states [B, T, E] and this rank's rows of the table [Vt, E], in the table's
+        own dtype, so that their gradient is summed in it. FSDP's hooks run before and after, as they do for `forward`,
+        so neither calls the other."""
+        return self._factors(hidden_BTtD, None)
+
+    def _factors(self, hidden_BTtD: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
         if self.transform is not None:
             hidden_BTtD = self.transform(hidden_BTtD)
         hidden_BTD = self.tensor.enter(hidden_BTtD)

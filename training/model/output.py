@@ -70,21 +70,17 @@ class ModelOutput:
 
         Never holds the logits of all tokens. Both go into the loss as plain sums over the samples, with one factor; for
         any other function of the likelihoods take `log_probs`."""
-        head = self._stage.head
-        hidden_NTE, matrix_VtE = head.inputs(self._hidden_NTtD)
-        found_N2 = losses(head.scoring, hidden_NTE, matrix_VtE, self._own(targets), self._own(weights))
+        found_N2 = losses(self._stage.head.scoring, *self._factors, self._own(targets), self._own(weights))
         nll, z_loss = self._summed(found_N2).unbind(dim=-1)
         return nll, z_loss
 
     def log_probs(self, targets: Tensor) -> Tensor:
         """log p(target), [B, T] or [B, R, T]. Holds the logits of all tokens."""
-        head = self._stage.head
-        return self._by_token(token_log_probs(head.scoring, head(self._hidden_NTtD), self._own(targets)))
+        return self._by_token(token_log_probs(self._stage.head.scoring, self._logits_NTVt, self._own(targets)))
 
     def best_tokens(self) -> Tensor:
         """The most probable token of each place, int64[B, T] or [B, R, T]."""
-        head = self._stage.head
-        return self._by_token(head.scoring.best(head(self._hidden_NTtD)))
+        return self._by_token(self._stage.head.scoring.best(self._logits_NTVt))
 
     def output(self, name: str) -> Tensor:
         """The linear output NAME of `model.outputs` in the recipe: [B, size] (or [B, R, size]) of the pooled first
@@ -121,12 +117,20 @@ class ModelOutput:
         loss as a plain sum, as `token_losses` do."""
         theirs = self.teacher
         distillation = Distillation(theirs._stage.head.scoring, theirs._stage.head.matrix_VtD, temperature)
-        head, weights_NT = self._stage.head, self._own(weights)
-        hidden_NTE, matrix_VtE = head.inputs(self._hidden_NTtD)
         teacher_NTD = self._stage.tensor.enter(theirs._hidden_NTtD)
-        return self._summed(
-            distillation_losses(head.scoring, hidden_NTE, matrix_VtE, teacher_NTD, weights_NT, distillation)
-        )
+        scoring, weights_NT = self._stage.head.scoring, self._own(weights)
+        return self._summed(distillation_losses(scoring, *self._factors, teacher_NTD, weights_NT, distillation))
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """Hidden states and output table, whose product are the logits. Taken once a pass: the table is gathered over
+        the data ranks until its first backward pass is done."""
+        return self._stage.head.inputs(self._hidden_NTtD)
+
+    @property
+    def _logits_NTVt(self) -> Tensor:
+        hidden_NTE, matrix_VtE = self._factors
+        return self._stage.head.scoring.logits(hidden_NTE, matrix_VtE.to(hidden_NTE.dtype))
 
     def _own(self, per_token: Tensor) -> Tensor:
         """[B, T] or [B, R, T] -> [N, Tc]."""

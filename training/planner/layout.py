@@ -1,6 +1,7 @@
 """A layout as the planner evaluates it: every choice that costs memory or time; conversion from and to a recipe."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gristmill.training.costs.parameters import ExpertSharding
 from gristmill.training.layout_config import STAGES_PER_RANK, SWAPS, ContextMethod, LayoutConfig, Recompute, Schedule
@@ -21,6 +22,7 @@ class Layout:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     reshard: bool = False
+    reduce_each: bool = False
     expert: int = 1
     expert_tensor: int = 1
     context_method: ContextMethod = "ring"
@@ -81,11 +83,18 @@ class Layout:
             split_points=split_points,
             rank_order=rank_order,
             micro_batch=self.micro_batch,
-            reshard_after_forward=self.reshard or self.pipeline > 1,
+            fsdp_reshard_after_forward=self._reshard_after_forward,
+            reduce_each_micro_batch=self.reduce_each,
             recompute=self.recompute,
             swapped_tokens=self.swapped_tokens if self.recompute == "tokens" else None,
             unswapped_layers=self.unswapped_layers,
         )
+
+    @property
+    def _reshard_after_forward(self) -> Literal["default", "always", "never"]:
+        if self.reshard == (self.pipeline == 1):
+            return "default"
+        return "always" if self.reshard else "never"
 
     @property
     def token_share(self) -> float:
@@ -113,6 +122,10 @@ class Layout:
             extras.append("sequence parallel")
         if self.pipeline == 1 and self.shard > 1:
             extras.append("resharded" if self.reshard else "not resharded")
+        if self.pipeline > 1 and self.reshard:
+            extras.append("resharded after each pass")
+        if self.reduce_each:
+            extras.append("gradients reduced with each micro-batch")
         if self.recompute in SWAPS:
             extras.append(f"activations of {self.token_share:.0%} of the tokens in host memory")
         elif self.recompute != "none":
@@ -134,7 +147,8 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         schedule=config.schedule,
         recompute=config.recompute,
         sequence_parallel=config.sequence_parallel and config.tensor > 1,
-        reshard=config.reshard_after_forward and config.pipeline == 1,
+        reshard=config.reshards,
+        reduce_each=config.reduce_each_micro_batch,
         expert=config.expert,
         expert_tensor=config.expert_tensor,
         swapped_tokens=config.swapped_tokens,

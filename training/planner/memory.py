@@ -188,13 +188,15 @@ class MemoryModel:
         """FSDP2: fp32 weights, gradients and moments are sharded; the copies in computation precision are not.
 
         A rank keeps copies of all its weights from the first forward to the last backward pass; resharded, of the ends
-        and two layers (the current and the prefetched one). Gradients of several micro-batches are summed unsharded."""
+        and two layers (the current and the prefetched one). Gradients of several micro-batches are summed unsharded,
+        unless each micro-batch's are reduced: then those of a layer, the embedding or the head are at once."""
         compute, exact = self.sizes.compute, self.sizes.statistics
         sharded = self.count(layout, rank_layers, sharded=True)
         layers = sum(rank_layers.kinds)
         one_layer, ends = self._layer_and_ends(layout, rank_layers, sharded=False)
         copies = min(unsharded, ends + 2 * one_layer) if layout.reshard and layers else unsharded
-        sums = unsharded if microbatches > 1 else max(one_layer, ends)
+        sums = max(one_layer, self._largest_end(layout, rank_layers, ends))
+        sums = unsharded if microbatches > 1 and not layout.reduce_each else sums
         moments, gradients, host = self._moments_bytes(layout, rank_layers), 1.0, 0.0
         held = float(sharded)
         if self.offload.active:
@@ -259,6 +261,14 @@ class MemoryModel:
         counts = {kind: self.count(layout, _only(rank_layers, kind), sharded) for kind in _present(rank_layers)}
         layers = sum(rank_layers.kinds[kind] * count for kind, count in counts.items())
         return max(counts.values(), default=0), self.count(layout, rank_layers, sharded) - layers
+
+    def _largest_end(self, layout: Layout, rank_layers: RankLayers, ends: int) -> int:
+        """Of embedding and head, whose gradients are reduced apart unless they share the table."""
+        if self.shape.tied or not (rank_layers.embeds and rank_layers.scores):
+            return ends
+        none = RankLayers((0,) * len(rank_layers.kinds), True, False)
+        embedding = self.count(layout, none, sharded=False)
+        return max(embedding, ends - embedding)
 
     def _largest_weight(self, kind: int) -> int:
         return max(weight.count for weight in block_weights(self.shape.distinct[kind]))

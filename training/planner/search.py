@@ -1,6 +1,7 @@
 """Search the legal layouts of a model on a machine: memory and time of each, ranked; rejected ones with the reason."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -193,6 +194,10 @@ def search(request: PlanRequest) -> SearchResult:
             fail(reason, layout.name())
             continue
         fitting, need = choose_recompute(planner, layout)
+        for one in _with_less_state(request, layout) if fitting is None else ():
+            fitting, need = choose_recompute(planner, one)
+            if fitting is not None:
+                break
         if fitting is None and need <= planner.capacity:
             fail(f"needs more than the {request.host_bytes / GIB:.0f} GiB of host memory of a GPU", layout.name())
             continue
@@ -218,6 +223,16 @@ def search_with_offload(request: PlanRequest) -> SearchResult:
         if trial.ranked:
             return trial
     return plan
+
+
+def _with_less_state(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+    """What our engine can do for a pipeline's memory: reduce the gradients of each micro-batch, and also give up the
+    weights between the passes."""
+    if not request.framework.name.startswith("gristmill") or layout.pipeline == 1 or layout.shard * layout.context == 1:
+        return
+    yield replace(layout, reduce_each=True)
+    if layout.schedule not in SPLIT_BACKWARD:
+        yield replace(layout, reduce_each=True, reshard=True)
 
 
 def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:

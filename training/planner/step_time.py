@@ -215,7 +215,7 @@ class StepModel:
         for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)
-        if microbatches > 1:
+        if microbatches > 1 and not layout.reduce_each:
             added = self.parameters.all(layout, rank_layers) * self.framework.accumulate_bytes
             backward = backward.plus(TimeParts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
         if speed != 1.0:
@@ -264,7 +264,7 @@ class StepModel:
     ) -> tuple[float, float]:
         """(exposed, hidden) seconds of a step's gradient and weight traffic, tied tables over the pipeline included.
 
-        Gradients overlap with the last micro-batch's backward pass, gathered weights with each pass that reads
+        Gradients overlap with the backward pass that they are reduced in, gathered weights with each pass that reads
         them. fsdp: reduce-scatter over the shard ranks, all-reduce of the shard over the replicate ranks; weights are
         gathered once with a pipeline, else in each forward pass; the layers' again in each backward pass where they are
         resharded (ZeRO-3)."""
@@ -287,9 +287,11 @@ class StepModel:
                 reduce += gather_seconds(reduced, shard, shard_link)
                 reduce += all_reduce_seconds(reduced / shard, copies, links.replicate)
                 gather += self._gather_weights(layout, rank_layers, weights, shard, shard_link, microbatches)
+        reductions = microbatches if layout.reduce_each else 1
+        reduce *= reductions
         share = framework.data_hidden if layout.pipeline == 1 else framework.data_hidden_in_pipeline
-        max_hidden = one * microbatches if layout.pipeline == 1 else one - backward
-        hidden = min(share * reduce, backward) + min(share * gather, max_hidden)
+        max_hidden = one * microbatches if layout.pipeline == 1 or layout.reshard else one - backward
+        hidden = min(share * reduce, backward * reductions) + min(share * gather, max_hidden)
         tied = 0.0
         if self.shape.tied and layout.pipeline > 1 and rank_layers.embeds != rank_layers.scores:
             table = self.shape.vocab * self.shape.width / layout.tensor * framework.reduce_bytes
@@ -303,7 +305,7 @@ class StepModel:
         seconds = gather_seconds(weights, shard, link)
         if shard > 1:
             seconds += (sum(rank_layers.kinds) - 1) * link.latency * log2(shard)
-        if layout.pipeline > 1:
+        if layout.pipeline > 1 and not layout.reshard:
             return seconds
         layers = self.parameters.all(layout, RankLayers(rank_layers.kinds, False, False))
         again = layers / self.parameters.all(layout, rank_layers) if layout.reshard else 0.0

@@ -146,8 +146,9 @@ def data_volumes(
 ) -> tuple[float, float]:
     """(gradients, weights) of a rank whose stages hold so many parameters, `ends` of them not in layers.
 
-    fsdp: gradients are scattered over the shard ranks once a step and all-reduced over the copies; weights are gathered
-    once with a pipeline, else in each forward pass; resharded (ZeRO-3), the layers' in each backward pass too."""
+    fsdp: gradients are scattered over the shard ranks and all-reduced over the copies, once a step or with each
+    micro-batch; weights are gathered once with a pipeline, else in each forward pass; resharded (ZeRO-3), in each
+    forward pass, and the layers' in each backward pass too."""
     ranks = layout.data * layout.context
     reduced, weights = parameters * framework.reduce_bytes, parameters * framework.weight_bytes
     if framework.data_parallel == "replicate":
@@ -156,7 +157,8 @@ def data_volumes(
         return gather_volume(reduced, ranks), gather_volume(weights, ranks)
     shard = layout.shard * layout.context
     reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, layout.replicate)
-    times = 1 if layout.pipeline > 1 else layout.microbatches(samples)
+    reduce *= layout.microbatches(samples) if layout.reduce_each else 1
+    times = layout.microbatches(samples) if layout.pipeline == 1 or layout.reshard else 1
     again = weights - ends * framework.weight_bytes if layout.reshard else 0.0
     return reduce, times * gather_volume(weights + again, shard)
 
@@ -169,8 +171,10 @@ def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: F
         return 2 * gather_volume(reduced, shard * copies), 0.0
     if framework.data_parallel == "optimizer_shard":
         return gather_volume(reduced, shard * copies), gather_volume(weights, shard * copies)
-    times = 1 if layout.pipeline > 1 else layout.microbatches(samples) * (2 if layout.reshard else 1)
+    passes = 2 if layout.reshard else 1
+    times = layout.microbatches(samples) * passes if layout.pipeline == 1 or layout.reshard else 1
     reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, copies)
+    reduce *= layout.microbatches(samples) if layout.reduce_each else 1
     return reduce, times * gather_volume(weights, shard)
 
 

@@ -55,7 +55,7 @@ RARE = [
     Case(RING2 | PP2, documents=True),
     Case(RING2 | PP2 | {"schedule": "zbv"}),
     Case(RING2 | {"data": 4, "replicate": 2}),
-    Case(RING2 | {"data": 2, "reshard_after_forward": False}, optimizer="muon"),
+    Case(RING2 | {"data": 2, "fsdp_reshard_after_forward": "never"}, optimizer="muon"),
     Case(HEADS2 | PP2 | {"tensor": 2}, "gpt2"),
     Case(RING2 | {"tensor": 2, "expert": 4}, "experts", documents=True),
     Case(RING2 | {"tensor": 2, "sequence_parallel": False, "expert": 2}, "pr_moe"),

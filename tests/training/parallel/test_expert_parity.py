@@ -20,7 +20,7 @@ GRID = [
     Case(EP4, "experts"),
     Case({"data": 4, "expert": 2}, "experts"),
     Case({"data": 4, "expert": 2, "micro_batch": 1}, "experts_by_groups"),
-    Case(EP2 | {"reshard_after_forward": False}, "pr_moe"),
+    Case(EP2 | {"fsdp_reshard_after_forward": "never"}, "pr_moe"),
     # HSDP: shard groups that hold all experts, and experts over the copies
     Case({"data": 4, "replicate": 2, "expert": 2}, "experts"),
     # folded over tensor ranks

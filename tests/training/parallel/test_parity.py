@@ -19,12 +19,13 @@ SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers":
 HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}}
 IN_HOST_MEMORY = {"offload": {"parameters": "host"}}
 ON_DISK = {"offload": {"parameters": "disk", "subgroup_parameters": 1}}
+LESS_STATE = {"fsdp_reshard_after_forward": "always", "reduce_each_micro_batch": True}
 GRID = [
     # each axis alone
     Case({"data": 1, "tensor": 1}),
     Case({"data": 2}),
     Case({"data": 4, "micro_batch": 1}),
-    Case({"data": 2, "reshard_after_forward": False}),
+    Case({"data": 2, "fsdp_reshard_after_forward": "never"}),
     Case({"data": 4, "replicate": 2}),
     Case({"tensor": 2}),
     Case({"tensor": 2, "sequence_parallel": False}),
@@ -45,6 +46,9 @@ GRID = [
     Case({"data": 2} | PP2),
     Case({"data": 4, "replicate": 2} | PP2 | {"schedule": "interleaved"}),
     Case({"tensor": 2} | PP2 | {"sequence_parallel": False}),
+    # weights given up between passes, gradients reduced with each micro-batch
+    Case({"data": 2, "micro_batch": 2, "reduce_each_micro_batch": True}),
+    Case({"data": 2} | PP2 | LESS_STATE),
     # all three
     Case(CUBE),
     Case(CUBE | {"schedule": "interleaved"}),
@@ -97,6 +101,10 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case({"data": 4, "replicate": 2} | PP2 | LESS_STATE | {"schedule": "interleaved"}, "tied"),
+    Case({"data": 2, "reduce_each_micro_batch": True} | PP2 | {"schedule": "zbv"}),
+    Case({"data": 2, "expert": 2} | PP2 | LESS_STATE | {"recompute": "full"}, "experts_deep"),
+    Case({"data": 2, "tensor": 2, "micro_batch": 2, "reduce_each_micro_batch": True} | HOST_AND_DEVICE, "tied"),
     Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
     Case(CUBE | {"schedule": "dualpipev"}),
     Case(CUBE | {"recompute": "full", "recompute_every": 2}),
@@ -134,7 +142,7 @@ RARE = [
     Case(CUBE | {"schedule": "interleaved"}, "tied", precision="fp32"),
     Case({"data": 2}, precision="fp32"),
     Case({"tensor": 4, "data": 2}, "one_kv_head", precision="fp32"),
-    Case({"data": 4, "replicate": 2, "reshard_after_forward": False} | HOST_AND_DEVICE),
+    Case({"data": 4, "replicate": 2, "fsdp_reshard_after_forward": "never"} | HOST_AND_DEVICE),
     Case(CUBE | SOME_TOKENS | {"schedule": "interleaved"}, "windows"),
     Case(CUBE | SWAP | {"schedule": "zbv"}, "tied"),
     Case(CUBE | SWAP, "gemma2", documents=True),
@@ -148,7 +156,7 @@ RARE = [
     Case({"context": 2, "data": 2} | HOST_AND_DEVICE, documents=True),
     Case({"data": 2, "expert": 2} | HOST_AND_DEVICE, "experts"),
     Case({"data": 2, "expert": 2} | ON_DISK, "experts"),
-    Case({"data": 4, "replicate": 2, "reshard_after_forward": False} | IN_HOST_MEMORY, "windows"),
+    Case({"data": 4, "replicate": 2, "fsdp_reshard_after_forward": "never"} | IN_HOST_MEMORY, "windows"),
     Case({"context": 2, "data": 2, "recompute": "full"} | ON_DISK, documents=True),
     Case({"tensor": 2} | SWAP | ON_DISK, "mamba2"),
     Case({"data": 1, "micro_batch": 1} | ON_DISK, "gemma2"),

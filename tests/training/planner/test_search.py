@@ -40,6 +40,8 @@ def test_a_layout_converts_to_a_recipe_and_back():
         LayoutConfig(pipeline=2, schedule="interleaved", virtual_stages=2, tensor=2, data=2, recompute="full"),
         LayoutConfig(pipeline=2, schedule="zbv"),
         LayoutConfig(data=2, context=4, context_method="all_to_all"),
+        LayoutConfig(data=2, fsdp_reshard_after_forward="never"),
+        LayoutConfig(data=2, pipeline=2, fsdp_reshard_after_forward="always", reduce_each_micro_batch=True),
     ):
         layout = from_config(config, 4)
         again = from_config(layout.config(), 4)
@@ -409,3 +411,19 @@ def test_operators_recompute_the_attention_of_the_ring_and_not_that_of_whole_hea
     attention = planner.forecast(Layout(context=8, micro_batch=1)).time.attention
     assert seconds["ring"] > 0.2 * attention > 5 * seconds["all_to_all"]  # the forward pass is 1 of 3.5 parts
     assert kept["ring"] < kept["all_to_all"]
+
+
+def test_a_pipeline_that_does_not_fit_reduces_each_micro_batch() -> None:
+    """18 billion parameters on two stages of 4 A100: 9.1e9 unsharded fp32 sums alone would take 34 GiB."""
+    shape = named_shape("gpt-18b")
+    fixed = FixedChoices(tensor=1, pipeline=2, replicate=1, schedule="1f1b", micro_batch=1)
+    plan = search(make_request(shape, 8, PlanOptions(hardware="a100-80g", batch_tokens=2**20), fixed))
+    assert plan.ranked and all(one.layout.reduce_each for one in plan.ranked)
+    planner, lean = Planner(plan.request), plan.best.layout
+    whole = planner.memory(replace(lean, reduce_each=False)).buffers - planner.memory(lean).buffers
+    assert whole == pytest.approx(4 * 9.1e9, rel=0.05)
+    assert planner.memory(replace(lean, reduce_each=False)).total > planner.capacity
+    copies = planner.memory(lean).buffers - planner.memory(replace(lean, reshard=True)).buffers
+    assert copies == pytest.approx(2 * 9.1e9, rel=0.12)  # but for two layers and the ends
+    sent = planner.forecast(lean).time, planner.forecast(replace(lean, reduce_each=False)).time
+    assert sent[0].data > sent[1].data

@@ -104,11 +104,16 @@ def test_the_context_axis_sends_what_the_engine_sends(monkeypatch, fake_process,
     assert sum(sent) == forecast
 
 
-@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("reshard, reduces_each", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_batch):
+def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, reduces_each, micro_batch):
     """bf16 weights and fp32 gradients; ZeRO-3 gathers the layers once more than ZeRO-2, not the ends."""
-    layout = LayoutConfig(data=4, micro_batch=micro_batch, reshard_after_forward=reshard)
+    layout = LayoutConfig(
+        data=4,
+        micro_batch=micro_batch,
+        fsdp_reshard_after_forward="always" if reshard else "never",
+        reduce_each_micro_batch=reduces_each,
+    )
     with fake_process(4, 0):
         mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
         train = TrainConfig(tokens=1, batch_tokens=1, layout=layout)
@@ -119,7 +124,7 @@ def test_the_data_axis_sends_what_fsdp_sends(sent, fake_process, reshard, micro_
             "targets": torch.zeros(2, MODEL.sequence_length, dtype=torch.int64),
             "weights": torch.ones(2, MODEL.sequence_length),
         }
-        GradientAccumulation(parts[0], micro_batch, causal_loss()).train(batch, [1.0])
+        GradientAccumulation(parts[0], micro_batch, causal_loss(), reduces_each).train(batch, [1.0])
     shape, planned = shape_of(MODEL, VOCAB), from_config(layout, micro_batch)
     ends = (2 * VOCAB + 1) * MODEL.width
     reduce, gather = data_volumes(parameter_count(shape), planned, 8, GRISTMILL, ends)
