@@ -111,8 +111,8 @@ def _expert_mesh(layout: LayoutConfig, device: torch.device) -> dict[str, Any]:
 
 
 def silence_redistribution() -> None:
-    """Silences torch's warnings about gathers of a dimension that is sharded twice, views of flattened axes, old names of
-    collectives that its own FSDP uses, and views that the head returns, which nothing changes in place."""
+    """Silences torch's warnings about gathers of a dimension that is sharded twice, views of flattened axes, old names
+    of collectives that its own FSDP uses, and views that the head returns, which nothing changes in place."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
