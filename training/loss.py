@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.costs.logit_chunks import chunk_logits
-from gristmill.training.parallel.linear import linear
+from gristmill.training.parallel.linear import linear, matmul
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
 # B batch, T tokens, N tokens of a chunk, D width, V vocabulary; Vt = this tensor rank's share of it
@@ -70,13 +70,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head_VtD = head_VtD.to(hidden.dtype)
         hidden_gradient, head_gradient = torch.empty_like(hidden), None
         chunks, terms_N2 = token_chunks(len(targets), head_VtD), []
-        memory = hidden.new_empty(max(chunk.stop - chunk.start for chunk in chunks), len(head_VtD))
         for chunk in chunks:
-            raw_NVt = torch.mm(hidden[chunk], head_VtD.T, out=memory[: chunk.stop - chunk.start])
+            raw_NVt = matmul(hidden[chunk], head_VtD.T)
             terms, slope_N1 = _chunk_loss(scoring, raw_NVt, targets[chunk], weights[chunk], wanted)
             terms_N2.append(terms)
             if wanted:
-                hidden_gradient[chunk] = (raw_NVt @ head_VtD) * slope_N1
+                hidden_gradient[chunk] = matmul(raw_NVt, head_VtD) * slope_N1
                 sloped_ND = (hidden[chunk] * slope_N1).to(hidden.dtype)
                 head_gradient = _plus_product(head_gradient, raw_NVt.T, sloped_ND)
         if wanted:
@@ -147,8 +146,8 @@ def _plus_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left @ right, summed in float32 or better, in place."""
     wide = upcast_dtype(left)
     if wide == left.dtype:
-        return left @ right if total is None else total.addmm_(left, right)
-    product = left @ right
+        return matmul(left, right) if total is None else total.add_(matmul(left, right))
+    product = matmul(left, right)
     if total is None:
         return product.to(wide)
     rows = len(product) if product.device.type != "cpu" else max(1, TILE_LOGITS // product.shape[1])

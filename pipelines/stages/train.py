@@ -192,7 +192,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=8,
+    code_version=9,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,

@@ -2,8 +2,9 @@
 
 Several layers of one input are one product (`joint_linear`), although each has a parameter of its own: their weights
 lie next to each other in memory (`place_jointly`), or are copied, which a cast to the computation's dtype does anyway.
-On CPUs torch's float32 products run in MKL; oneDNN's are 1.1 times as fast forward and by the input where MKL meets
-another vendor's processor (2,048 x 384 x 1,536: 105 and 93 GFLOP/s on one core of an EPYC 9004, 2026-11-23)."""
+On CPUs torch's float32 products run in MKL, which leaves another vendor's 512-bit units idle. oneDNN uses them: 220, 210
+and 168 GFLOP/s forward, by the input and by the weight against 98 (2,048 x 384 x 1,536, one core of an EPYC 9005,
+2026-11-23; of an EPYC 9004, whose units are half as wide, 105 against 93 forward)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from gristmill.training.parallel.float8 import float8_linear
 # N tokens, D inputs, F outputs
 
 LARGE_MATRIX, LARGE_PRODUCT = 1 << 20, 1 << 24  # D x F; N x D x F
+MIN_ONEDNN_PRODUCT = 1 << 21  # N x D x F; of 64 x 64 x 64 oneDNN takes twice as long
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tensor:
@@ -76,7 +78,7 @@ class _JointLinear(torch.autograd.Function):
             by_x = product(gradient_NF, _above(weights, x.dtype).T).unflatten(0, x.shape[:-1])
         if ctx.has_bias:
             by_bias = gradient_NF.sum(dim=0)
-        by_weights = torch.mm(gradient_NF.T, x.flatten(0, -2)).to(ctx.stored).split(ctx.sizes)
+        by_weights = matmul(gradient_NF.T, x.flatten(0, -2)).to(ctx.stored).split(ctx.sizes)
         return by_x, by_bias, *by_weights
 
 
@@ -120,6 +122,14 @@ def product(x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None = None) -> Tens
     if _in_onednn(x_ND):
         return torch.ops.mkldnn._linear_pointwise(x_ND.contiguous(), weight_FD, bias, "none", [], "")
     return F.linear(x_ND, weight_FD, bias)
+
+
+def matmul(left_MK: Tensor, right_KN: Tensor) -> Tensor:
+    """left @ right without gradients. Either may be a transposed view, which is not copied."""
+    rows, depth = left_MK.shape
+    if rows * depth * right_KN.shape[1] >= MIN_ONEDNN_PRODUCT and _in_onednn(left_MK):
+        return torch.ops.mkldnn._linear_pointwise(left_MK, right_KN.T, None, "none", [], "")
+    return left_MK @ right_KN
 
 
 def _is_large(x: Tensor, weight_FD: Tensor) -> bool:

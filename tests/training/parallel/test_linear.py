@@ -9,7 +9,7 @@ from torch.profiler import profile
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.linear import joint_linear, linear, place_jointly
+from gristmill.training.parallel.linear import joint_linear, linear, matmul, place_jointly
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.testing.causal_loss import causal_loss
 
@@ -86,3 +86,28 @@ def test_a_step_has_three_products_for_each_joint_layer(precision: str) -> None:
     calls = {each.key: each.count for each in profiled.key_averages()}
     products = sum(calls.get(name, 0) for name in ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise"))
     assert products == 3 * (2 * 4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [(3, 5, 7), (0, 64, 64), (64, 0, 64), (200, 96, 160), (192, 2048, 65)],
+    ids=["small", "no rows", "no depth", "large", "deep"],
+)
+@pytest.mark.parametrize("layout", ["plain", "transposed", "sliced", "expanded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_matmul_is_the_product_of_any_views(
+    rows: int, depth: int, columns: int, layout: str, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(rows, depth, generator=generator)
+    right = torch.randn(depth, columns, generator=generator)
+    if layout == "expanded":
+        left = torch.randn(rows, 1, generator=generator).expand(rows, depth)
+    left, right = left.to(dtype), right.to(dtype)
+    if layout == "transposed":
+        left, right = left.T.contiguous().T, right.T.contiguous().T
+    if layout == "sliced":
+        left, right = F.pad(left, (3, 4))[:, 3:-4], F.pad(right, (1, 2))[:, 1:-2]
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float64: 1e-15}[dtype]
+    expected = left.double() @ right.double()
+    torch.testing.assert_close(matmul(left, right).double(), expected, rtol=0, atol=tolerance * max(depth, 1))
