@@ -45,6 +45,10 @@ class LayoutConfig(Config):
         1, ge=1, le=MAX_PROCESSES, description="ranks that one expert's hidden width is divided over, likewise"
     )
     sequence_parallel: bool = Field(True, description="norms and residuals on sequence shards; matters if tensor > 1")
+    async_tensor_parallel: bool = Field(
+        False,
+        description="products of attention and MLPs run beside the gathers and scatters of their tokens, rank by rank",
+    )
     schedule: Schedule = "1f1b"
     virtual_stages: int = Field(
         0, ge=0, le=MAX_LAYERS, description="stages a pipeline rank holds; 0 means the schedule's usual number"
@@ -137,6 +141,15 @@ class LayoutConfig(Config):
         ):
             raise ValueError(
                 f"split_points must be {self.num_stages - 1} rising layer numbers, one for each stage but the first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def overlaps_a_ring(self) -> Self:
+        if self.async_tensor_parallel and (self.tensor == 1 or not self.sequence_parallel):
+            raise ValueError(
+                "async_tensor_parallel overlaps the gathers and scatters of sequence parallelism, which this layout "
+                "does not have; set tensor: 2 or more with sequence_parallel: true, or leave it out"
             )
         return self
 

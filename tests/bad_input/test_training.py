@@ -30,6 +30,18 @@ CASES = [
         "set recompute: full",
     ),
     changed(
+        "weights given up between the halves of a backward pass",
+        ["train.layout: {pipeline: 2, schedule: zbv, fsdp_reshard_after_forward: always}"],
+        "zbv splits the backward pass",
+        "set schedule: 1f1b or interleaved",
+    ),
+    changed(
+        "nothing to overlap",
+        ["train.layout: {data: 2, async_tensor_parallel: true}"],
+        "async_tensor_parallel overlaps the gathers and scatters of sequence parallelism",
+        "set tensor: 2 or more",
+    ),
+    changed(
         "a share of tokens without its policy",
         ["train.layout: {recompute: swap, swapped_tokens: 0.5}"],
         "swapped_tokens is of recompute: tokens",

@@ -26,7 +26,7 @@ from gristmill.training.parallel.tensor import (
     RowParallelLinear,
     Sharding,
     TensorAxis,
-    joint_column_parallel,
+    column_parallel,
 )
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
@@ -154,8 +154,8 @@ class Attention(CoreAttention):
     ) -> tuple[Tensor, KVCache | CachedKeys | None]:
         """The mixed tokens and, if the metadata keeps state, the state grown by these tokens; slots keep it
         themselves."""
-        x_BTD = self.tensor.enter(x_BTD)
-        query_BTF, key_BTF, value_BTF = joint_column_parallel(x_BTD, [self.query, self.key, self.value])
+        projections = [self.query, self.key, self.value]
+        query_BTF, key_BTF, value_BTF = column_parallel(self.tensor, x_BTD, projections, joint=True)
         query_BTHtK = self._heads(self._clipped(query_BTF), self.query_norm, metadata)
         key_BTGtK = self._heads(self._clipped(key_BTF), self.key_norm, metadata)
         value_BTGtK = self._clipped(value_BTF).unflatten(-1, (-1, self.head_dim))

@@ -14,7 +14,13 @@ from gristmill.training.model.segments import Segments
 from gristmill.training.model.ssd import ChunkedScan, ScanInputs
 from gristmill.training.model.ssd_backend import scan
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
+from gristmill.training.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    Sharding,
+    TensorAxis,
+    column_parallel,
+)
 
 # B rows, T tokens, D width, H heads, P head width, G groups, N state, K taps; a small t = this tensor rank's share
 # I inner width: H x P
@@ -59,9 +65,9 @@ class Mamba2Mixer(nn.Module):
         self, x_BTD: Tensor, metadata: AttentionMetadata, state: Mamba2State | None = None
     ) -> tuple[Tensor, Mamba2State | None]:
         """The mixed tokens and, if the metadata keeps state, the state after them."""
-        x_BTD = self.tensor.enter(x_BTD)
-        z_BTI, dt_BTH = self.z(x_BTD), self.dt(x_BTD)
-        streams = (self.x(x_BTD), self.B(x_BTD), self.C(x_BTD))
+        layers = [self.z, self.dt, self.x, self.B, self.C]
+        z_BTI, dt_BTH, *rest = column_parallel(self.tensor, x_BTD, layers)
+        streams = tuple(rest)
         convolutions = (self.x_convolution, self.B_convolution, self.C_convolution)
         before, documents_BT, segments = (None, None, None), metadata.documents_BT, metadata.segments
         if segments is not None:

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, TensorAxis
+from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, TensorAxis, column_parallel
 
 # B batch, T tokens, D width, Ft = this tensor rank's share of the hidden width
 
@@ -23,9 +23,8 @@ class GatedMlp(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = self.tensor.enter(x_BTD)
-        hidden_BTFt = self.activation(self.gate(x_BTD)) * self.up(x_BTD)
-        return self.down(hidden_BTFt)
+        gate_BTFt, up_BTFt = column_parallel(self.tensor, x_BTD, [self.gate, self.up])
+        return self.down(self.activation(gate_BTFt) * up_BTFt)
 
 
 class SwiGLU(GatedMlp):
@@ -59,8 +58,8 @@ class PlainMlp(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = self.tensor.enter(x_BTD)
-        return self.down(self.activation(self.up(x_BTD)))
+        (up_BTFt,) = column_parallel(self.tensor, x_BTD, [self.up])
+        return self.down(self.activation(up_BTFt))
 
 
 class GELU(PlainMlp):

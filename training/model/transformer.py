@@ -73,7 +73,9 @@ class Transformer(nn.Module):
         self.config, self.vocab_size, self.options = config, vocab_size, options
         self.context, self.context_method = layout.context, layout.context_method
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
-        self.tensor = TensorAxis(mesh or single_process(), layout.sequence_parallel, options.float8)
+        self.tensor = TensorAxis(
+            mesh or single_process(), layout.sequence_parallel, options.float8, layout.async_tensor_parallel
+        )
         self.side_loss_factor: float | Tensor | None = None  # set during training passes (forward_backward.py)
         self.output: OutputFunction | None = None  # set during training and evaluation passes (forward_backward.py)
         self.teacher: TeacherStage | None = None

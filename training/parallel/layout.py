@@ -31,6 +31,7 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
     if train.float8:
         yield from _float8(model, train)
     yield from _swap(model, train)
+    yield from _overlap(model, train)
     if layout.offload.streams_weights:
         yield from _streamed(model, train)
 
@@ -181,6 +182,17 @@ def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         )
     if train.float8:
         yield "recompute: tokens changes the scale that float8 finds over the tokens; set float8: false"
+
+
+def _overlap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    if not train.layout.async_tensor_parallel:
+        return
+    if model.transformers is not None:
+        yield "async_tensor_parallel is not built for a model of transformers; leave it out"
+    if train.compile:
+        yield "async_tensor_parallel is not built for compiled layers; set compile: false, or leave it out"
+    if train.float8:
+        yield "async_tensor_parallel multiplies some tokens at a time, and float8 scales all at once; leave one out"
 
 
 def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

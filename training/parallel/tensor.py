@@ -21,6 +21,7 @@ from gristmill.training.parallel.collectives import (
 from gristmill.training.parallel.context import count_once
 from gristmill.training.parallel.linear import joins, joint_linear, linear
 from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.overlapped_products import gathered_products, scattered_product
 
 # B batch, T tokens, D width, F outputs; a small t after a letter = this tensor rank's share
 
@@ -42,11 +43,13 @@ class TensorAxis:
     """The tensor-parallel axis of a layer. Call `enter` before a column-parallel layer; a row-parallel
     layer calls `leave`.
 
-    Under sequence parallelism the residual stream holds this rank's tokens [B, Tt, D] only."""
+    Under sequence parallelism the residual stream holds this rank's tokens [B, Tt, D] only. overlaps: products and
+    collectives run beside each other."""
 
     mesh: Mesh
     sequence_parallel: bool
     float8: bool = False
+    overlaps: bool = False
 
     @property
     def size(self) -> int:
@@ -156,6 +159,21 @@ class ColumnParallelLinear(nn.Module):
         return linear(x_BTD, weight_FtD, bias_Ft, self.tensor.float8)
 
 
+def column_parallel(tensor: TensorAxis, x: Tensor, layers: Sequence[nn.Module], joint: bool = False) -> list[Tensor]:
+    """The outputs of several column-parallel layers of one input, which this enters. joint: as one product where that
+    is the better way."""
+    if not (tensor.overlaps and tensor.shards_tokens and all(type(layer) is ColumnParallelLinear for layer in layers)):
+        x_BTD = tensor.enter(x)
+        return list(joint_column_parallel(x_BTD, layers)) if joint else [layer(x_BTD) for layer in layers]
+    plain = [layer for layer in layers if isinstance(layer, ColumnParallelLinear)]
+    weights = tuple(tensor.local(layer.weight, layer.sharding, x.dtype) for layer in plain)
+    made = gathered_products(x, weights, tensor.mesh.tensor)
+    return [
+        y if layer.bias is None else y + tensor.local(layer.bias, layer.sharding, x.dtype)
+        for y, layer in zip(made, plain, strict=True)
+    ]
+
+
 def joint_column_parallel(x_BTD: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
     """The outputs of several column-parallel layers of one input: views of one product where that is the better way."""
     if all(type(layer) is ColumnParallelLinear and not layer.tensor.float8 for layer in layers):
@@ -180,7 +198,10 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x_BTFt: Tensor) -> Tensor:
         weight_DFt = self.tensor.local(self.weight, Sharding.INPUT, x_BTFt.dtype)
-        y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None, self.tensor.float8))
+        if self.tensor.overlaps and self.tensor.shards_tokens:
+            y_BTD = scattered_product(x_BTFt, weight_DFt, self.tensor.mesh.tensor)
+        else:
+            y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None, self.tensor.float8))
         return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Sharding.REPLICATED, x_BTFt.dtype)
 
 

@@ -276,10 +276,11 @@ def _tensor_comm(
     if layout.tensor == 1:
         return 0.0, 0.0, 0.0
     one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link) * _tensor_layers(block, layout) / 2
-    hidden = min(2 * one * framework.tensor_hidden, compute)
+    share = framework.tensor_hidden_async if layout.async_tensor else framework.tensor_hidden
+    hidden = min(2 * one * share, compute)
     again = 0.0
     if layout.sequence_parallel and framework.regather_in_backward:
-        again = (1 - framework.tensor_hidden) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
+        again = (1 - share) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
     return 2 * one - hidden, 2 * one - hidden + again, hidden
 
 

@@ -44,6 +44,9 @@ class Framework(Config):
     accumulate_bytes: float = Field(8, description="traffic of adding one micro-batch's gradient to the sum")
     optimizer_bytes: float = Field(32, description="traffic of clipping, one Adam step and the cast")
     tensor_hidden: float = Field(0.0, ge=0, le=1, description="of the tensor axis's collectives")
+    tensor_hidden_async: float = Field(
+        0.7, ge=0, le=1, description="the same where products and collectives are chunked (async_tensor_parallel)"
+    )
     pipeline_hidden: float = Field(0.0, ge=0, le=1, description="of the sends between stages, interleaved schedule")
     data_hidden: float = Field(0.8, ge=0, le=1, description="of the data axis's collectives, without a pipeline")
     data_hidden_in_pipeline: float = Field(0.0, ge=0, le=1, description="the same with a pipeline")

@@ -23,6 +23,7 @@ class Layout:
     sequence_parallel: bool = False
     reshard: bool = False
     reduce_each: bool = False
+    async_tensor: bool = False
     expert: int = 1
     expert_tensor: int = 1
     context_method: ContextMethod = "ring"
@@ -78,6 +79,7 @@ class Layout:
             expert=self.expert,
             expert_tensor=self.expert_tensor,
             sequence_parallel=self.sequence_parallel or self.tensor == 1,
+            async_tensor_parallel=self.async_tensor,
             schedule=self.schedule,
             virtual_stages=0 if default or self.pipeline == 1 else self.virtual,
             split_points=split_points,
@@ -119,7 +121,7 @@ class Layout:
             shares = f" of {self.expert_tensor} shares" if self.expert_tensor > 1 else ""
             extras.insert(0, f"expert {self.expert}{shares}")
         if self.tensor > 1 and self.sequence_parallel:
-            extras.append("sequence parallel")
+            extras.append("sequence parallel" + ", asynchronous" * self.async_tensor)
         if self.pipeline == 1 and self.shard > 1:
             extras.append("resharded" if self.reshard else "not resharded")
         if self.pipeline > 1 and self.reshard:
@@ -149,6 +151,7 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         sequence_parallel=config.sequence_parallel and config.tensor > 1,
         reshard=config.reshards,
         reduce_each=config.reduce_each_micro_batch,
+        async_tensor=config.async_tensor_parallel,
         expert=config.expert,
         expert_tensor=config.expert_tensor,
         swapped_tokens=config.swapped_tokens,

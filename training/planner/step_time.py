@@ -123,6 +123,7 @@ class StepModel:
             layout.context_method,
             layout.micro_batch,
             layout.sequence_parallel,
+            layout.async_tensor,
             links.tensor,
             links.context,
             layout.expert,

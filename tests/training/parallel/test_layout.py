@@ -107,3 +107,11 @@ def test_the_engine_chooses_a_micro_batch() -> None:
     assert choose() == 16  # the whole batch: 768 tokens
     assert choose(pipeline=4) == 4  # four in flight
     assert choose(data=2, micro_batch=2) == 2
+
+
+def test_what_asynchronous_tensor_parallelism_excludes() -> None:
+    layout = {"tensor": 3, "async_tensor_parallel": True}
+    assert "async_tensor_parallel is not built for compiled layers; set compile: false" in refusal(
+        layout, 3, compile=True
+    )
+    assert "float8 scales all at once; leave one out" in refusal(layout, 3, float8=True)

@@ -20,6 +20,7 @@ HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgrou
 IN_HOST_MEMORY = {"offload": {"parameters": "host"}}
 ON_DISK = {"offload": {"parameters": "disk", "subgroup_parameters": 1}}
 LESS_STATE = {"fsdp_reshard_after_forward": "always", "reduce_each_micro_batch": True}
+ASYNC = {"async_tensor_parallel": True}
 GRID = [
     # each axis alone
     Case({"data": 1, "tensor": 1}),
@@ -49,6 +50,9 @@ GRID = [
     # weights given up between passes, gradients reduced with each micro-batch
     Case({"data": 2, "micro_batch": 2, "reduce_each_micro_batch": True}),
     Case({"data": 2} | PP2 | LESS_STATE),
+    # products beside the ring of their tokens
+    Case({"tensor": 4} | ASYNC, "gpt2"),
+    Case({"data": 2, "tensor": 2, "recompute": "operators"} | ASYNC),
     # all three
     Case(CUBE),
     Case(CUBE | {"schedule": "interleaved"}),
@@ -101,6 +105,12 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case({"tensor": 4} | ASYNC, "one_kv_head", documents=True),
+    Case(CUBE | ASYNC | {"schedule": "zbv"}, "tied"),
+    Case({"tensor": 2, "context": 2, "recompute": "full"} | ASYNC),
+    Case({"tensor": 2} | ASYNC, "hybrid"),
+    Case({"tensor": 2} | ASYNC | SOME_TOKENS),
+    Case({"tensor": 2, "data": 2, "expert": 2} | ASYNC, "experts"),
     Case({"data": 4, "replicate": 2} | PP2 | LESS_STATE | {"schedule": "interleaved"}, "tied"),
     Case({"data": 2, "reduce_each_micro_batch": True} | PP2 | {"schedule": "zbv"}),
     Case({"data": 2, "expert": 2} | PP2 | LESS_STATE | {"recompute": "full"}, "experts_deep"),

@@ -427,3 +427,12 @@ def test_a_pipeline_that_does_not_fit_reduces_each_micro_batch() -> None:
     assert copies == pytest.approx(2 * 9.1e9, rel=0.12)  # but for two layers and the ends
     sent = planner.forecast(lean).time, planner.forecast(replace(lean, reduce_each=False)).time
     assert sent[0].data > sent[1].data
+
+
+def test_asynchronous_tensor_parallelism_hides_its_share(hardware) -> None:
+    planner = Planner(PlanRequest(named_shape("gpt-7.5b"), hardware, 8, 8))
+    layout = Layout(tensor=8, micro_batch=1, sequence_parallel=True)
+    plain, hidden = (planner.forecast(replace(layout, async_tensor=each)).time for each in (False, True))
+    assert plain.tensor_hidden == 0 and hidden.tensor_hidden > 0
+    assert hidden.tensor + hidden.tensor_hidden == pytest.approx(plain.tensor)
+    assert hidden.total < plain.total
