@@ -2,8 +2,8 @@
 
 Several layers of one input are one product (`joint_linear`), although each has a parameter of its own: their weights
 lie next to each other in memory (`place_jointly`), or are copied, which a cast to the computation's dtype does anyway.
-On CPUs torch's float32 products run in MKL, which leaves another vendor's 512-bit units idle. oneDNN uses them: 220, 210
-and 168 GFLOP/s forward, by the input and by the weight against 98 (2,048 x 384 x 1,536, one core of an EPYC 9005,
+On CPUs torch's float32 products run in MKL, which leaves another vendor's 512-bit units idle. oneDNN uses them: 220,
+210 and 168 GFLOP/s forward, by the input and by the weight against 98 (2,048 x 384 x 1,536, one core of an EPYC 9005,
 2026-11-23; of an EPYC 9004, whose units are half as wide, 105 against 93 forward)."""
 
 from collections.abc import Sequence
