@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import zstandard
 from curation import agreement
 from run_all import page
@@ -64,6 +65,7 @@ def test_whole_runs_come_first_on_the_page_of_results():
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_a_small_run_gives_every_figure():
     """gristmill alone, with one worker and, where there are two cores, with two: the program fails if they differ."""
     command = [sys.executable, str(ROOT / "benchmarks" / "curation.py"), "--quick", "--only", "short", "--without-peer"]

@@ -200,9 +200,9 @@ class Case:
 
     @property
     def configs(self) -> tuple[ModelConfig, TrainConfig]:
-        """With two micro-batches or more for each pipeline rank."""
+        """With as few micro-batches as show an error: two, or two for each pipeline rank."""
         pipeline, data = self.layout.get("pipeline", 1), self.layout.get("data", 1)
-        micro_batch = 2 if pipeline > 2 or (pipeline > 1 and data > 1) else 4
+        micro_batch = {1: 4, 2: 2}.get(pipeline, 1) * (2 if data == 1 else 1)
         model = {
             "layers": 4 if self.deep else 2,
             "width": 32,

@@ -1,7 +1,6 @@
-"""Small training runs on numbers that can be learned. As a program, one run in FOLDER."""
+"""Small training runs on numbers that can be learned."""
 
 import hashlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,3 @@ def new_run(
 def digests(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
-
-
-if __name__ == "__main__":
-    new_run(Path(sys.argv[1])).train()

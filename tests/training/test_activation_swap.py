@@ -28,7 +28,7 @@ from tests.support.parity import Case, Outcome, alone, outcome
 def swapped(share: float | None, model: str, precision: str) -> Outcome:
     """share None: recompute: swap."""
     policy = {"recompute": "swap"} if share is None else {"recompute": "tokens", "swapped_tokens": share}
-    return outcome(Case(policy | {"micro_batch": 4, "unswapped_layers": 0}, model, precision), single_process())
+    return outcome(Case(policy | {"unswapped_layers": 0}, model, precision), single_process())
 
 
 @pytest.mark.parametrize(

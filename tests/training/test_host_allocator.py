@@ -30,6 +30,7 @@ def page_faults(choice: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_a_tensor_as_large_as_a_freed_one_takes_its_memory():
     assert page_faults("keep") * 10 < page_faults("return")

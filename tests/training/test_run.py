@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from gristmill.training.training_data import TrainingData
 from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config
 
 ROOT = Path(__file__).parents[2]
-RUN_IN_A_PROCESS = [sys.executable, "-m", "tests.support.training_runs"]
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +118,17 @@ def test_fp16_finds_its_loss_scale_and_learns(undisturbed: Path, tmp_path: Path)
     assert there[-1]["loss"] == pytest.approx(here[-1]["loss"], abs=0.05)
 
 
-CUBE = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 1}
+ZBV = {"pipeline": 2, "schedule": "zbv", "micro_batch": 1}
 CHAIN = [  # each continues what the one before it saved
     ({"data": 2}, 3),
-    (CUBE, 6),
-    ({"pipeline": 2, "schedule": "zbv", "micro_batch": 1}, 7),
+    ({"tensor": 2, "micro_batch": 1, "offload": STATE_IN_HOST_MEMORY}, 6),
+    (ZBV, 9),
+    ({"data": 1, "offload": {"optimizer": "cpu"}}, 12),
+]
+LONG_CHAIN = [  # by hand (-m slow)
+    ({"data": 2}, 3),
+    ({"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 1}, 6),
+    (ZBV, 7),
     ({"data": 4, "replicate": 2, "tensor": 2, "micro_batch": 1, "offload": STATE_IN_HOST_MEMORY}, 9),
     ({"data": 1, "offload": {"optimizer": "cpu"}}, 12),
 ]
@@ -151,9 +155,10 @@ def run_until(folder: str, layout: dict[str, Any], step: int, asynchronous: bool
     return drawn
 
 
-def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chain", [CHAIN, pytest.param(LONG_CHAIN, marks=pytest.mark.slow)], ids=["two ranks", "eight"])
+def test_a_checkpoint_of_any_layout_goes_on_on_any_other(pool, undisturbed: Path, tmp_path: Path, chain: list) -> None:
     streams = []
-    for number, (layout, step) in enumerate(CHAIN):
+    for number, (layout, step) in enumerate(chain):
         world_size = train_config(layout=layout).layout.world_size
         ranks = pool.run(world_size, run_until, str(tmp_path), layout, step, number % 2 == 0)
         for drawn in zip(*ranks, strict=True):  # one step: the shares of the data ranks, in their order
@@ -322,22 +327,6 @@ def test_weights_of_another_vocabulary_are_refused(undisturbed: Path, tmp_path: 
         run.train()
 
 
-def test_every_step_says_where_its_time_went(pool, tmp_path: Path) -> None:
-    layout = {"data": 2, "pipeline": 2, "micro_batch": 1}
-    pool.run(4, run_on_mesh, str(tmp_path), layout, {"communication_every": 6})
-    lines = read_metrics(tmp_path / "logs" / "timing.jsonl")
-    assert list(lines[0]["seconds"]) == [
-        "data",
-        "token_count_allreduce",
-        "pipeline",
-        "forward",
-        "backward",
-        "optimizer",
-    ]
-    assert [line["step"] for line in lines if "communication_seconds" in line] == [6, 12]
-    assert lines[5]["communication_seconds"] > 0 and lines[5]["memory_bytes"] > 10**7
-
-
 def test_the_loader_does_not_keep_the_steps_waiting(undisturbed: Path) -> None:
     """Both are counted in the run; of a model this small the share says nothing."""
     for line in read_metrics(undisturbed / "logs" / "timing.jsonl"):
@@ -363,58 +352,26 @@ def test_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
         other.train()
 
 
-def killed_run(folder: Path, delay_seconds: float) -> int:
-    """A run in a process of its own, killed after a delay; its exit code."""
-    process = subprocess.Popen(
-        [*RUN_IN_A_PROCESS, str(folder)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, cwd=ROOT
-    )
-    deadline = time.monotonic() + 60
-    while not (folder / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    time.sleep(delay_seconds)
-    process.send_signal(signal.SIGKILL)
-    return process.wait()
-
-
-def test_killed_at_any_moment_the_run_ends_with_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
-    codes = [killed_run(tmp_path, delay) for delay in (0.03, 0.15)]
-    assert -signal.SIGKILL in codes
-    new_run(tmp_path).train()
-    assert digests(tmp_path) == digests(undisturbed)
-
-
-def test_sigterm_saves_before_it_stops(undisturbed: Path, tmp_path: Path) -> None:
-    new_run(tmp_path)  # the folder
-    process = subprocess.Popen(
-        [*RUN_IN_A_PROCESS, str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    metrics = tmp_path / "metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate()
-    assert process.returncode == 0 or "as requested, and saved; run the same command to go on" in said
-    new_run(tmp_path).train()
-    assert digests(tmp_path) == digests(undisturbed)
-
-
-def run_on_mesh(folder: str, layout: dict[str, Any], monitoring: dict[str, Any] | None = None) -> None:
+def run_on_mesh(folder: str, layout: dict[str, Any], monitoring: dict[str, Any]) -> None:
     mesh = build_mesh(train_config(layout=layout).layout, MODEL.num_kv_heads, torch.device("cpu"))
-    new_run(Path(folder), mesh, layout=layout, monitoring=monitoring or {}).train()
+    new_run(Path(folder), mesh, layout=layout, monitoring=monitoring, checkpoint={"every": 0}).train()
 
 
 @pytest.mark.parametrize("layout", [{"data": 2}, {"tensor": 2, "pipeline": 2}])
 def test_any_layout_writes_the_losses_of_one_process(pool, undisturbed: Path, tmp_path: Path, layout: dict) -> None:
-    layout = layout | {"micro_batch": 1}
-    pool.run(train_config(layout=layout).layout.world_size, run_on_mesh, str(tmp_path), layout)
+    """And where the time of each step went."""
+    pipelined, layout = "pipeline" in layout, layout | {"micro_batch": 1}
+    world_size = train_config(layout=layout).layout.world_size
+    pool.run(world_size, run_on_mesh, str(tmp_path), layout, {"communication_every": 6})
     here, there = (read_metrics(folder / "metrics.jsonl") for folder in (undisturbed, tmp_path))
     assert [line["loss"] for line in there] == pytest.approx([line["loss"] for line in here], rel=1e-5)
     assert there[-1]["validation"]["loss"] == pytest.approx(here[-1]["validation"]["loss"], rel=1e-5)
     assert json.dumps(here[0]["valid_tokens"]) == json.dumps(there[0]["valid_tokens"])
+    lines = read_metrics(tmp_path / "logs" / "timing.jsonl")
+    phases = ["data", "token_count_allreduce", *["pipeline"] * pipelined, "forward", "backward", "optimizer"]
+    assert list(lines[0]["seconds"]) == phases
+    assert [line["step"] for line in lines if "communication_seconds" in line] == [6, 12]
+    assert lines[5]["communication_seconds"] > 0 and lines[5]["memory_bytes"] > 10**7
 
 
 def test_which_checkpoints_stay() -> None:

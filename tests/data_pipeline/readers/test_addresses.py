@@ -88,6 +88,7 @@ def test_missing_credentials_are_one_sentence(bucket, monkeypatch, tmp_path):
 def test_a_store_that_does_not_answer_is_an_error_soon(monkeypatch):
     """A port that takes connections and says nothing."""
     monkeypatch.setattr(addresses, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name, value in {"ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "DEFAULT_REGION": "us-east-1"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)

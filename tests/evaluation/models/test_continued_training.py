@@ -58,9 +58,8 @@ def train_on_mesh(folder: Path, config: ModelConfig, layout: dict[str, Any], sta
     new_run(folder, mesh, model=config, layout=layout, init_from=start, **SETTINGS).train()
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("phi", "deepseek"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_training_goes_on_alike_on_two_layouts_and_alone(name: str, tmp_path: Path, pool: Any) -> None:
     theirs = huggingface_models.random_model(CONFIGS[name])
     theirs.save_pretrained(tmp_path / "theirs")

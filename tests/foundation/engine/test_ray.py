@@ -150,21 +150,6 @@ def test_no_cluster_on_this_machine(monkeypatch, outcome):
         connection._found_address("auto")
 
 
-def nap(number):
-    time.sleep(0.1)
-    return number
-
-
-def test_a_node_lost_in_the_middle_of_a_map_costs_its_tasks_only(cluster, engine, capfd):
-    lost = add_node(cluster)
-    killer = threading.Timer(1.0, lambda: cluster.remove_node(lost, allow_graceful=False))
-    killer.start()
-    assert engine.map(nap, range(40), "naps") == list(range(40))
-    killer.join()
-    said = capfd.readouterr()
-    assert said.out + said.err == ""  # no logs of Ray on the user's screen
-
-
 def die_until(task):
     """Exits without a word in its first runs; each leaves a file."""
     path, deaths = task
@@ -227,6 +212,22 @@ def test_a_clock_that_is_wrong_is_refused(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(connection.time, "time", lambda: time.monotonic())
     with pytest.raises(InputError, match=r"its clock differs from the driver's by \d+ s; set it"):
         checked_place("auto", None)
+
+
+def nap(number):
+    time.sleep(0.1)
+    return number
+
+
+def test_a_node_lost_in_the_middle_of_a_map_costs_its_tasks_only(cluster, engine, capfd):
+    """The last test of this cluster: for ten seconds it still gives tasks to the lost node."""
+    lost = add_node(cluster)
+    killer = threading.Timer(1.0, lambda: cluster.remove_node(lost, allow_graceful=False))
+    killer.start()
+    assert engine.map(nap, range(40), "naps") == list(range(40))
+    killer.join()
+    said = capfd.readouterr()
+    assert said.out + said.err == ""  # no logs of Ray on the user's screen
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def test_layouts_train_the_same_model_and_transformers_opens_it(source: Path, tm
     assert not torch.equal(one["transformer.wte.weight"], before["transformer.wte.weight"])
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_another_layout(source: Path, tmp_path: Path, pool: Any) -> None:
     whole = pool.run(1, train, source, tmp_path / "whole")[0]
     with pytest.raises(Exception, match="stopped after step 1"):

@@ -17,13 +17,10 @@ GRID = [
     Case({"tensor": 2, "micro_batch": 8}, "mamba2"),
     Case({"data": 2, "tensor": 2}, "hybrid", documents=True),
     Case({"tensor": 2, "micro_batch": 8, "recompute": "attention"}, "mamba2"),
-    Case(PP2 | {"schedule": "interleaved"}, "hybrid"),
     Case({"data": 2, "expert": 2}, "hybrid_experts"),
     Case({"data": 2}, "tcnca", documents=True),
     Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False}, "tcnca_post"),
-    Case({"tensor": 4, "micro_batch": 8}, "tcnca_simple", documents=True),
     Case({"data": 2, "recompute": "full"}, "three_mixers"),
-    Case(PP2 | {"schedule": "interleaved"}, "tcnca"),
     # the context axis: states passed from run to run, halos of convolutions and chunks
     Case({"context": 2}, "mamba2"),
     Case({"context": 2}, "tcnca", documents=True),
@@ -34,6 +31,9 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
+    Case(PP2 | {"schedule": "interleaved"}, "hybrid"),
+    Case({"tensor": 4, "micro_batch": 8}, "tcnca_simple", documents=True),
+    Case(PP2 | {"schedule": "interleaved"}, "tcnca"),
     Case(CUBE | {"schedule": "zbv"}, "three_mixers", documents=True),
     Case({"context": 4}, "tcnca", documents=True),
     Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "three_mixers"),
