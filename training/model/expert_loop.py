@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.model.grouped_linear import runs_of
+from gristmill.training.parallel.linear import matmul
 
 # N rows sorted by expert, D width, E experts, F width of an expert
 
@@ -27,9 +28,9 @@ class _LoopSwiGLU(torch.autograd.Function):
         gate_NF, up_NF = (x_ND.new_empty(len(x_ND), gate_EFD.shape[1]) for _ in range(2))
         y_ND = torch.empty_like(x_ND)
         for expert, rows in runs_of(sizes):
-            torch.mm(x_ND[rows], gate_EFD[expert].T, out=gate_NF[rows])
-            torch.mm(x_ND[rows], up_EFD[expert].T, out=up_NF[rows])
-            torch.mm(F.silu(gate_NF[rows]).mul_(up_NF[rows]), down_EDF[expert].T, out=y_ND[rows])
+            matmul(x_ND[rows], gate_EFD[expert].T, out=gate_NF[rows])
+            matmul(x_ND[rows], up_EFD[expert].T, out=up_NF[rows])
+            matmul(F.silu(gate_NF[rows]).mul_(up_NF[rows]), down_EDF[expert].T, out=y_ND[rows])
         y_ND[sum(sizes) :] = 0
         ctx.save_for_backward(x_ND, gate_EFD, up_EFD, down_EDF, gate_NF, up_NF)
         ctx.sizes = sizes
@@ -43,13 +44,13 @@ class _LoopSwiGLU(torch.autograd.Function):
         for expert, rows in runs_of(ctx.sizes):
             gate, up, dy = gate_NF[rows], up_NF[rows], dy_ND[rows]
             silu = F.silu(gate)
-            torch.mm(dy.T, silu * up, out=d_down[expert])
-            d_hidden = dy @ down_EDF[expert]
+            matmul(dy.T, silu * up, out=d_down[expert])
+            d_hidden = matmul(dy, down_EDF[expert])
             d_up_rows = silu.mul_(d_hidden)
             d_gate_rows = torch.ops.aten.silu_backward(d_hidden.mul_(up), gate)
-            torch.mm(d_gate_rows.T, x_ND[rows], out=d_gate[expert])
-            torch.mm(d_up_rows.T, x_ND[rows], out=d_up[expert])
-            torch.mm(d_gate_rows, gate_EFD[expert], out=dx_ND[rows]).addmm_(d_up_rows, up_EFD[expert])
+            matmul(d_gate_rows.T, x_ND[rows], out=d_gate[expert])
+            matmul(d_up_rows.T, x_ND[rows], out=d_up[expert])
+            matmul(d_gate_rows, gate_EFD[expert], out=dx_ND[rows]).add_(matmul(d_up_rows, up_EFD[expert]))
         dx_ND[sum(ctx.sizes) :] = 0
         for expert, size in enumerate(ctx.sizes):
             if size == 0:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.parallel.linear import matmul
+
 # N rows, E experts, D inputs, F outputs
 
 ALIGNMENT = 8  # rows of a run begin at multiples of 16 bytes in bfloat16, as the CUDA kernel wants strides of gradients
@@ -48,7 +50,7 @@ class _LoopLinear(torch.autograd.Function):
         ctx.sizes = sizes
         y_NF = x_ND.new_empty(len(x_ND), weight_EFD.shape[1])
         for expert, rows in runs_of(sizes):
-            torch.mm(x_ND[rows], weight_EFD[expert].T, out=y_NF[rows])
+            matmul(x_ND[rows], weight_EFD[expert].T, out=y_NF[rows])
         y_NF[sum(sizes) :] = 0
         return y_NF
 
@@ -60,12 +62,12 @@ class _LoopLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_gradient = torch.empty_like(x_ND)
             for expert, rows in runs_of(ctx.sizes):
-                torch.mm(gradient_NF[rows], weight_EFD[expert], out=x_gradient[rows])
+                matmul(gradient_NF[rows], weight_EFD[expert], out=x_gradient[rows])
             x_gradient[sum(ctx.sizes) :] = 0
         if ctx.needs_input_grad[1]:
             weight_gradient = torch.empty_like(weight_EFD)
             for expert, rows in runs_of(ctx.sizes):
-                torch.mm(gradient_NF[rows].T, x_ND[rows], out=weight_gradient[expert])
+                matmul(gradient_NF[rows].T, x_ND[rows], out=weight_gradient[expert])
             for expert, size in enumerate(ctx.sizes):
                 if size == 0:
                     weight_gradient[expert] = 0

@@ -2,8 +2,8 @@
 
 Several layers of one input are one product (`joint_linear`), although each has a parameter of its own: their weights
 lie next to each other in memory (`place_jointly`), or are copied, which a cast to the computation's dtype does anyway.
-On CPUs torch's float32 products run in MKL, which leaves another vendor's 512-bit units idle. oneDNN uses them: 220,
-210 and 168 GFLOP/s forward, by the input and by the weight against 98 (2,048 x 384 x 1,536, one core of an EPYC 9005,
+On CPUs torch's float32 products run in MKL, which leaves another vendor's 512-bit units idle. oneDNN uses them:
+220 GFLOP/s forward, 210 by the input and 168 by the weight against 98 (2,048 x 384 x 1,536, one core of an EPYC 9005,
 2026-11-23; of an EPYC 9004, whose units are half as wide, 105 against 93 forward)."""
 
 from collections.abc import Sequence
@@ -124,12 +124,14 @@ def product(x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None = None) -> Tens
     return F.linear(x_ND, weight_FD, bias)
 
 
-def matmul(left_MK: Tensor, right_KN: Tensor) -> Tensor:
-    """left @ right without gradients. Either may be a transposed view, which is not copied."""
+def matmul(left_MK: Tensor, right_KN: Tensor, out: Tensor | None = None) -> Tensor:
+    """left @ right without gradients, written to `out` if it is given. Either may be a transposed view, which is not
+    copied."""
     rows, depth = left_MK.shape
-    if rows * depth * right_KN.shape[1] >= MIN_ONEDNN_PRODUCT and _in_onednn(left_MK):
-        return torch.ops.mkldnn._linear_pointwise(left_MK, right_KN.T, None, "none", [], "")
-    return left_MK @ right_KN
+    if rows * depth * right_KN.shape[1] < MIN_ONEDNN_PRODUCT or not _in_onednn(left_MK):
+        return torch.mm(left_MK, right_KN, out=out)
+    product_MN = torch.ops.mkldnn._linear_pointwise(left_MK, right_KN.T, None, "none", [], "")
+    return product_MN if out is None else out.copy_(product_MN)
 
 
 def _is_large(x: Tensor, weight_FD: Tensor) -> bool:
