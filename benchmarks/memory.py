@@ -37,9 +37,9 @@ from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.forward_backward import output_of, scaled_sum
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.measure_hardware import write_profile
-from gristmill.training.memory import activation_swap
 from gristmill.training.memory.address_plan import best_plan, caching_peak, greedy_plan, live_peak, replay
 from gristmill.training.memory.allocation_trace import layer_trace, recorded
+from gristmill.training.memory.swap_streams import InHostMemory
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.offload_config import OffloadConfig
 from gristmill.training.parallel.mesh import single_process
@@ -127,14 +127,14 @@ def measured_bytes(model: ModelConfig, train: TrainConfig) -> tuple[int, int, in
 def host_memory_apart() -> Iterator[list[int]]:
     """Sizes of what goes to host memory, whose allocations are not recorded."""
     sizes: list[int] = []
-    make = activation_swap._InHostMemory.__init__
+    make = InHostMemory.__init__
 
     def counted(self: Any, values: torch.Tensor, swap: Any) -> None:
         with _disable_current_modes():
             make(self, values, swap)
         sizes.append(self.host.nbytes)
 
-    with mock.patch.object(activation_swap._InHostMemory, "__init__", counted):
+    with mock.patch.object(InHostMemory, "__init__", counted):
         yield sizes
 
 

@@ -66,13 +66,16 @@ class Mixer(Config):
     (ModelConfig, mixer, TensorAxis) and whose forward is that of `Attention`. not_of_weights: options that may change
     where weights are taken over, since they do not change results. carries_state: what a token reads depends on the
     order of the tokens before it, so that they cannot form a tree. attends: softmax attention, under the masks and
-    rotary angles of the pass. settings_of_model: there are no options, `of` reads the model."""
+    rotary angles of the pass. marks_mixing: its module calls `metadata.mix` for all that is not computed token by
+    token, so that the rest can be computed again for some tokens. settings_of_model: there are no options, `of` reads
+    the model."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
     not_of_weights: ClassVar[tuple[str, ...]] = ()
     carries_state: ClassVar[bool] = True
     attends: ClassVar[bool] = False
+    marks_mixing: ClassVar[bool] = False
     settings_of_model: ClassVar[bool] = False
 
     @classmethod
@@ -104,6 +107,11 @@ class Mixer(Config):
         """What autograd keeps between the normed input, which is not counted, and the output's product, of which the
         input is counted."""
         raise NotImplementedError
+
+    def whole_bytes(self, width: int, share: Share) -> float:
+        """Of those, what is no token's own or lies where `metadata.mix` is called: a swap by token
+        (training/memory/activation_swap.py) moves it whole."""
+        return self.activation_bytes(width, share)
 
     def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:
         """Numbers that the other context ranks get of one run of tokens in a forward pass (Segments): in the dtype of

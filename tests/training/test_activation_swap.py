@@ -13,6 +13,8 @@ from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.memory import activation_swap
 from gristmill.training.memory.activation_swap import SwappedLayer, first_tokens
+from gristmill.training.memory.swap_streams import InHostMemory
+from gristmill.training.mixers.mamba2 import Mamba2
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.layout import check_layout
 from gristmill.training.parallel.mesh import single_process
@@ -32,7 +34,17 @@ def swapped(share: float | None, model: str, precision: str) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("model", "precision"), [("llama", "fp32"), ("gpt2", "fp64"), ("gemma2", "fp32"), ("gptj", "bf16")]
+    ("model", "precision"),
+    [
+        ("llama", "fp32"),
+        ("gpt2", "fp64"),
+        ("gemma2", "fp32"),
+        ("gptj", "bf16"),
+        ("three_mixers", "fp32"),  # Mamba-2, TCNCA and attention
+        ("pr_moe", "bf16"),
+        pytest.param("latent", "fp32", marks=pytest.mark.slow),
+        pytest.param("hybrid_experts", "bf16", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("share", [0, 0.3, 1, None])
 def test_gradients_are_bitwise_those_of_no_policy(share: float | None, model: str, precision: str) -> None:
@@ -42,11 +54,11 @@ def test_gradients_are_bitwise_those_of_no_policy(share: float | None, model: st
         assert np.array_equal(found.gradients[name], value), name
 
 
-def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], int]:
-    """(bytes in host memory by kind, saved tensors that are recomputed in part) of one layer of one pass."""
+def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch, name: str = "llama") -> tuple[dict[str, int], int]:
+    """(bytes in host memory by kind, saved tensors that are recomputed in part) of all but the last layer in a pass."""
     host = {"whole": 0, "rows": 0}
     rows = 0
-    pack, always = SwappedLayer._pack, activation_swap._InHostMemory.__init__
+    pack, always = SwappedLayer._pack, InHostMemory.__init__
 
     def counted(self: Any, values: torch.Tensor, swap: Any) -> None:
         always(self, values, swap)
@@ -58,11 +70,11 @@ def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str,
         rows += isinstance(saved, activation_swap._Rows)
         return saved
 
-    monkeypatch.setattr(activation_swap._InHostMemory, "__init__", counted)
+    monkeypatch.setattr(InHostMemory, "__init__", counted)
     monkeypatch.setattr(SwappedLayer, "_pack", packed)
     layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
-    model, train = Case(layout, precision="fp32").configs
-    case, mesh = Case(layout, precision="fp32"), single_process()
+    case, mesh = Case(layout, name, "fp32"), single_process()
+    model, train = case.configs
     parts = build_local_model(model, 51, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
     passes.train(Batches(case.samples, mesh.data, mesh.device).take(0, 16), [1.0, 1.0])
@@ -82,14 +94,15 @@ def test_what_goes_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert half["rows"] >= 4 * 128 * 48 * 4
 
 
+@pytest.mark.parametrize("name", ["llama", "mamba2", "tcnca", "latent"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_planner_knows_the_bytes(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one layer in host memory, within 5 %."""
-    host, _ = bytes_kept(share, monkeypatch)
+def test_the_planner_knows_the_bytes(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all layers in host memory but the last, within 5 %."""
+    host, _ = bytes_kept(share, monkeypatch, name)
     layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
-    model, train = Case(layout, precision="fp32").configs
+    model, train = Case(layout, name, "fp32").configs
     memory = MemoryModel(shape_of(model, 51), GRISTMILL, ElementSizes(4, 4, cuda=False))
-    forecast = memory.rank(from_config(train.layout, 16), RankLayers((2,), True, True), 0, 1).host
+    forecast = memory.rank(from_config(train.layout, 16), RankLayers((model.layers,), True, True), 0, 1).host
     assert sum(host.values()) == pytest.approx(forecast, rel=0.05)
 
 
@@ -101,13 +114,6 @@ def test_first_tokens() -> None:
 @pytest.mark.parametrize(
     ("layout", "model", "train", "said"),
     [
-        ({}, {"moe": {"experts": 4, "top_k": 2, "hidden": 8}}, {}, "not built for experts"),
-        (
-            {},
-            {"mixer": "mamba2", "mixers": {"mamba2": {"head_width": 8, "state": 4, "groups": 4}}},
-            {},
-            "not built for the mixer mamba2",
-        ),
         ({}, {}, {"compile": True}, "set compile: false"),
         ({}, {}, {"float8": True, "precision": "bf16"}, "set float8: false"),
     ],
@@ -119,6 +125,24 @@ def test_combinations_that_are_not_built_are_refused(
     layout = {"recompute": "tokens", "swapped_tokens": 0.5} | layout
     with pytest.raises(RecipeError, match=said):
         check_layout(config, TrainConfig(tokens=256, batch_tokens=256, layout=layout, **train), 51, 1)
+
+
+def test_a_mixer_that_does_not_mark_its_mixing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mamba2, "marks_mixing", False)
+    model, train = Case({"recompute": "tokens", "swapped_tokens": 0.5}, "mamba2").configs
+    with pytest.raises(RecipeError, match=r"the mixer mamba2 does not say .* set recompute: swap or full"):
+        check_layout(model, train, 51, 1)
+
+
+def test_routed_experts_are_in_host_memory_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 tokens of width 16 with 2 experts of 8 each: the rows that go in and come out, 512 x 16, and gate and up,
+    512 x 8, besides what a layer without experts keeps whole; and the result, 256 x 16."""
+    with monkeypatch.context() as patch:
+        experts, _ = bytes_kept(0.0, patch, "experts")
+    attention = 5 * 256 * 16 * 4 + 32 * 16 * 16 * 4 + 256 * 16 * 4
+    routed = 4 * (2 * 512 * 16 + 2 * 512 * 8 + 256 * 16)
+    assert experts["rows"] == 0
+    assert 0 <= experts["whole"] - attention - routed < 0.2 * routed  # and what the router keeps
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ class Attention(Mixer):
 
     symbol: ClassVar[str] = "*"
     module: ClassVar[str] = "gristmill.training.model.attention:Attention"
+    marks_mixing: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     attends: ClassVar[bool] = True
     settings_of_model: ClassVar[bool] = True

@@ -31,6 +31,7 @@ class LatentAttention(Mixer):
 
     symbol: ClassVar[str] = "L"
     module: ClassVar[str] = "gristmill.training.model.latent_attention:LatentAttention"
+    marks_mixing: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     attends: ClassVar[bool] = True
 
@@ -112,6 +113,15 @@ class LatentAttention(Mixer):
         extra = self.value_width if blocks else self.plain_width
         kept += tokens * heads * (2 * self.head_dim + 2 * self.value_width + extra) * share.compute
         return kept + (blocks * share.compute if blocks else tokens * heads * share.statistics)
+
+    def whole_bytes(self, width: int, share: Share) -> float:
+        """Of those, the attention's output with its log-sums; with the CPU's blocks their weights, and the copies of
+        queries, keys and values."""
+        tokens, heads = share.rows * share.tokens, max(1, self.heads // share.tensor)
+        blocks = block_weights(self.heads, share)
+        if not blocks:
+            return tokens * heads * (self.value_width * share.compute + share.statistics)
+        return (tokens * heads * 2 * (self.head_dim + self.value_width) + blocks) * share.compute
 
     def state_bytes(self, width: int, share: Share) -> float:
         return share.rows * share.tokens * (self.key_value_rank + self.rope_width) * share.compute

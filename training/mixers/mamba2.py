@@ -20,6 +20,7 @@ class Mamba2(Mixer):
 
     symbol: ClassVar[str] = "M"
     module: ClassVar[str] = "gristmill.training.model.mamba2:Mamba2Mixer"
+    marks_mixing: ClassVar[bool] = True
     not_of_weights: ClassVar[tuple[str, ...]] = ("chunk",)
 
     expand: int = Field(2, ge=1, le=64, description="inner width / width")
@@ -110,6 +111,15 @@ class Mamba2(Mixer):
         computed = (padded + 2) * inner + 2 * (padded + 1) * shared
         exact = inner * self.state / chunk + (2 * heads + groups) * chunk + 10 * inner + 8 * shared + 4 * heads + groups
         return share.rows * share.tokens * (computed * share.compute + exact * share.statistics)
+
+    def whole_bytes(self, width: int, share: Share) -> float:
+        """Of those, all but z, its silu, the gated and the normed inner width with a number a group, and the input of
+        the output projection. In 16 bits the scan's result, which moves whole, is widened by token."""
+        inner, groups = self.inner(width) // share.tensor, self.groups / share.tensor
+        own = inner * share.compute + (4 * inner + groups) * share.statistics
+        if share.compute != share.statistics:
+            own += inner * (share.statistics - share.compute)
+        return self.activation_bytes(width, share) - share.rows * share.tokens * own
 
     def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:
         """The last inputs of the convolutions; the state that the run adds, and how much of the one before it keeps."""

@@ -20,6 +20,7 @@ class Tcnca(Mixer):
 
     symbol: ClassVar[str] = "T"
     module: ClassVar[str] = "gristmill.training.model.tcnca:TcncaMixer"
+    marks_mixing: ClassVar[bool] = True
 
     kernel: int = Field(17, ge=1, le=1024, description="taps of a convolution")
     dilation: int = Field(4, ge=1, le=64, description="growth of the dilation from block to block")
@@ -96,18 +97,27 @@ class Tcnca(Mixer):
         residual stream the candidate, the update gate and their difference. Of queries and keys: the sum, silu of it,
         both. Of values: before and after silu, the same of the reset gate, what was read, the product; or value and
         what was read. Weights of attention, also in statistics, and distances and mask of a chunk."""
+        own = share.rows * share.tokens * self._own_numbers(width, share) * share.compute
+        return own + self.whole_bytes(width, share)
+
+    def whole_bytes(self, width: int, share: Share) -> float:
+        """Of those, the convolutions' and their sum of this rank, what was read, and the weights of attention."""
         tensor, convolutions = share.tensor, len(self.dilations)
         padded = convolutions + (self.receptive_field - 1) / share.tokens
-        wide = width / tensor * (padded + convolutions + 1) + (width if tensor > 1 else 0)
-        if self.gated:
-            wide += 3 * width / (tensor if share.sequence_parallel else 1)
-        else:
-            wide -= width  # only v = V x reads the normed input again
-        values = (6 if self.gated else 2) * self.expand * width / tensor
-        numbers = (wide + values + 4 * self.shared_width(width) + self.chunk) * share.compute
+        numbers = (width / tensor * (padded + convolutions + 1 + self.expand) + self.chunk) * share.compute
         if share.statistics != share.compute:
             numbers += self.chunk * share.statistics
         return share.rows * share.tokens * numbers + 9 * self.chunk**2
+
+    def _own_numbers(self, width: int, share: Share) -> float:
+        """The others, of a token."""
+        tensor = share.tensor
+        own = float(width if tensor > 1 else 0) + 4 * self.shared_width(width)
+        if self.gated:
+            own += 3 * width / (tensor if share.sequence_parallel else 1)
+        else:
+            own -= width  # only v = V x reads the normed input again
+        return own + (5 if self.gated else 1) * self.expand * width / tensor
 
     def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:
         """The last inputs of every convolution, and keys and values of a chunk."""

@@ -83,8 +83,8 @@ class CoreAttention(nn.Module):
         self, heads: tuple[Tensor, Tensor, Tensor], metadata: AttentionMetadata, state: KVCache | SlotView | None
     ) -> tuple[Tensor, KVCache | CachedKeys | None]:
         """heads: query, key and value, [B, T, Ht or Gt, K]. Their mix [B, T, Ht, K], and the grown state."""
-        if metadata.around_attention is not None:  # in training, which keeps no state
-            return metadata.around_attention(lambda *heads: self._attend(*heads, metadata, None)[0], *heads), None
+        if metadata.around_mixing is not None:  # in training, which keeps no state
+            return metadata.mix(lambda *heads: self._attend(*heads, metadata, None)[0], *heads), None
         return self._attend(*heads, metadata, state)
 
     def _attend(

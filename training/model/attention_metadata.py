@@ -33,8 +33,8 @@ class AttentionMetadata:
 
     shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
     context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window.
-    around_attention(attend, query, key, value): stands around each layer's attention of tensors [B, T, H, K], and may
-    replace its result; None: attend(query, key, value)."""
+    around_mixing(function, *streams): stands around all in a layer that is not computed token by token, such as
+    attention of queries, keys and values [B, T, H, K], and may replace its result; None: function(*streams)."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
@@ -47,11 +47,15 @@ class AttentionMetadata:
     window_rotation_BTK: tuple[Tensor, Tensor] | None = None
     shares: TokenShares | None = None
     ring: Mapping[int | None, RingPlan] | None = None
-    around_attention: Callable[..., Tensor] | None = None
+    around_mixing: Callable[..., Tensor] | None = None
 
     def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
         """The rotary angles of a layer with this window."""
         return self.rotation_BTK if window is None or self.window_rotation_BTK is None else self.window_rotation_BTK
+
+    def mix(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+        """function(*streams) [B, T, ...] of tensors [B, T, ...], which is not computed token by token."""
+        return function(*streams) if self.around_mixing is None else self.around_mixing(function, *streams)
 
     def of_tokens(self, first: int, shards: int = 1) -> "AttentionMetadata":
         """For what is computed token by token, over the tokens from `first` on of each of so many shards."""

@@ -92,7 +92,7 @@ class Layer(nn.Module):
         return self._add(x_BTD, change_BTD, None), state, counts_E
 
     def _apply_mlp(self, x_BTD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor | None]:
-        return self.mlp(x_BTD, metadata.routing) if self.has_experts else (self.mlp(x_BTD), None)
+        return self.mlp(x_BTD, metadata.routing, metadata.mix) if self.has_experts else (self.mlp(x_BTD), None)
 
     def _mix(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any) -> tuple[Tensor, Any]:
         return self.mixer(self._normed_input(x_BTD, self.mixer_norm), metadata, state)

@@ -1,5 +1,6 @@
 """The Mamba-2 mixer: projections, causal convolutions, the scan, a gated norm, the output projection."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,8 +67,17 @@ class Mamba2Mixer(nn.Module):
     ) -> tuple[Tensor, Mamba2State | None]:
         """The mixed tokens and, if the metadata keeps state, the state after them."""
         layers = [self.z, self.dt, self.x, self.B, self.C]
-        z_BTI, dt_BTH, *rest = column_parallel(self.tensor, x_BTD, layers)
-        streams = tuple(rest)
+        z_BTI, dt_BTH, *streams = column_parallel(self.tensor, x_BTD, layers)
+        if metadata.around_mixing is None:
+            y_BTHP, state = self._mixed(streams, dt_BTH, metadata, state)
+        else:  # in training, which keeps no state
+            y_BTHP = metadata.mix(lambda *each: self._mixed(each[:3], each[3], metadata, None)[0], *streams, dt_BTH)
+        return self.output(self.norm(y_BTHP.flatten(2), z_BTI)), state
+
+    def _mixed(
+        self, streams: Sequence[Tensor], dt_BTH: Tensor, metadata: AttentionMetadata, state: Mamba2State | None
+    ) -> tuple[Tensor, Mamba2State | None]:
+        """(y_BTHP, the state after the tokens if it is kept) of x, B and C: convolutions and scan."""
         convolutions = (self.x_convolution, self.B_convolution, self.C_convolution)
         before, documents_BT, segments = (None, None, None), metadata.documents_BT, metadata.segments
         if segments is not None:
@@ -88,14 +98,13 @@ class Mamba2Mixer(nn.Module):
         )
         if segments is not None:
             y_BTHP = segments.join(y_BTHP)
-        y_BTD = self.output(self.norm(y_BTHP.flatten(2), z_BTI))
         if scan_BHPN is None:
-            return y_BTD, None
+            return y_BTHP, None
         x, B, C = (
             last_inputs(stream, documents_BT, inputs, self.mixer.kernel - 1)
             for stream, inputs in zip(streams, before, strict=True)
         )
-        return y_BTD, Mamba2State((x, B, C), scan_BHPN)
+        return y_BTHP, Mamba2State((x, B, C), scan_BHPN)
 
 
 class Scan(nn.Module):

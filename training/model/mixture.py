@@ -1,5 +1,7 @@
 """Mixture-of-experts layer: route tokens, exchange them with other ranks, apply the experts, combine the results."""
 
+from collections.abc import Callable
+from operator import call
 from typing import Any
 
 import torch
@@ -42,19 +44,30 @@ class MixtureOfExperts(nn.Module):
             self.residual = MLPS[layer.mlp](config, tensor, layer.hidden)
             self.coefficient = Coefficient(config.width, tensor)
 
-    def forward(self, x_BTD: Tensor, metadata: RoutingMetadata | None = None) -> tuple[Tensor, Tensor]:
-        """The result, and the number of this rank's tokens routed to each expert, int64[E]."""
-        own_ND, places = self._own_tokens(x_BTD)
-        if metadata is not None and metadata.shares is not None:
-            places = places.among_all(metadata.shares)
-        routing = self.router(own_ND, places, metadata)
-        y_BTD = self._all_tokens(self._routed(own_ND, routing), x_BTD)
+    def forward(
+        self, x_BTD: Tensor, metadata: RoutingMetadata | None = None, mix: Callable[..., Tensor] = call
+    ) -> tuple[Tensor, Tensor | None]:
+        """The result, and the number of this rank's tokens routed to each expert, int64[E]. mix(function, x_BTD):
+        stands around what is computed of all tokens together, and may give its result without calling it; the numbers
+        are then None."""
+        counts_E = None
+
+        def routed(x_BTD: Tensor) -> Tensor:
+            nonlocal counts_E
+            own_ND, places = self._own_tokens(x_BTD)
+            if metadata is not None and metadata.shares is not None:
+                places = places.among_all(metadata.shares)
+            routing = self.router(own_ND, places, metadata)
+            counts_E = routing.counts_E
+            return self._all_tokens(self._routed(own_ND, routing), x_BTD)
+
+        y_BTD = mix(routed, x_BTD)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD)
         if self.residual is not None and self.coefficient is not None:
             share_BT2 = self.coefficient(x_BTD)
             y_BTD = y_BTD * share_BT2[..., :1] + self.residual(x_BTD) * share_BT2[..., 1:]
-        return y_BTD, routing.counts_E
+        return y_BTD, counts_E
 
     def _own_tokens(self, x_BTD: Tensor) -> tuple[Tensor, TokenPlaces]:
         """The tokens that this rank routes, and where they stand in the batch."""

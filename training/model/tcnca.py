@@ -80,26 +80,44 @@ class TcncaMixer(nn.Module):
     ) -> tuple[Tensor, TcncaState | None]:
         """The mixed tokens and, if the metadata keeps state, the state after them."""
         all_BTD = self.tensor.enter(x_BTD)
-        steps = state is not None and all_BTD.shape[1] == 1 and metadata.keep_state
-        documents_BT, segments = None if steps else metadata.documents_BT, metadata.segments
-        own_BTDt = self.tensor.own_channels(all_BTD)
-        if segments is None:
-            mixed_BTDt, inputs = self._convolve(own_BTDt, documents_BT, state, metadata.keep_state)
+        own_BTDt, inputs, kept = self.tensor.own_channels(all_BTD), (), None
+        trains = metadata.around_mixing is not None  # which keeps no state
+        if trains:
+            mixed_BTDt = metadata.mix(lambda own_BTDt: self._convolved(own_BTDt, metadata, None)[0], own_BTDt)
         else:
-            mixed_BTDt, inputs = segments.join(self._convolve_segments(segments.split(own_BTDt), segments)), ()
+            mixed_BTDt, inputs = self._convolved(own_BTDt, metadata, state)
         mixed_BTD = self.tensor.gather_channels(mixed_BTDt)
         summed_BTZ = self.tensor.sum_for_all(self.shared(mixed_BTDt))
         query_BTZ, key_BTZ = self.query_key(F.silu(summed_BTZ + self.shared.local_bias(x_BTD.dtype)))
         value_BTVt = F.silu(self.value(all_BTD)) if self.mixer.gated else self.value(mixed_BTD)
         streams = query_BTZ * self.scale, key_BTZ, value_BTVt
-        if segments is not None:
-            read_BTVt, kept = self._read_segments(streams, segments), None
-        elif steps:
-            read_BTVt, kept = self._read_ring(streams, state)
+        if trains:
+            read_BTVt = metadata.mix(lambda *streams: self._attended(streams, metadata, None)[0], *streams)
         else:
-            read_BTVt, kept = self._read(streams, documents_BT, state, metadata.keep_state)
+            read_BTVt, kept = self._attended(streams, metadata, state)
         y_BTD = self._gate(read_BTVt, mixed_BTDt, mixed_BTD, x_BTD)
         return y_BTD, None if kept is None else TcncaState(inputs, *kept)
+
+    def _convolved(
+        self, own_BTDt: Tensor, metadata: AttentionMetadata, state: TcncaState | None
+    ) -> tuple[Tensor, tuple[RingBuffer, ...]]:
+        """(this rank's channels after the convolutions, the buffers of their inputs if the metadata keeps state)."""
+        segments = metadata.segments
+        if segments is not None:
+            return segments.join(self._convolve_segments(segments.split(own_BTDt), segments)), ()
+        documents_BT = None if _steps(own_BTDt, metadata, state) else metadata.documents_BT
+        return self._convolve(own_BTDt, documents_BT, state, metadata.keep_state)
+
+    def _attended(
+        self, streams: tuple[Tensor, ...], metadata: AttentionMetadata, state: TcncaState | None
+    ) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor] | None]:
+        """(what queries read of keys and values, these and the position if the metadata keeps state)."""
+        segments = metadata.segments
+        if segments is not None:
+            return self._read_segments(streams, segments), None
+        if _steps(streams[0], metadata, state):
+            return self._read_ring(streams, state)
+        return self._read(streams, metadata.documents_BT, state, metadata.keep_state)
 
     def _convolve(
         self, x_BTDt: Tensor, documents_BT: Tensor | None, state: TcncaState | None, keep: bool
@@ -196,6 +214,11 @@ def _convolve(
     if not keep:
         return result_BTC, None
     return result_BTC, RingBuffer.of(last_inputs(x_BTC, documents_BT, before_BLC, convolution.reach))
+
+
+def _steps(x_BTF: Tensor, metadata: AttentionMetadata, state: TcncaState | None) -> bool:
+    """Whether one token follows those of the state."""
+    return state is not None and x_BTF.shape[1] == 1 and metadata.keep_state
 
 
 def _no_keys(streams: tuple[Tensor, Tensor, Tensor], size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gristmill.training.costs.stage_splitting import StageSpec
 from gristmill.training.layout_config import SWAPS, LayoutConfig
-from gristmill.training.memory.activation_swap import SwapStreams
+from gristmill.training.memory.swap_streams import SwapStreams
 from gristmill.training.model.attention_metadata import (
     AttentionMetadata,
     Mask,

@@ -170,16 +170,12 @@ def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         yield f"recompute: {mode} is not built for compiled layers; set compile: false"
     if mode != "tokens":
         return
-    others = [name for name in model.used_mixers if name != "attention"]
-    for name in others:
-        yield (
-            f"recompute: tokens computes some tokens of a layer again, which is not built for the mixer {name}; set "
-            "recompute: swap or full"
-        )
-    if model.has_experts:
-        yield (
-            "recompute: tokens is not built for experts, whose capacity and load are of all tokens; set recompute: swap"
-        )
+    for name in model.used_mixers:
+        if not model.mixer_named(name).marks_mixing:
+            yield (
+                f"recompute: tokens computes some tokens of a layer again, and the mixer {name} does not say what it "
+                "computes of all tokens together (Mixer.marks_mixing); set recompute: swap or full"
+            )
     if train.float8:
         yield "recompute: tokens changes the scale that float8 finds over the tokens; set float8: false"
 

@@ -89,11 +89,16 @@ def layer_bytes(
 
 
 def swap_bytes(block: Block, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> SwapBytes:
-    """Of one layer: what MEMO always swaps, and the rest."""
+    """Of one layer: what MEMO always swaps, and the rest. Routed experts count as attention does: what they keep, but
+    for the tokens that they are given, and their result."""
     whole = layer_bytes(block, shape, replace(layout, recompute="none"), framework, sizes).kept
     always = _residual(block, layout, shape.sequence_length) * sizes.compute
-    if isinstance(block.mixer, Attention):
+    if block.mixer is not None:
         always += block.mixer.whole_bytes(block.width, _share(layout, shape.sequence_length, sizes))
+    if block.experts:
+        always += _experts(block, layout, shape.sequence_length, sizes)
+        always -= _router_input(block, layout, shape.sequence_length, sizes)
+        always += _residual(block, layout, shape.sequence_length) * sizes.compute
     always = min(whole, always)
     return SwapBytes(always, whole - always)
 
@@ -217,11 +222,17 @@ def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementS
     w = widths(block, layout, sequence_length)
     inner = (4 if block.gated and (sizes.cuda or block.biases) else 2) * block.expert_hidden // layout.expert_tensor
     copies = w.routed_tokens * block.top_k
-    stream = 0 if block.hidden and layout.tensor == 1 else block.width * sizes.compute  # else the MLP beside keeps it
     wide = 0 if sizes.statistics == sizes.compute else block.width * sizes.statistics
-    router = w.routed_tokens * (stream + wide + block.experts * sizes.statistics)
-    router += copies * (3 * INDEX_BYTES + 2 * sizes.statistics)
+    router = w.routed_tokens * (wide + block.experts * sizes.statistics)
+    router += _router_input(block, layout, sequence_length, sizes) + copies * (3 * INDEX_BYTES + 2 * sizes.statistics)
     return router + copies * (layout.expert_tensor * (block.width + inner) + block.width) * sizes.compute
+
+
+def _router_input(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+    """Nothing where an MLP beside the experts keeps it."""
+    if block.hidden and layout.tensor == 1:
+        return 0.0
+    return widths(block, layout, sequence_length).routed_tokens * block.width * sizes.compute
 
 
 def _products(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:

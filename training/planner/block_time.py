@@ -39,12 +39,14 @@ class TimeParts(NamedTuple):
 
 
 class BlockTimes(NamedTuple):
-    """Forward and backward of one block, and its recomputation: full, or selective (attention only)."""
+    """Forward and backward of one block, and its recomputation: full, selective (attention only), or by_token: all that
+    is computed token by token."""
 
     forward: TimeParts
     backward: TimeParts
     full: TimeParts = TimeParts()
     selective: TimeParts = TimeParts()
+    by_token: TimeParts = TimeParts()
 
 
 class Widths(NamedTuple):
@@ -94,18 +96,21 @@ def block_times(
     light_seconds, heavy_seconds = rates.memory(light) + around / 3, rates.memory(heavy) + around * 2 / 3
     forward = TimeParts(linear_forward, core_forward, light_seconds, comm_forward, context, hidden)
     backward = TimeParts(linear_backward, core_backward, heavy_seconds, comm_backward, context_back, hidden)
+    # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
+    sharded, again = layout.sequence_parallel, comm_forward
+    if framework.selective != "core":
+        again *= 0.75 if sharded else 0.5
+    by_token = TimeParts(linear_forward, memory=light_seconds, tensor=again)
     if block.experts:
         experts_forward, experts_backward = _experts(block, layout, w, rates, links.expert)
         forward, backward = forward.plus(experts_forward), backward.plus(experts_backward)
+    full = forward._replace(tensor=again)
     if framework.selective == "core":
-        return BlockTimes(forward, backward, forward, TimeParts(attention=core_forward, context=context))
-    # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
-    sharded = layout.sequence_parallel
-    full = forward._replace(tensor=comm_forward * (0.75 if sharded else 0.5))
+        return BlockTimes(forward, backward, full, TimeParts(attention=core_forward, context=context), by_token)
     mixer = _mixer_linears(block, layout, w, rates)
     gathered = comm_forward * (0.25 if sharded else 0.0)
     selective = TimeParts(mixer, core_forward, rates.memory(light / 2), gathered, context)
-    return BlockTimes(forward, backward, full, selective)
+    return BlockTimes(forward, backward, full, selective, by_token)
 
 
 def _experts(block: Block, layout: Layout, w: Widths, rates: Rates, link: GroupLink) -> tuple[TimeParts, TimeParts]:

@@ -63,8 +63,8 @@ def token_swap_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
     """Why recompute: tokens cannot compute some tokens of the layers again; None if it can."""
     if layout.recompute != "tokens":
         return None
-    if shape.has_experts or any(block.has_mixer and not block.heads for block in shape.distinct):
-        return "recompute: tokens is for layers of attention and a dense MLP"
+    if any(block.mixer is not None and not block.mixer.marks_mixing for block in shape.distinct):
+        return "recompute: tokens needs mixers that say what they compute of all tokens together"
     if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD:
         return f"{layout.schedule} cannot recompute by token"
     return None

@@ -227,7 +227,7 @@ class StepModel:
         """What a swapped layer adds: the recomputation of the tokens that are not swapped, and what copying takes
         beyond the forward pass, and back beyond the backward pass."""
         left = 1 - layout.token_share
-        again = TimeParts(left * one.full.matmul, 0.0, left * one.full.memory, left * one.full.tensor)
+        again = TimeParts().plus(one.by_token, left)
         sizes = swap_bytes(block, self.shape, layout, self.framework, ElementSizes())
         seconds = sizes.of_share(layout.token_share) / self.rates.hardware.host_link.bytes_per_second
         shown = max(0.0, seconds - one.forward.seconds) + max(0.0, seconds - one.backward.seconds - again.seconds)

@@ -2,12 +2,16 @@
 after steps, in float64 to 1e-12."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
-from tests.support.parity import Case, by_size, differences
+from gristmill.training.memory.activation_swap import SwappedLayer
+from tests.support.parity import Case, by_size, differences, mesh_of_group, outcome
 
 EP2, EP4 = {"data": 2, "expert": 2}, {"data": 4, "expert": 4}
+SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0}
 PP2 = {"pipeline": 2, "micro_batch": 4}
 GRID = [
     # experts on one rank each; the data axis alone
@@ -35,6 +39,8 @@ GRID = [
     # recomputation
     Case(EP2 | {"recompute": "full"}, "experts"),
     Case(EP2 | {"recompute": "attention"}, "pr_moe"),
+    # activations of some tokens in host memory, those of routed experts whole
+    Case({"tensor": 2, "expert": 2} | SOME_TOKENS, "pr_moe"),
     # Muon, whose matrices are those of each expert
     Case({"data": 4, "expert": 2}, "experts", optimizer="muon"),
 ]
@@ -48,6 +54,9 @@ RARE = [
     Case(PP2 | {"data": 2, "tensor": 2, "expert": 2}, "experts_deep"),
     Case({"data": 2, "tensor": 2, "expert": 2}, "experts_by_groups"),
     Case(EP2 | PP2 | {"schedule": "interleaved"}, "experts_deep"),
+    Case(EP2 | SOME_TOKENS, "pr_moe"),
+    Case(EP2 | PP2 | SOME_TOKENS, "experts_deep"),
+    Case({"tensor": 2, "expert": 2, "sequence_parallel": False} | SOME_TOKENS, "experts"),
 ]
 
 
@@ -55,6 +64,26 @@ RARE = [
 def test_every_layout_of_experts_is_one_process(case: Case, pool: Any) -> None:
     found = differences(case, pool)
     assert max(found.values()) < 1e-12, found
+
+
+def shapes_in_host_memory(case: Case) -> set[tuple[int, ...]]:
+    """Of what a swap copies there whole."""
+    shapes, stored = set(), SwappedLayer._stored
+
+    def recorded(layer: SwappedLayer, tensor: torch.Tensor) -> Any:
+        shapes.add(tuple(tensor.shape))
+        return stored(layer, tensor)
+
+    with mock.patch.object(SwappedLayer, "_stored", recorded):
+        outcome(case, mesh_of_group(*case.configs))
+    return shapes
+
+
+def test_gathered_weights_of_experts_stay_on_the_device(pool: Any) -> None:
+    """Two experts on each rank, of width 16 and 8 hidden; the rows of their tokens are swapped."""
+    for shapes in pool.run(2, shapes_in_host_memory, Case(EP2 | SOME_TOKENS, "experts")):
+        assert not shapes & {(2, 8, 16), (2, 16, 8)}
+        assert any(len(shape) == 2 and shape[1] == 8 for shape in shapes)
 
 
 PLAIN_TENSOR = {"tensor": 2, "sequence_parallel": False}

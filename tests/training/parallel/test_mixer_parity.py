@@ -11,6 +11,7 @@ from gristmill.training.model.mamba2 import Mamba2Mixer, Scan
 from tests.support.parity import Case, by_size, differences, mesh_of_group, outcome
 
 PP2 = {"pipeline": 2, "micro_batch": 4}
+SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0}
 CUBE = PP2 | {"data": 2, "tensor": 2}
 GRID = [
     Case({"data": 1, "micro_batch": 2}, "mamba2"),
@@ -28,6 +29,8 @@ GRID = [
     # latent attention: heads over tensor ranks, narrow projections on each of them; the ring
     Case({"tensor": 2, "micro_batch": 8}, "latent"),
     Case({"context": 2}, "latent", documents=True),
+    # activations of some tokens in host memory, the others recomputed around convolutions, scans and attention
+    Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False} | SOME_TOKENS, "three_mixers"),
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
@@ -63,6 +66,9 @@ RARE = [
     Case({"tensor": 2, "micro_batch": 8, "recompute": "attention"}, "tcnca_simple"),
     Case({"context": 2, "tensor": 2}, "tcnca_simple"),
     Case({"context": 2, "data": 2, "recompute": "attention"}, "mamba2", documents=True),
+    Case({"context": 2} | SOME_TOKENS, "three_mixers", documents=True),
+    Case({"data": 2, "expert": 2} | SOME_TOKENS, "hybrid_experts"),
+    Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False} | SOME_TOKENS, "latent"),
 ]
 
 
@@ -103,6 +109,11 @@ CONTROLS = [
     ("own channels of the wrong rank", Case({"tensor": 2, "micro_batch": 8}, "tcnca_simple"), "loss"),
     ("gradients averaged over data ranks", Case({"data": 2}, "hybrid"), "gradients"),
     ("a replicated norm counted twice", Case({"tensor": 2, "micro_batch": 8}, "hybrid"), "norm"),
+    (
+        "a swapped layer recomputed from its first tokens",
+        Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False} | SOME_TOKENS, "three_mixers"),
+        "gradients",
+    ),
 ]
 
 

@@ -178,7 +178,9 @@ def test_every_layout_is_one_process(case: Case, pool: Any) -> None:
     assert max(found.values()) < TOLERANCES[case.precision], found
 
 
-@pytest.mark.parametrize("model", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "three_mixers", "pr_moe"))]
+)
 def test_tokens_of_each_shard_are_recomputed(model: str, pool: Any) -> None:
     """Under sequence parallelism, cut at the third of a shard's eight tokens."""
     case = Case({"tensor": 2} | SOME_TOKENS, model)

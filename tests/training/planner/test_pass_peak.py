@@ -11,9 +11,9 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.forward_backward import output_of, scaled_sum
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.memory import activation_swap
 from gristmill.training.memory.address_plan import live_peak
 from gristmill.training.memory.allocation_trace import recorded
+from gristmill.training.memory.swap_streams import InHostMemory
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.activations import ElementSizes, cpu_logits
@@ -42,14 +42,14 @@ def measured_peak(model: ModelConfig, train: TrainConfig) -> int:
     stage = build_local_model(model, VOCAB, train, single_process(), seed=0).stages[0]
     tokens = torch.randint(0, VOCAB, (4, TOKENS))
     batch = {"tokens": tokens, "targets": tokens.roll(-1, 1), "weights": torch.ones(4, TOKENS)}
-    make = activation_swap._InHostMemory.__init__
+    make = InHostMemory.__init__
 
     def not_recorded(self: Any, values: torch.Tensor, swap: Any) -> None:
         with _disable_current_modes():
             make(self, values, swap)
 
     with (
-        mock.patch.object(activation_swap._InHostMemory, "__init__", not_recorded),
+        mock.patch.object(InHostMemory, "__init__", not_recorded),
         recorded() as blocks,
         output_of([stage], causal_loss(z_loss=False)),
     ):
