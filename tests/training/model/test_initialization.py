@@ -1,6 +1,7 @@
 """Initial values of a shard are those of the whole parameter, and only its chunks are drawn."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -36,7 +37,11 @@ def test_a_parameter_of_one_chunk_is_one_draw_of_its_name() -> None:
 
 def drawn_on_ranks(axes: dict[str, Any]) -> tuple[int, int]:
     """(numbers that this rank draws, numbers of its shards), after a comparison with whole draws."""
-    initialization.CHUNK_ELEMENTS = 8 * 32
+    with mock.patch.object(initialization, "CHUNK_ELEMENTS", 8 * 32):  # these processes run other tests too
+        return drawn_in_chunks(axes)
+
+
+def drawn_in_chunks(axes: dict[str, Any]) -> tuple[int, int]:
     train = TrainConfig(tokens=64, batch_tokens=64, precision="fp32", layout=axes)
     mesh = build_mesh(train.layout, MODEL.num_kv_heads, torch.device("cpu"))
     drawn, original = [], torch.randn
