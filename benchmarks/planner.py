@@ -23,16 +23,17 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.measure_hardware import measure
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.planner.framework import GRISTMILL, Framework
+from gristmill.training.planner.framework import CPU_FLOAT32
 from gristmill.training.planner.hardware import Hardware, load_hardware
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.plan_request import PlanRequest
-from gristmill.training.planner.rates import FITTED, Rates, Sustained
+from gristmill.training.planner.rates import FITTED, FLOAT32, Rates, Sustained
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 from gristmill.training.planner.step_time import StepModel
 from gristmill.training.run import RunConfig, build_forward_backward
@@ -52,18 +53,6 @@ AXES: dict[str, dict[str, Any]] = {
 }
 LAID_OUT = ModelConfig(layers=4, width=256, heads=8, sequence_length=256)
 VOCABULARY, SAMPLES = 4096, 4
-# A number of fp32 counts as two of 16 bits: half the rate of memory and links, half the bytes of what is fp32 anyway.
-# Nothing hides a collective, which the processor itself carries out. Of a micro-batch, FSDP copies each weight into a
-# buffer and out of it, forward and backward (4 x 4), and its gradient is added (8).
-FP32 = GRISTMILL.model_dump() | {
-    "accumulate_bytes": 24,
-    "kernels": "eager",
-    "loss": "unfused",
-    "reduce_bytes": 2,
-    "optimizer_bytes": 16,
-    "data_hidden": 0.0,
-    "data_hidden_in_pipeline": 0.0,
-}
 
 
 def main() -> None:
@@ -88,12 +77,14 @@ def main() -> None:
 
 def measured_profile() -> Hardware:
     """Hardware profile of one process with one thread, and of the link between two."""
+    keep_freed_memory()  # as training does
     return measure(torch.device("cpu"), None, Reporter.silent(), repeats=7)
 
 
 def measured_step(axes: dict[str, Any], rounds: int) -> float:
     """Median seconds that this rank is busy with a step's forward and backward passes: processor time, which neither
     the machine's other work nor waiting for the other rank lengthens."""
+    keep_freed_memory()
     train = TrainConfig(
         tokens=10**6, batch_tokens=8 * LAID_OUT.sequence_length, precision="fp32", layout={"micro_batch": 2} | axes
     )
@@ -118,8 +109,7 @@ def layout_figures(profiles: dict[int, Hardware], steps: dict[str, float]) -> li
         profile = profiles[_processes(axes)]
         link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
         machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
-        rates = Rates(machine, Sustained(memory=0.5))
-        model = StepModel(shape_of(LAID_OUT, VOCABULARY), rates, Framework.model_validate(FP32))
+        model = StepModel(shape_of(LAID_OUT, VOCABULARY), Rates(machine, FLOAT32), CPU_FLOAT32)
         layout = from_config(LayoutConfig(**({"micro_batch": 2} | axes)), 2)
         step = model.step(layout, 8)
         forecast = step.total - step.optimizer - step.bubble
@@ -165,6 +155,7 @@ def published_figures() -> list[Figure]:
 
 def measured_figures(rounds: int) -> list[Figure]:
     """Seconds of a forward and backward pass: measured here, and forecast from this machine's measured profile."""
+    keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_hardware("h100") if device.type == "cuda" else None
     profile = measure(device, base, Reporter.silent(), repeats=5)
@@ -181,10 +172,9 @@ def measured_figures(rounds: int) -> list[Figure]:
 
 
 def forecast_seconds(model: ModelConfig, profile: Hardware) -> float:
-    """Forecast of one process without optimizer. Eager fp32 on a CPU moves twice the bytes of the 16-bit passes."""
-    sustained = Sustained(memory=0.5 if profile.device.matmul_tflops < 50 else 1.0)
-    program = Framework.model_validate(FP32)
-    step = StepModel(shape_of(model, VOCABULARY), Rates(profile, sustained), program).step(
+    """Forecast of one process without optimizer."""
+    sustained = FLOAT32 if profile.device.matmul_tflops < 50 else Sustained()
+    step = StepModel(shape_of(model, VOCABULARY), Rates(profile, sustained), CPU_FLOAT32).step(
         Layout(micro_batch=SAMPLES), SAMPLES
     )
     return step.total - step.optimizer

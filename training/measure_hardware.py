@@ -7,6 +7,7 @@ links of a node. The planner itself needs no torch.
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,23 +18,17 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.forward_backward import GradientAccumulation
-from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.measure_host import measure_host_link, measure_host_update, processes_here
+from gristmill.training.measure_layers import fit_layers
 from gristmill.training.median_seconds import median_seconds
 from gristmill.training.memory_check import host_bytes
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.linear import product
-from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.parallel.linear import matmul, product
 from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
 from gristmill.training.processes import RankInfo, local_device
-from gristmill.training.testing.causal_loss import causal_loss
 
-PASSES = 8  # through a layer, in one measurement
-COLLECTIVES = 8  # of the tensor axis in a layer's two passes, under sequence parallelism
 # Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (
     (256, 256, 256),
@@ -87,14 +82,15 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
         latency = wire.latency_microseconds * 1e-6 * log2(processes)
         wires = f"measured all-reduce of {processes} ranks: {_curve(reduced)}; sends: {_curve(sent)}"
     if device.type == "cpu":
-        layer = measure_layer(repeats, {"data": processes})
-        shared = measure_layer(repeats, {"tensor": processes}) - layer - COLLECTIVES * latency if processes > 1 else 0.0
-        around = {"layer_microseconds": layer * 1e6, "tensor_layer_microseconds": max(0.0, shared) * 1e6}
-        fitted = fitted.model_copy(update=around)
+        fitted = fit_layers(fitted, repeats, processes, latency)
     name = _device_name(device)
     sources = {
         "matmul": f"measured on {name}: " + ", ".join(f"{p.rows}x{p.depth}x{p.columns} {p.tflops:.2f}" for p in points),
-        "layer": f"measured passes of a small layer: {fitted.layer_microseconds:.0f} us",
+        "layer": f"measured passes of an empty layer: {fitted.layer_microseconds:.0f} us; of layers, in which "
+        f"element-wise work reaches {fitted.memory_efficiency:.2f} of a copy's bandwidth, attention "
+        f"{fitted.flash_forward:.2f} and {fitted.flash_backward:.2f} of the peak forward and backward"
+        if device.type == "cpu"
+        else "not measured",
         "memory": f"measured copy of {copy / 1e9:.1f} GB/s (read and write counted)",
         "node_link": wires,
         "host_update": f"measured AdamW in fp32 on the host: {updates / 1e9:.3f}e9 parameters/s, {slowed:.2f} times "
@@ -120,42 +116,23 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
 
 
 def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> list[Measured]:
-    """Times the matmuls of a transformer's shapes, in bf16 on CUDA and in fp32 on CPU."""
+    """Times the matmuls of a transformer's shapes: in bf16 on CUDA forward, in fp32 on CPU the mean of forward and
+    backward."""
     cuda = device.type == "cuda"
     points = []
     with reporter.meter("matmuls", len(CUDA_SHAPES if cuda else CPU_SHAPES), "shapes") as meter:
         for rows, depth, columns in CUDA_SHAPES if cuda else CPU_SHAPES:
             dtype = torch.bfloat16 if cuda else torch.float32
-            left = torch.randn(rows, depth, device=device, dtype=dtype)
-            right = torch.randn(columns, depth, device=device, dtype=dtype)
-            seconds = median_seconds(lambda left=left, right=right: product(left, right), device, repeats)  # type: ignore[misc]
+            x = torch.randn(rows, depth, device=device, dtype=dtype)
+            weight = torch.randn(columns, depth, device=device, dtype=dtype)
+            works = [partial(product, x, weight)]
+            if not cuda:  # by the input and by the weight, where layouts of the operands differ by a quarter
+                gradient = torch.randn(rows, columns, dtype=dtype)
+                works += [partial(product, gradient, weight.T), partial(matmul, gradient.T, x)]
+            seconds = sum(median_seconds(work, device, repeats) for work in works) / len(works)
             points.append(Measured(rows, depth, columns, seconds))
             meter.advance(1, f"{points[-1].tflops:.2f} TFLOP/s")
     return points
-
-
-def measure_layer(repeats: int, axes: dict[str, int]) -> float:
-    """Seconds of the two passes through a layer whose arithmetic is next to nothing, on a layout of all processes:
-    Python, autograd, and FSDP where there is a process group. The difference of two models, so that their ends do not
-    count."""
-    device, processes = torch.device("cpu"), dist.get_world_size() if dist.is_initialized() else 1
-    heads = max(2, processes)
-    seconds = []
-    for layers in (1, 5):
-        model = ModelConfig(layers=layers, width=8 * heads, heads=heads, sequence_length=16)
-        train = TrainConfig(tokens=16 * processes, batch_tokens=16 * processes, layout=axes)
-        mesh = build_mesh(train.layout, heads, device) if dist.is_initialized() else single_process(device)
-        parts = build_local_model(model, 64, train, mesh, seed=0)
-        passes = GradientAccumulation(parts.stages[0], 1, causal_loss())
-        tokens = torch.zeros(1, 16, dtype=torch.int64)
-        batch = {"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}
-
-        def several(passes: GradientAccumulation = passes, batch: dict[str, torch.Tensor] = batch) -> None:
-            for _ in range(PASSES):  # the clock of processor time may have ticks of 10 ms
-                passes.train(batch, [1.0])
-
-        seconds.append(median_seconds(several, device, repeats) / PASSES)
-    return max(0.0, (seconds[1] - seconds[0]) / 4)
 
 
 def measure_copy(device: torch.device, repeats: int) -> float:
@@ -262,6 +239,7 @@ def write_profile(path: Path, base: str | None, reporter: Reporter, repeats: int
     if not path.parent.is_dir():
         raise RecipeError(f"{path.parent}: no such folder; make it, or write the profile elsewhere")
     device = local_device(RankInfo.from_environment())
+    keep_freed_memory()  # as training does
     started = _start_processes(device)
     try:
         profile = measure(device, load_hardware(base) if base else None, reporter, repeats)

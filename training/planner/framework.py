@@ -87,6 +87,23 @@ GRISTMILL_EAGER = Framework.model_validate(
     GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager", "swaps": True}
 )
 
+# Eager on a CPU in float32 (with rates.FLOAT32): a weight is its own master copy, half the bytes of what is float32
+# anyway count, and nothing hides a collective, which the processor itself carries out. Of a micro-batch, FSDP copies
+# each weight into a buffer and out of it, forward and backward (4 x 4), and its gradient is added (8).
+CPU_FLOAT32 = Framework.model_validate(
+    GRISTMILL.model_dump()
+    | {
+        "name": "gristmill-cpu-float32",
+        "accumulate_bytes": 24,
+        "kernels": "eager",
+        "loss": "unfused",
+        "reduce_bytes": 2,
+        "optimizer_bytes": 16,
+        "data_hidden": 0.0,
+        "data_hidden_in_pipeline": 0.0,
+    }
+)
+
 # fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU
 # and bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").
 # optimizer_bytes: unscale and copy 2+4, norm 4, clip 4+4, Adam 16+12, cast 4+2. accumulate: 2+2 read, 2 written.

@@ -35,6 +35,8 @@ class Sustained(Config):
 
 # python benchmarks/planner.py --fit: the five runs of benchmarks/published/megatron.py, mean error 0.8 % (2026-11-20).
 FITTED = Sustained(matmul=0.875, memory=0.763, network=1.0)
+# Of short passes in float32, whose numbers take twice the bytes that are counted for 16 bits.
+FLOAT32 = Sustained(memory=0.5)
 
 
 class Rates:
