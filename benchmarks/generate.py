@@ -21,7 +21,8 @@ import torch
 from measure import Figure, arguments, in_turn, print_figures
 from transformers import AutoModelForCausalLM
 
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.models.huggingface import write_huggingface
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM

@@ -20,6 +20,7 @@ from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import active_parameters, parameter_count
 from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.model.initialization import fill, initialise
+from gristmill.training.model.kv_slots import SlotRows
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -173,12 +174,10 @@ def generator_of(config: ModelConfig, device: torch.device, tokens: int) -> Call
     causal_lm = LocalCausalLM(model, config.sequence_length)
 
     def generate() -> None:
-        state, token = None, torch.zeros(1, 1, dtype=torch.int64, device=device)
+        cache, token = causal_lm.new_cache(1), torch.zeros(1, 1, dtype=torch.int64, device=device)
         with torch.inference_mode():
             for index in range(tokens):
-                position = torch.full((1, 1), index, device=device)
-                seen = torch.ones(1, 1, index + 1, dtype=torch.bool, device=device)
-                hidden, state = causal_lm.extend(token, position, seen, state)
+                hidden = causal_lm.read(token, SlotRows.of_batch(torch.tensor([[index]]), device), cache)
                 token = causal_lm.head(hidden[:, -1]).argmax(dim=-1, keepdim=True)
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -16,7 +16,8 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.models.streamed_weights import load_streamed_checkpoint

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.generation.batch import ContinuousBatch, default_limits
+from gristmill.evaluation.generation.batch import ContinuousBatch
 from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.limits import default_limits
 from gristmill.evaluation.generation.prompt_file import PromptFile, Writer, generate_file
 from gristmill.evaluation.generation.request import Generation, GenerationSettings, TextStream
 from gristmill.evaluation.model_parallel import (

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.model.attention import KVCache
 from gristmill.training.model.causal_convolution import CausalConvolution
 from gristmill.training.model.initialization import cast, initialise
+from gristmill.training.model.kv_slots import SlotRows
+from gristmill.training.model.mamba2 import Mamba2State
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
@@ -161,45 +163,28 @@ def decoders(width: int, context: int) -> dict[str, ModelConfig]:
 
 
 class Decoding:
-    """A model that continues one row of `context` tokens, greedily. Its caches are filled with random numbers: the time
-    of a step does not depend on them."""
+    """A model that continues one row of `context` tokens, greedily. Its cache holds zeros for them: the time of a step
+    does not depend on their values."""
 
     def __init__(self, config: ModelConfig, context: int, device: torch.device, dtype: torch.dtype = torch.float32):
-        self.model = Transformer(config, 512)
-        initialise(self.model, 0, torch.device("cpu"), torch.float32)
-        self.model = cast(self.model, device, dtype)
-        self.length, self.device = context, device
+        model = Transformer(config, 512)
+        initialise(model, 0, torch.device("cpu"), torch.float32)
+        self.causal_lm = LocalCausalLM(cast(model, device, dtype), config.sequence_length)
+        self.cache, self.context, self.length = self.causal_lm.new_cache(1), context, context
         self.token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        _, caches = self._step(self.token, 1, None)
-        self.caches = tuple(_filled(cache, context) for cache in caches)
+        self.step()
 
     @torch.no_grad()
     def step(self) -> None:
+        hidden_BTD = self.causal_lm.read(self.token, self._rows(), self.cache)
+        self.token = self.causal_lm.head(hidden_BTD[:, -1]).argmax(dim=-1, keepdim=True)
         self.length += 1
-        hidden, self.caches = self._step(self.token, self.length, self.caches)
-        self.token = self.model.head(hidden).argmax(dim=-1)
 
     def state_bytes(self) -> int:
         """Of the context's tokens, without spare capacity."""
-        return sum(_bytes(cache) for cache in self.caches)
+        states = [state for state in self.cache.states(self._rows()) if isinstance(state, Mamba2State)]
+        kept = sum(state.scan_BHPN.nbytes + sum(part.nbytes for part in state.inputs) for state in states)
+        return self.context * self.causal_lm.slot_token_bytes() + kept
 
-    @torch.no_grad()
-    def _step(self, token: Tensor, length: int, caches: Any) -> tuple[Tensor, Any]:
-        keys = torch.arange(length, device=self.device).unsqueeze(0)
-        visible = torch.ones(1, 1, length, dtype=torch.bool, device=self.device)
-        metadata = self.model.masked_attention_metadata(keys[:, -1:], keys, visible, keep_state=True)
-        return self.model.hidden_states(token, metadata, caches)
-
-
-def _filled(cache: Any, context: int) -> Any:
-    if not isinstance(cache, KVCache):
-        return cache
-    return KVCache(
-        *(torch.randn_like(part[:, :, :1].expand(-1, -1, context, -1)) for part in (cache.key_BGSK, cache.value_BGSK))
-    )
-
-
-def _bytes(cache: Any) -> int:
-    if isinstance(cache, KVCache):
-        return cache.key_BGSK.nbytes + cache.value_BGSK.nbytes
-    return 0 if cache is None else cache.scan_BHPN.nbytes + sum(part.nbytes for part in cache.inputs)
+    def _rows(self) -> SlotRows:
+        return SlotRows.of_batch(torch.tensor([[self.length]]), self.causal_lm.device)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import (
     Generation,
     GenerationRequest,
@@ -29,31 +30,6 @@ from gristmill.training.model.kv_slots import SlotRows
 MIN_FILL = 0.8  # of a pass over several prompts that are padded to one length
 SMALL_PASS_TOKENS = 256  # up to here padding costs less than another reading of the weights
 LOGIT_CELLS = 1 << 22  # logits of a prompt that are computed at a time
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """sequences: of the running batch. prompt_tokens: of one pass over prompts; a longer prompt is a pass of its own.
-    cache_bytes: of keys and values on this rank; None: no limit."""
-
-    sequences: int
-    prompt_tokens: int = 2048
-    cache_bytes: int | None = None
-
-    def slots(self, causal_lm: CausalLM) -> int:
-        """Sequences that fit the cache at the model's sequence length, at least one."""
-        each = causal_lm.slot_token_bytes() * causal_lm.sequence_length
-        if self.cache_bytes is None or not each:
-            return self.sequences
-        return max(1, min(self.sequences, self.cache_bytes // each))
-
-
-def default_limits(causal_lm: CausalLM, sequences: int | None = None) -> BatchLimits:
-    """For the model's device: 32 sequences and 4 GiB of cache on a CPU, 256 and half of the free memory on a GPU."""
-    if causal_lm.device.type == "cpu":
-        return BatchLimits(sequences or 32, cache_bytes=4 << 30)
-    free_bytes, _ = torch.cuda.mem_get_info(causal_lm.device)
-    return BatchLimits(sequences or 256, prompt_tokens=16_384, cache_bytes=free_bytes // 2)
 
 
 @dataclass
@@ -155,14 +131,7 @@ class ContinuousBatch:
         count, device = len(self._running), self.causal_lm.device
         cached_B = np.array([self._slots[slot].cached for slot in range(count)])
         tokens_BT = np.array([[self._slots[slot].tokens[cached]] for slot, cached in enumerate(cached_B)])
-        rows = SlotRows(
-            torch.arange(count, device=device),
-            torch.from_numpy(cached_B[:, None]).to(device),
-            int(cached_B.max()) + 1,
-            fresh=False,
-            padded=False,
-            in_order=True,
-        )
+        rows = SlotRows.of_batch(torch.from_numpy(cached_B[:, None]), device)
         hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
         for slot in range(count):
             self._slots[slot].cached += 1

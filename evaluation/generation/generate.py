@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import Generation, GenerationRequest, GenerationSettings, TextStream
 from gristmill.evaluation.generation.token_text import Decoder
 from gristmill.evaluation.models.causal_lm import CausalLM

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gristmill.training.model.kv_slots import SlotRows
 
-# B rows, T tokens, S cached tokens and the new ones, D width, V vocabulary, N selected positions
+# B rows, T tokens, D width, V vocabulary, N selected positions
 
 
 class DecodingCache(Protocol):
@@ -49,10 +49,6 @@ class CausalLM(Protocol):
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits [N, rows of the table], on every rank: of the whole vocabulary and of the padding behind it."""
-        ...
-
-    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, visible_BTS: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Hidden states [B, T, D] of tokens that follow `state` (such as KV caches; None: empty), and the new state."""
         ...
 
     def new_cache(self, slots: int) -> DecodingCache: ...

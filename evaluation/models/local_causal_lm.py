@@ -13,7 +13,7 @@ from gristmill.training.model.kv_slots import SlotRows
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.transformer import Transformer
 
-# B rows, T tokens, S cached tokens and the new ones, D width, V vocabulary, N selected positions
+# B rows, T tokens, D width, V vocabulary, N selected positions
 
 
 class LocalCausalLM:
@@ -33,25 +33,12 @@ class LocalCausalLM:
         if positions_BT is None or visible_BTT is None:
             metadata = self.model.attention_metadata(tokens_BT, flex=False)
         else:
-            metadata = self.model.masked_attention_metadata(positions_BT, positions_BT, visible_BTT)
+            metadata = self.model.masked_attention_metadata(positions_BT, visible_BTT)
         hidden_BTD, _ = self._hidden_states(tokens_BT, metadata, None)
         return hidden_BTD
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         return self.model.head(hidden_ND.unsqueeze(0))[0]
-
-    def extend(
-        self,
-        tokens_BT: Tensor,
-        positions_BT: Tensor,
-        visible_BTS: Tensor,
-        state: tuple[Tensor, tuple[Any, ...]] | None,
-    ) -> tuple[Tensor, tuple[Tensor, tuple[Any, ...]]]:
-        """state: (positions of the cached tokens int64[B, S], one KV cache per layer)."""
-        key_positions_BS = positions_BT if state is None else torch.cat([state[0], positions_BT], dim=1)
-        metadata = self.model.masked_attention_metadata(positions_BT, key_positions_BS, visible_BTS, keep_state=True)
-        hidden_BTD, caches = self._hidden_states(tokens_BT, metadata, None if state is None else state[1])
-        return hidden_BTD, (key_positions_BS, caches)
 
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache([layer.mixer for layer in self._layers()], slots)

@@ -70,11 +70,6 @@ class TransformersCausalLM:
     def head(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND
 
-    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, visible_BTS: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Reads all tokens again; state: those before, int64[B, S]. The mask must be causal, without padding."""
-        every_BS = tokens_BT if state is None else torch.cat([state, tokens_BT], dim=1)
-        return self.hidden(every_BS)[:, -tokens_BT.shape[1] :], every_BS
-
     def new_cache(self, slots: int) -> "TokenSlots":
         return TokenSlots(slots)
 

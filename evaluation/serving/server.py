@@ -10,7 +10,8 @@ from pathlib import Path
 import uvicorn
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.generation.batch import ContinuousBatch, default_limits
+from gristmill.evaluation.generation.batch import ContinuousBatch
+from gristmill.evaluation.generation.limits import default_limits
 from gristmill.evaluation.model_parallel import NO_OTHER_RANKS, Ranks, one_model_on_ranks
 from gristmill.evaluation.models.load import LoadedModel
 from gristmill.evaluation.serving.app import ServedModel, make_app

@@ -22,7 +22,7 @@ from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.testing.forked_pool import ForkedPool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-# B rows, T tokens, S tokens before them and they, D width, H heads, K head width, V vocabulary
+# B rows, T tokens, D width, H heads, K head width, V vocabulary
 
 
 class ByteCodec:
@@ -67,28 +67,18 @@ class SmallCausalLM:
         if positions_BT is None or visible_BTT is None:
             positions_BT = torch.arange(size).expand(tokens_BT.shape)
             visible_BTT = torch.ones(size, size, dtype=torch.bool).tril().expand(len(tokens_BT), size, size)
-        return self.extend(tokens_BT, positions_BT, visible_BTT, None)[0]
-
-    def head(self, hidden_ND: Tensor) -> Tensor:
-        return hidden_ND @ self.output.T
-
-    def extend(
-        self, tokens_BT: Tensor, positions_BT: Tensor, visible_BTS: Tensor, state: list[tuple[Tensor, Tensor]] | None
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         x_BTD = self.embedding[tokens_BT] + self.position[positions_BT]
-        grown = []
-        for index, (qkv, mix, channel) in enumerate(self.layers):
+        for qkv, mix, channel in self.layers:
             query, key, value = (
                 part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (x_BTD @ qkv.T).chunk(3, dim=-1)
             )
-            if state is not None:
-                key = torch.cat([state[index][0], key], dim=2)
-                value = torch.cat([state[index][1], value], dim=2)
-            grown.append((key, value))
-            mixed = nn.functional.scaled_dot_product_attention(query, key, value, visible_BTS[:, None])
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, visible_BTT[:, None])
             x_BTD = x_BTD + mixed.transpose(1, 2).flatten(2) @ mix.T
             x_BTD = x_BTD + torch.tanh(x_BTD @ channel.T)
-        return nn.functional.layer_norm(x_BTD, x_BTD.shape[-1:]), grown
+        return nn.functional.layer_norm(x_BTD, x_BTD.shape[-1:])
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        return hidden_ND @ self.output.T
 
     def slot_token_bytes(self) -> int:
         return 0

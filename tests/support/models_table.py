@@ -21,6 +21,7 @@ from gristmill.training.model.transformer import Transformer
 from gristmill.training.planner.legality import tensor_illegal_reason
 from tests.evaluation.models import test_megatron_345m, test_megatron_core, test_megatron_deepspeed
 from tests.evaluation.models.test_bert_tasks import TASKS, fine_tuned
+from tests.support.decoding import read_in_pieces
 from tests.support.huggingface_models import CONFIGS, HYBRIDS, MIXTURES, random_model
 from tests.training.model.test_bert import ORDERS, drawn_model
 
@@ -115,12 +116,8 @@ def _evaluated(model: Transformer) -> str:
     causal_lm = LocalCausalLM(model, model.config.sequence_length)
     tokens = torch.arange(6).unsqueeze(0)
     with torch.inference_mode():
-        whole, state, found = causal_lm.hidden(tokens), None, []
-        for index in range(6):
-            seen, positions = torch.ones(1, 1, index + 1) > 0, torch.tensor([[index]])
-            hidden, state = causal_lm.extend(tokens[:, index : index + 1], positions, seen, state)
-            found.append(hidden)
-    return "yes" if torch.allclose(torch.cat(found, dim=1), whole, atol=1e-4) else "no: its cache differs"
+        whole, found = causal_lm.hidden(tokens), read_in_pieces(causal_lm, tokens, range(1, 7))
+    return "yes" if torch.allclose(found, whole, atol=1e-4) else "no: its cache differs"
 
 
 def table() -> str:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -30,40 +29,7 @@ from gristmill.training.parallel.tensor import (
 )
 
 # B batch, T tokens, S tokens looked at, D width, H query heads, G key/value heads, K head width
-# C capacity in tokens; Ht, Gt = heads on this tensor rank
-
-
-SPARE_TOKENS = 64  # capacity grows by at least this many, so that few steps of a continuation copy the cache
-
-
-class CacheCapacity:
-    """Allocated memory of KV caches, with spare capacity. Only the cache that ends at `used` may append in place:
-    another one would overwrite its tokens."""
-
-    def __init__(self, key_BGSK: Tensor, value_BGSK: Tensor, tokens: int):
-        self.used = key_BGSK.shape[2]
-        self.key_BGCK, self.value_BGCK = (_with_spare(part, tokens) for part in (key_BGSK, value_BGSK))
-
-    @property
-    def tokens(self) -> int:
-        return self.key_BGCK.shape[2]
-
-
-@dataclass(frozen=True)
-class KVCache:
-    """Keys and values of the previous tokens. Immutable: appending returns a new cache that may share memory."""
-
-    key_BGSK: Tensor
-    value_BGSK: Tensor
-    capacity: CacheCapacity | None = None
-
-    @property
-    def tokens(self) -> int:
-        return self.key_BGSK.shape[2]
-
-    def take(self, rows: Tensor) -> "KVCache":
-        """The cache of the given batch rows, in that order; for beam search and for dropping finished rows."""
-        return KVCache(self.key_BGSK[rows], self.value_BGSK[rows])
+# Ht, Gt = heads on this tensor rank
 
 
 class CoreAttention(nn.Module):
@@ -80,12 +46,11 @@ class CoreAttention(nn.Module):
         raise NotImplementedError
 
     def mixed(
-        self, heads: tuple[Tensor, Tensor, Tensor], metadata: AttentionMetadata, state: KVCache | SlotView | None
-    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
-        """heads: query, key and value, [B, T, Ht or Gt, K]. Their mix [B, T, Ht, K], and the grown state."""
-        if metadata.around_mixing is not None:  # in training, which keeps no state
-            return metadata.mix(lambda *heads: self._attend(*heads, metadata, None)[0], *heads), None
-        return self._attend(*heads, metadata, state)
+        self, heads: tuple[Tensor, Tensor, Tensor], metadata: AttentionMetadata, slots: SlotView | None
+    ) -> Tensor:
+        """heads: query, key and value, [B, T, Ht or Gt, K]. Their mix [B, T, Ht, K]. slots: take keys and values, and
+        give those that the tokens attend to."""
+        return metadata.mix(lambda *heads: self._attend(*heads, metadata, slots), *heads)
 
     def _attend(
         self,
@@ -93,36 +58,34 @@ class CoreAttention(nn.Module):
         key_BTGtK: Tensor,
         value_BTGtK: Tensor,
         metadata: AttentionMetadata,
-        state: KVCache | SlotView | None,
-    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
-        """What each token mixes [B, T, Ht, K], and the grown state."""
+        slots: SlotView | None,
+    ) -> Tensor:
         if metadata.ring is not None:
             heads = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
             mixed_BHtTK = ring_attention(*heads, metadata.ring[self.window], self.scale, self.softcap)
-            return mixed_BHtTK.transpose(1, 2), None
+            return mixed_BHtTK.transpose(1, 2)
         if metadata.shares is not None:
             query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
                 query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
             )
-        grown: KVCache | CachedKeys
-        if isinstance(state, SlotView):
-            grown = state.append(key_BTGtK, value_BTGtK)
+        if slots is None:
+            seen = CachedKeys(key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
         else:
-            grown = grow(state, key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
+            seen = slots.append(key_BTGtK, value_BTGtK)
         mask_BTS = metadata.masks_BTS[self.window]
         query_BHtTK = query_BTHtK.transpose(1, 2)
         if self.softcap is not None:
             mixed_BHtTK = attend_softcapped(
-                query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale, self.softcap
+                query_BHtTK, seen.key_BGSK, seen.value_BGSK, mask_BTS, self.scale, self.softcap
             )
         elif mask_BTS is None and not metadata.causal:
-            mixed_BHtTK = attend_to_all(query_BHtTK, grown.key_BGSK, grown.value_BGSK, self.scale)
+            mixed_BHtTK = attend_to_all(query_BHtTK, seen.key_BGSK, seen.value_BGSK, self.scale)
         else:
-            mixed_BHtTK = attend(query_BHtTK, grown.key_BGSK, grown.value_BGSK, mask_BTS, self.scale)
+            mixed_BHtTK = attend(query_BHtTK, seen.key_BGSK, seen.value_BGSK, mask_BTS, self.scale)
         mixed_BTHtK = mixed_BHtTK.transpose(1, 2)
         if metadata.shares is not None:
             mixed_BTHtK = exchange_tokens(mixed_BTHtK, metadata.shares.axis)
-        return mixed_BTHtK, grown
+        return mixed_BTHtK
 
 
 class Attention(CoreAttention):
@@ -149,11 +112,8 @@ class Attention(CoreAttention):
             self.query_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
             self.key_norm = Norm(config, tensor, config.head_dim, Sharding.REPLICATED_OVER_HEADS)
 
-    def forward(
-        self, x_BTD: Tensor, metadata: AttentionMetadata, state: KVCache | SlotView | None = None
-    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
-        """The mixed tokens and, if the metadata keeps state, the state grown by these tokens; slots keep it
-        themselves."""
+    def forward(self, x_BTD: Tensor, metadata: AttentionMetadata, slots: SlotView | None = None) -> tuple[Tensor, None]:
+        """The mixed tokens; their keys and values stay in the slots, where there are some."""
         projections = [self.query, self.key, self.value]
         query_BTF, key_BTF, value_BTF = column_parallel(self.tensor, x_BTD, projections, joint=True)
         query_BTHtK = self._heads(self._clipped(query_BTF), self.query_norm, metadata)
@@ -161,9 +121,8 @@ class Attention(CoreAttention):
         value_BTGtK = self._clipped(value_BTF).unflatten(-1, (-1, self.head_dim))
         if not _share_memory(query_BTHtK, value_BTGtK):  # else it would keep the memory of the joint product
             value_BTGtK = value_BTGtK.contiguous()
-        mixed_BTHtK, grown = self.mixed((query_BTHtK, key_BTGtK, value_BTGtK), metadata, state)
-        y_BTD = self.output(mixed_BTHtK.flatten(2))
-        return y_BTD, grown if metadata.keep_state else None
+        mixed_BTHtK = self.mixed((query_BTHtK, key_BTGtK, value_BTGtK), metadata, slots)
+        return self.output(mixed_BTHtK.flatten(2)), None
 
     @property
     def cached_numbers(self) -> int:
@@ -268,25 +227,3 @@ def attention_scale(config: ModelConfig) -> float:
     if config.scales.attention is not None:
         return config.scales.attention
     return 8 / config.head_dim if config.initialisation == "mup" else config.head_dim**-0.5
-
-
-def grow(state: KVCache | None, key: Tensor, value: Tensor) -> KVCache:
-    """The cache with the keys and values [B, G, T, K] of new tokens behind it."""
-    if state is None:
-        return KVCache(key, value)
-    if torch.is_grad_enabled():
-        return KVCache(torch.cat([state.key_BGSK, key], dim=2), torch.cat([state.value_BGSK, value], dim=2))
-    first, end, capacity = state.tokens, state.tokens + key.shape[2], state.capacity
-    if capacity is None or capacity.used != first or capacity.tokens < end:
-        capacity = CacheCapacity(state.key_BGSK, state.value_BGSK, end)
-    capacity.key_BGCK[:, :, first:end], capacity.value_BGCK[:, :, first:end] = key, value
-    capacity.used = end
-    return KVCache(capacity.key_BGCK[:, :, :end], capacity.value_BGCK[:, :, :end], capacity)
-
-
-def _with_spare(part_BGSK: Tensor, tokens: int) -> Tensor:
-    """A copy with capacity for `tokens` and a quarter more."""
-    batch, groups, used, width = part_BGSK.shape
-    capacity = part_BGSK.new_empty(batch, groups, tokens + max(SPARE_TOKENS, tokens // 4), width)
-    capacity[:, :, :used] = part_BGSK
-    return capacity

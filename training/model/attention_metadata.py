@@ -148,6 +148,18 @@ def explicit_masks(
     return {window: alibi_bias(mask_BTS, back_BTS, slopes_H) for window, mask_BTS in masks.items()}
 
 
+def documents_of_chains(visible_BTT: Tensor) -> Tensor:
+    """int64[B, T]: 1 for the tokens that are read, 0 for padding on their left, of rows that are chains.
+    Raises ValueError for a tree."""
+    index_T = torch.arange(visible_BTT.shape[1], device=visible_BTT.device)
+    read_BT = visible_BTT[:, -1]
+    chain_BTT = read_BT.unsqueeze(1) & (index_T <= index_T.unsqueeze(1))
+    expected_BTT = torch.where(read_BT.unsqueeze(2), chain_BTT, index_T == index_T.unsqueeze(1))
+    if not torch.equal(visible_BTT, expected_BTT) or (read_BT[:, 1:] < read_BT[:, :-1]).any():
+        raise ValueError("layers that carry a state read one chain of tokens a row, not a tree; give each its own row")
+    return read_BT.long()
+
+
 def alibi_bias(seen_BTS: Tensor, back_BTS: Tensor, slopes_H: Tensor) -> Tensor:
     """[B, H, T, S]: -slope x distance where a token is seen, minus infinity elsewhere."""
     bias_BHTS = -slopes_H.view(-1, 1, 1) * back_BTS.unsqueeze(1).to(slopes_H.dtype)

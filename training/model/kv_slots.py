@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 # B rows, T tokens, S columns looked at, N slots, G key/value heads, C capacity in tokens, K head width
@@ -23,6 +24,20 @@ class SlotRows:
     fresh: bool
     padded: bool
     in_order: bool
+
+    @staticmethod
+    def of_batch(positions_BT: Tensor, device: torch.device) -> "SlotRows":
+        """Of the first slots. positions_BT: in host memory."""
+        padding_BT = positions_BT < 0
+        first_B = positions_BT.masked_fill(padding_BT, positions_BT.max()).amin(dim=1)
+        return SlotRows(
+            torch.arange(len(positions_BT), device=device),
+            positions_BT.to(device),
+            span=int(positions_BT.max()) + 1,
+            fresh=not first_B.any(),
+            padded=bool(padding_BT.any()),
+            in_order=True,
+        )
 
     @property
     def reads_itself_only(self) -> bool:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.training.mixers import latent_attention as mixers
-from gristmill.training.model.attention import CoreAttention, KVCache, attend, grow
+from gristmill.training.model.attention import CoreAttention, attend
 from gristmill.training.model.attention_metadata import AttentionMetadata
 from gristmill.training.model.kv_slots import CachedKeys, SlotView
 from gristmill.training.model.norm import Norm
@@ -46,22 +46,19 @@ class LatentAttention(CoreAttention):
     def cached_numbers(self) -> int:
         return self.rank + self.rope_width
 
-    def forward(
-        self, x_BTD: Tensor, metadata: AttentionMetadata, state: KVCache | SlotView | None = None
-    ) -> tuple[Tensor, KVCache | CachedKeys | None]:
+    def forward(self, x_BTD: Tensor, metadata: AttentionMetadata, slots: SlotView | None = None) -> tuple[Tensor, None]:
         x_BTD = self.tensor.enter(x_BTD)
         narrow = x_BTD if self.query_down is None else self.query_norm(self.query_down(x_BTD))
         rotation = metadata.rotation_BTK
         query_BTHtK = rotate(self.query(narrow).unflatten(-1, (-1, self.head_dim)), rotation)
         latent_BTL, turned_BTR = self.key_value_down(x_BTD).split((self.rank, self.rope_width), dim=-1)
         latent_BTL, turned_BT1R = self.key_value_norm(latent_BTL), rotate(turned_BTR.unsqueeze(2), rotation)
-        grown = self._grown(latent_BTL.unsqueeze(2), turned_BT1R, state) if metadata.keep_state else None
-        reads_itself_only = state.rows.reads_itself_only if isinstance(state, SlotView) else state is None
-        if grown is None or reads_itself_only:
+        cached = None if slots is None else slots.append(latent_BTL.unsqueeze(2), turned_BT1R)
+        if slots is None or slots.rows.reads_itself_only:
             mixed_BTHtV = self._mixed(query_BTHtK, *self._expanded(latent_BTL, turned_BT1R), metadata)
         else:
-            mixed_BTHtV = self._decoded(query_BTHtK, grown, metadata.masks_BTS[None])
-        return self.output(mixed_BTHtV.flatten(2)), grown
+            mixed_BTHtV = self._decoded(query_BTHtK, cached, metadata.masks_BTS[None])
+        return self.output(mixed_BTHtV.flatten(2)), None
 
     def _mixed(
         self, query_BTHtK: Tensor, key_BTHtK: Tensor, value_BTHtV: Tensor, metadata: AttentionMetadata
@@ -71,7 +68,7 @@ class LatentAttention(CoreAttention):
         if missing < 0:
             query_BTHtK, key_BTHtK = (F.pad(part, (0, -missing)) for part in (query_BTHtK, key_BTHtK))
         value_BTHtV = F.pad(value_BTHtV, (0, max(0, missing)))
-        mixed_BTHtV, _ = self.mixed((query_BTHtK, key_BTHtK, value_BTHtV), metadata, None)
+        mixed_BTHtV = self.mixed((query_BTHtK, key_BTHtK, value_BTHtV), metadata, None)
         return mixed_BTHtV[..., : self.value_width]
 
     def _expanded(self, latent_BTL: Tensor, turned_BT1R: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +78,7 @@ class LatentAttention(CoreAttention):
         turned_BTHtR = turned_BT1R.expand(-1, -1, key_BTHtP.shape[2], -1)
         return torch.cat([turned_BTHtR, key_BTHtP], dim=-1), value_BTHtV
 
-    def _decoded(self, query_BTHtK: Tensor, cached: KVCache | CachedKeys, mask_BTS: Tensor | None) -> Tensor:
+    def _decoded(self, query_BTHtK: Tensor, cached: CachedKeys, mask_BTS: Tensor | None) -> Tensor:
         """The same from the latent vectors of all tokens, which are not expanded: the queries are brought to them
         instead, and one key and value of a token serve all heads (section 2.1.2)."""
         latent_B1SL, turned_B1SR = cached.key_BGSK, cached.value_BGSK
@@ -99,10 +96,3 @@ class LatentAttention(CoreAttention):
         if isinstance(self.key_value, ColumnParallelLinear):
             return self.tensor.local(self.key_value.weight, Sharding.OUTPUT, like.dtype)
         return self.key_value(torch.eye(self.rank, dtype=like.dtype, device=like.device)).T
-
-    def _grown(
-        self, latent_BT1L: Tensor, turned_BT1R: Tensor, state: KVCache | SlotView | None
-    ) -> KVCache | CachedKeys:
-        if isinstance(state, SlotView):
-            return state.append(latent_BT1L, turned_BT1R)
-        return grow(state, latent_BT1L.transpose(1, 2), turned_BT1R.transpose(1, 2))

@@ -17,6 +17,7 @@ from gristmill.training.model.attention_metadata import (
     alibi_slopes,
     causal_masks,
     document_masks,
+    documents_of_chains,
     explicit_masks,
 )
 from gristmill.training.model.block_masks import block_masks
@@ -30,10 +31,11 @@ from gristmill.training.model.norm import Norm
 from gristmill.training.model.output import ModelOutput, TeacherStage
 from gristmill.training.model.rotary import rotary_angles
 from gristmill.training.model.routing_metadata import RoutingMetadata
+from gristmill.training.model.token_table import TokenTable
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
 from gristmill.training.parallel.mesh import Mesh, single_process
-from gristmill.training.parallel.tensor import Sharding, TensorAxis, VocabularyEmbedding
+from gristmill.training.parallel.tensor import TensorAxis, VocabularyEmbedding
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
 
@@ -209,22 +211,18 @@ class Transformer(nn.Module):
         masks = causal_masks(self._windows(), tokens, documents, device)
         return alibi_masks(masks, tokens, self.slopes(device)) if self.config.positions == "alibi" else masks
 
-    def masked_attention_metadata(
-        self, positions_BT: Tensor, key_positions_BS: Tensor, visible_BTS: Tensor, keep_state: bool = False
-    ) -> AttentionMetadata:
-        """Attention under an explicit mask: trees of continuations, or new tokens after those in a KV cache.
+    def masked_attention_metadata(self, positions_BT: Tensor, visible_BTT: Tensor) -> AttentionMetadata:
+        """Attention under an explicit mask, such as that of a tree of continuations.
 
-        key_positions_BS: positions of the cached tokens, then of the new ones. visible_BTS: bool, which of them each
-        new token attends to. Mixers that carry a state read the tokens that the last one attends to, in their order:
-        raises ValueError where a token attends to others."""
+        visible_BTT: bool, which tokens each token attends to. Mixers that carry a state read the tokens that the last
+        one attends to, in their order: raises ValueError where a token attends to others."""
         slopes_H = self.slopes(positions_BT.device) if self.config.positions == "alibi" else None
-        masks = explicit_masks(self._windows(), positions_BT, key_positions_BS, visible_BTS, slopes_H)
-        documents_BT = _documents_of(visible_BTS) if self.config.stateful_mixers else None
+        masks = explicit_masks(self._windows(), positions_BT, positions_BT, visible_BTT, slopes_H)
+        documents_BT = documents_of_chains(visible_BTT) if self.config.stateful_mixers else None
         return AttentionMetadata(
             positions_BT,
             masks,
             self._rotation(positions_BT),
-            keep_state=keep_state,
             documents_BT=documents_BT,
             window_rotation_BTK=self._window_rotation(positions_BT),
         )
@@ -296,33 +294,6 @@ class Transformer(nn.Module):
         if self.config.embedding_norm == "sum":
             x_BTD = self.embedding_norm(x_BTD)
         return metadata.drop(x_BTD, layer=self.config.layers, site=0)
-
-
-class TokenTable(nn.Module):
-    """A table of learned positions or segments, added to this rank's tokens."""
-
-    def __init__(self, tensor: TensorAxis, rows: int, width: int):
-        super().__init__()
-        self.tensor = tensor
-        self.weight = tensor.parameter((rows, width), Sharding.REPLICATED)
-
-    def forward(self, rows_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        table_RD = self.tensor.local(self.weight, Sharding.REPLICATED, dtype)
-        return nn.functional.embedding(self.tensor.local_tokens(rows_BT), table_RD)
-
-
-def _documents_of(visible_BTS: Tensor) -> Tensor:
-    """int64[B, T]: 1 for the tokens that are read, 0 for padding on their left."""
-    tokens, all_tokens = visible_BTS.shape[1:]
-    columns_S = torch.arange(all_tokens, device=visible_BTS.device)
-    own_T1 = columns_S[all_tokens - tokens :].unsqueeze(1)
-    read_BS = visible_BTS[:, -1]
-    read_BT = read_BS[:, all_tokens - tokens :]
-    chain_BTS = read_BS.unsqueeze(1) & (columns_S <= own_T1)
-    expected_BTS = torch.where(read_BT.unsqueeze(2), chain_BTS, columns_S == own_T1)
-    if not torch.equal(visible_BTS, expected_BTS) or (read_BT[:, 1:] < read_BT[:, :-1]).any():
-        raise ValueError("layers that carry a state read one chain of tokens a row, not a tree; give each its own row")
-    return read_BT.long()
 
 
 def _row_numbers(samples_B: Tensor, rows: int) -> Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gristmill.evaluation.config import SamplingConfig
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.generation.sampler import log_softmax
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM

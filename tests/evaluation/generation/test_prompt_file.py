@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
 from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.prompt_file import PromptFile, Writer, generate_file
 from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.foundation.errors import RecipeError

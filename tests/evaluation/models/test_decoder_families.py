@@ -12,6 +12,7 @@ from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
+from tests.support.decoding import read_in_pieces
 
 transformers = pytest.importorskip("transformers")
 huggingface_models = pytest.importorskip("tests.support.huggingface_models")
@@ -60,12 +61,8 @@ def test_token_by_token_is_the_whole_sequence_at_once(family_model):
     ours, _ = read_huggingface(family_model[1], dtype=torch.float64)
     model = LocalCausalLM(ours, 64)
     with torch.inference_mode():
-        whole, state, found = model.hidden(TOKENS[:, :12]), None, []
-        for index in range(12):
-            seen, positions = torch.ones(2, 1, index + 1) > 0, torch.full((2, 1), index)
-            hidden, state = model.extend(TOKENS[:, index : index + 1], positions, seen, state)
-            found.append(hidden)
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
+        whole, found = model.hidden(TOKENS[:, :12]), read_in_pieces(model, TOKENS, range(1, 13))
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.scoring.loglikelihood import score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.training.checkpoint import load_model
-from gristmill.training.model.attention import grow
+from tests.support.decoding import read_in_pieces
 
 KINDS = [
     ("llama", {}),
@@ -46,33 +46,7 @@ def test_packed_scores_are_those_of_each_request_alone(causal_lm):
         assert found.logprob == pytest.approx(logprobs[range(4), whole[0, -4:]].sum().item(), abs=1e-4)
 
 
-def test_the_state_goes_on_where_it_stopped(causal_lm):
+def test_a_sequence_is_read_in_pieces(causal_lm):
     tokens_BT = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
-    positions_BT = torch.arange(30).expand(2, 30)
-    visible_BTT = torch.ones(30, 30, dtype=torch.bool).tril().expand(2, 30, 30)
-    pieces, state = [], None
-    for first, end in ((0, 9), (9, 10), (10, 30)):
-        columns = slice(first, end)
-        hidden_BTD, state = causal_lm.extend(
-            tokens_BT[:, columns], positions_BT[:, columns], visible_BTT[:, columns, :end], state
-        )
-        pieces.append(hidden_BTD)
-    assert torch.allclose(torch.cat(pieces, dim=1), causal_lm.hidden(tokens_BT), atol=1e-5)
-
-
-@torch.inference_mode()
-def test_a_state_that_has_grown_may_grow_again_in_another_way():
-    """Two continuations of one state share its memory, and neither writes over the other."""
-    state = grow(grow(None, *drawn(5)), *drawn(1, seed=1))
-    one, two = (grow(state, *drawn(2, seed=seed)) for seed in (2, 3))
-    longer = grow(one, *drawn(200, seed=4))
-    for grown, seeds in ((one, (1, 2)), (two, (1, 3)), (longer, (1, 2, 4))):
-        lengths = {1: 1, 2: 2, 3: 2, 4: 200}
-        parts = [drawn(5), *(drawn(lengths[seed], seed=seed) for seed in seeds)]
-        for found, place in ((grown.key_BGSK, 0), (grown.value_BGSK, 1)):
-            assert torch.equal(found, torch.cat([part[place] for part in parts], dim=2))
-
-
-def drawn(tokens, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, tokens, 4, generator=generator), torch.randn(2, 3, tokens, 4, generator=generator)
+    found_BTD = read_in_pieces(causal_lm, tokens_BT, (9, 10, 30))
+    assert torch.allclose(found_BTD, causal_lm.hidden(tokens_BT), atol=1e-5)

@@ -14,6 +14,7 @@ from gristmill.training.checkpoint import load_model
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
+from tests.support.decoding import read_in_pieces
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,15 +55,8 @@ def test_generation_with_a_cache_is_generation_without(theirs, tmp_path):
     ours, _ = read_huggingface(tmp_path / "theirs", dtype=torch.float64)
     model = LocalCausalLM(ours, 64)
     with torch.inference_mode():
-        whole = model.hidden(TOKENS[:, :12])
-        state, found = None, []
-        for index in range(12):
-            positions = torch.full((2, 1), index)
-            hidden, state = model.extend(
-                TOKENS[:, index : index + 1], positions, torch.ones(2, 1, index + 1) > 0, state
-            )
-            found.append(hidden)
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
+        whole, found = model.hidden(TOKENS[:, :12]), read_in_pieces(model, TOKENS, range(1, 13))
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +110,5 @@ def test_latent_attention_decodes_with_quantized_weights(tmp_path):
     quantize(ours, "int8", first_token=0)
     model = LocalCausalLM(ours, 64)
     with torch.inference_mode():
-        whole = model.hidden(TOKENS[:, :6])
-        seen = torch.ones(6, 6).tril().expand(2, 6, 6) > 0
-        _, state = model.extend(TOKENS[:, :5], torch.arange(5).expand(2, 5), seen[:, :5, :5], None)
-        last, _ = model.extend(TOKENS[:, 5:6], torch.full((2, 1), 5), seen[:, 5:], state)
-    torch.testing.assert_close(last, whole[:, 5:], rtol=0, atol=1e-12)
+        whole, found = model.hidden(TOKENS[:, :6]), read_in_pieces(model, TOKENS, (5, 6))
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
 from gristmill.evaluation.generation.generate import generate
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.models.export import import_checkpoint
 from gristmill.evaluation.models.huggingface import has_family

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gristmill.evaluation.config import EvaluateConfig, SamplingConfig
-from gristmill.evaluation.generation.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.generation.batch import ContinuousBatch
+from gristmill.evaluation.generation.limits import BatchLimits
 from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.models.load import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.serving.engine import Engine, ServerBusyError, Ticket

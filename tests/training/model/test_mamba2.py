@@ -152,7 +152,7 @@ def test_a_tree_of_tokens_is_rejected() -> None:
     model, positions = model_of(), torch.arange(3).unsqueeze(0)
     branches = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool)
     with pytest.raises(ValueError, match="one chain of tokens a row"):
-        model.masked_attention_metadata(positions, positions, branches)
+        model.masked_attention_metadata(positions, branches)
 
 
 def test_first_values_and_decay_are_the_papers() -> None:

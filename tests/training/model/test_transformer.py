@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.training.model.attention import attend
 from gristmill.training.model.attention_metadata import causal_masks
 from gristmill.training.model.block_masks import block_masks
@@ -13,6 +14,7 @@ from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.testing.causal_loss import causal_loss
+from tests.support.decoding import read_in_pieces
 
 VOCAB, CONTEXT = 61, 24
 LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "sequence_length": CONTEXT}
@@ -107,15 +109,8 @@ def test_gpt2_is_the_gpt2_of_transformers() -> None:
 @pytest.mark.parametrize("settings", [LLAMA, GPT2, LLAMA | {"window": (5), "qk_norm": True}])
 def test_new_tokens_on_a_state_score_as_in_one_go(settings: dict) -> None:
     model = model_of(settings)
-    positions = torch.arange(CONTEXT).expand(len(tokens()), CONTEXT)
-    causal = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril().expand(len(tokens()), CONTEXT, CONTEXT)
-    logits, caches = [], None
-    for first, end in ((0, 10), (10, 11), (11, CONTEXT)):
-        new = slice(first, end)
-        metadata = model.masked_attention_metadata(positions[:, new], positions[:, :end], causal[:, new, :end], True)
-        hidden, caches = model.hidden_states(tokens()[:, new], metadata, caches)
-        logits.append(model.head(hidden))
-    torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens()))
+    hidden = read_in_pieces(LocalCausalLM(model, CONTEXT), tokens(), (10, 11, CONTEXT))
+    torch.testing.assert_close(model.head(hidden), model(tokens()))
 
 
 @pytest.mark.parametrize("settings", [LLAMA, GPT2])
