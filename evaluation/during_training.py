@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import distribute_tensor
 
 from gristmill.evaluation.bits_per_byte_groups import add_groups
 from gristmill.evaluation.config import EvaluateConfig
@@ -28,6 +29,8 @@ from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.initialization import fill, parameter_dtype
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.parallel.float8 import Float8Weight
+from gristmill.training.parallel.local import local
 from gristmill.training.parallel.mesh import ALONE, Mesh, single_process
 
 LiveScores = dict[str, dict[str, float]]  # task -> metric, and metric_stderr where it is known -> value
@@ -147,10 +150,18 @@ def _unsharded_over_data(live: Transformer) -> dict[str, Tensor]:
     for path, block in reversed(blocks):  # the outermost is last and has the parameters of none of its layers
         block.unshard()
         prefix = f"{path}." if path else ""
+        placed = {}
         for name, parameter in block.named_parameters(prefix=path):
-            if name.startswith(prefix) and name not in values:
+            if not name.startswith(prefix) or name in values:
+                continue
+            if isinstance(local(parameter.detach()), Float8Weight):
+                placed[name] = parameter.device_mesh, parameter.placements
+            else:
                 values[name] = parameter.detach().to(parameter_dtype(name, live.config, live.dtype), copy=True)
         block.reshard()
+        for name, place in placed.items():  # gathered in 8 bits for training; here all bits count
+            whole = live.get_parameter(name).detach().to(live.dtype).full_tensor()
+            values[name] = distribute_tensor(whole, *place, src_data_rank=None)
     return values
 
 

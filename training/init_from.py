@@ -58,7 +58,7 @@ def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> list[str]:
     weights = {name: each for name, each in model.weights.items() if not name.startswith(tuple(fresh))}
     checkpoint.load(folder, checkpoint.saved_tensors(weights, model.buffers), mesh)
     model.release_pages()
-    model.sync_tied_weights()
+    model.update_copies()
     return new
 
 

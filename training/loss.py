@@ -36,7 +36,7 @@ class Scoring:
 
     def logits(self, hidden_D: Tensor, head_VtD: Tensor) -> Tensor:
         """[..., D] -> this rank's [..., Vt], in float32 or better."""
-        return self.shaped(upcast(linear(hidden_D, head_VtD, None, float8=False)))
+        return self.shaped(upcast(linear(hidden_D, head_VtD, None)))
 
     def shaped(self, raw: Tensor) -> Tensor:
         """Logits of the matmul's result: scaled and soft-capped. Monotonic, so the maximum keeps its place."""

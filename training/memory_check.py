@@ -65,7 +65,7 @@ def stated_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, cuda:
     what the run states before its first step. On a CPU it is what the process takes beyond its libraries."""
     layout = train.layout
     shape, micro_batch = shape_of(model, vocab_size), micro_batch_size(model, train)
-    sizes = ElementSizes(*PRECISION_BYTES[train.precision], cuda=cuda)
+    sizes = ElementSizes(*PRECISION_BYTES[train.precision], cuda=cuda, float8=train.float8 and not train.compile)
     memories = MemoryModel(shape, GRISTMILL.with_optimizer(train.optimizer.name), sizes, layout.offload)
     ranks = [RankLayers(tuple(Counter(shape.kinds)[kind] for kind in range(len(shape.distinct))), True, True)]
     planned = from_config(layout, micro_batch)

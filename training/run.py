@@ -226,7 +226,7 @@ class Run:
         if folder is None:
             if self._left_empty and self.transformers is None and self.model.stream is None:
                 draw_in_place(self.model.parameters, self.model.config, self.seed)
-                self.model.sync_tied_weights()
+                self.model.update_copies()
             if self.config.init_from is not None:
                 self._init_from_checkpoint(Path(self.config.init_from))
             return None

@@ -104,7 +104,7 @@ def load_teacher(folder: Path, train: TrainConfig, mesh: Mesh) -> tuple[LocalMod
         model, there["vocab_size"], teacher_config(train, model), mesh, seed=0, weights="empty"
     )
     checkpoint.load(folder, checkpoint.saved_tensors(local_model.parameters, local_model.buffers), mesh)
-    local_model.sync_tied_weights()
+    local_model.update_copies()
     teacher = None
     for stage in local_model.stages.values():
         stage.requires_grad_(False)

@@ -132,7 +132,7 @@ class Trainer:
     def _update(self, norm: float, rate_factor: float) -> None:
         self.gradients.clip(norm, self.config.optimizer.clip_norm)
         self.optimizer.step(rate_factor)
-        self.model.sync_tied_weights()
+        self.model.update_copies()
 
     def batch_samples(self, tokens: int) -> int:
         """Number of samples of the batch drawn after `tokens` tokens."""
@@ -154,7 +154,7 @@ class Trainer:
         self.optimizer.updates = state["updates"]
         self.guard.restore(state["guard"])
         self.scale.restore(state["scale"])
-        self.model.sync_tied_weights()
+        self.model.update_copies()
 
     def _next_batch(self) -> dict[str, Tensor]:
         batch = self.batches.take(self.progress.samples, self.batch_samples(self.progress.tokens))

@@ -61,7 +61,7 @@ def load_upcycled(folder: Path, model: LocalModel, mesh: Mesh) -> None:
         target = model.parameters[name].detach()
         whole = value.expand(target.shape) if ".experts." in name else value
         local(target).copy_(local_shard(whole, target))
-    model.sync_tied_weights()
+    model.update_copies()
 
 
 def source_of(name: str) -> str | None:

@@ -87,6 +87,7 @@ class Ours:
         (square,) = sum_over_world([self.gradients.square_sum()], self.mesh)
         self.gradients.clip(math.sqrt(square.item()), CLIP)
         self.optimizer.step(1.0)
+        self.parts.update_copies()
         self.gradients.clear()
         return 0.0 if losses is None else losses[:, 0].sum().item() / self.tokens
 

@@ -29,7 +29,7 @@ class TrainingStep:
         self.clip_norm = train.optimizer.clip_norm
         self.parts: LocalModel = build_local_model(model, vocab, train, mesh, SEED)
         self.passes = build_forward_backward(self.parts, RunConfig(model, train, SEED), mesh, causal_loss())
-        self.optimizer = build_optimizer(self.parts.parameters, train, model, self.parts.stream)
+        self.optimizer = build_optimizer(self.parts.parameters, train, model, mesh, self.parts.stream)
         self.gradients = gradients_of(self.optimizer, self.passes, self.parts, mesh)
 
     def __call__(self, batch: dict[str, Tensor]) -> float:
@@ -38,6 +38,7 @@ class TrainingStep:
         self.gradients.ready()
         self.gradients.clip(math.sqrt(float(self.gradients.square_sum())), self.clip_norm)
         self.optimizer.step(1.0)
+        self.parts.update_copies()
         self.gradients.clear()
         return loss.item()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.stage_splitting import split_model, stages_of_rank
+from gristmill.training.engine.float8_weights import Float8Weights
 from gristmill.training.engine.fsdp import shard_over_data
 from gristmill.training.engine.streamed_layers import initialise_streamed
 from gristmill.training.layout_config import LayoutConfig
@@ -38,7 +39,8 @@ class LocalModel:
     their gradients are summed and both get the same update. On one rank (V-shaped schedules) `tied_copy` is added to
     the first and takes its value after the update.
 
-    stream: brings in the weights of the layers where they lie in host memory or on disk."""
+    stream: brings in the weights of the layers where they lie in host memory or on disk. float8: those in 8 bits, of
+    each stage."""
 
     stages: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]
@@ -46,6 +48,7 @@ class LocalModel:
     tie: dist.ProcessGroup | None = None
     excluded_from_norm: frozenset[str] = field(default_factory=frozenset)
     stream: WeightStream | None = None
+    float8: list[Float8Weights] = field(default_factory=list)
 
     @property
     def sequence_length(self) -> int:
@@ -111,8 +114,11 @@ class LocalModel:
             dist.all_reduce(local(table.grad), group=self.tie)
 
     @torch.no_grad()
-    def sync_tied_weights(self) -> None:
-        """Copies the embedding to the tied head of the same rank, after an update or a load."""
+    def update_copies(self) -> None:
+        """After an update or a load: copies the embedding to the tied head of the same rank; weights in 8 bits are cast
+        before the next pass."""
+        for weights in self.float8:
+            weights.stale = True
         if self.tied_copy is not None:
             local(self.tied_copy.detach()).copy_(local(self.parameters["embedding.weight"].detach()))
 
@@ -137,7 +143,7 @@ def build_local_model(
     streams = layout.offload.streams_weights and weights != "meta"
     options = ComputeOptions(precision.compute, seed, train.z_loss, train.float8)
     stage_specs = split_model(config, vocab_size, layout)
-    stages = {}
+    stages, float8 = {}, []
     for stage in stages_of_rank(layout, mesh.pipeline.rank):
         model = Transformer(config, vocab_size, mesh, layout, stage_specs[stage], options)
         if train.compile:
@@ -154,6 +160,9 @@ def build_local_model(
             fill(model, empty_values(mesh.device, precision.store))
         if weights != "meta" and not streams and not mesh.distributed:  # FSDP lays out its own
             place_joint_weights(model)
+        # Compiled layers take no tensors of a class of our own: under FSDP they cast what was gathered in 16 bits.
+        if train.float8 and weights != "meta" and not (train.compile and mesh.distributed):
+            float8.append(Float8Weights(model, mesh, precision.compute))
         stages[stage] = model
     stream = None
     if streams:
@@ -162,7 +171,7 @@ def build_local_model(
         stream = WeightStream(make_store(layout.offload.parameters, folder, mesh.device), mesh.device)
         initialise_streamed(only, stream, seed, mesh.device, precision.store)
     local_model = _with_one_name_each(stages, config, layout, mesh)
-    local_model.stream = stream
+    local_model.stream, local_model.float8 = stream, float8
     return local_model
 
 

@@ -14,19 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gristmill.training.parallel.float8 import float8_linear
-
 # N tokens, D inputs, F outputs
 
 LARGE_MATRIX, LARGE_PRODUCT = 1 << 20, 1 << 24  # D x F; N x D x F
 MIN_ONEDNN_PRODUCT = 1 << 21  # N x D x F; of 64 x 64 x 64 oneDNN takes twice as long
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float8: bool) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b; weight and bias in the dtype of x."""
-    if float8:
-        y = float8_linear(x, weight)
-        return y if bias is None else y + bias
     if trains(x, weight) and _in_onednn(x):
         return joint_linear(x, (weight,), () if bias is None else (bias,))[0]
     return product(x, weight, bias) if _is_large(x, weight) else F.linear(x, weight, bias)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.parallel.context import around_the_ring, pass_on
-from gristmill.training.parallel.linear import product
+from gristmill.training.parallel.linear import matmul, product
 from gristmill.training.parallel.mesh import Axis
 
 # B batch, T tokens, D inputs, F outputs; a small t after a letter = this tensor rank's share
@@ -99,4 +99,4 @@ def _summed_around(of_rank: Callable[[int], Tensor], axis: Axis) -> Tensor:
 
 
 def _by_weight(gradient_BTF: Tensor, x_BTD: Tensor) -> Tensor:
-    return torch.mm(gradient_BTF.flatten(0, 1).T, x_BTD.flatten(0, 1))
+    return matmul(gradient_BTF.flatten(0, 1).T, x_BTD.flatten(0, 1))

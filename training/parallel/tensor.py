@@ -19,6 +19,7 @@ from gristmill.training.parallel.collectives import (
     sum_over_ranks,
 )
 from gristmill.training.parallel.context import count_once
+from gristmill.training.parallel.float8 import Float8Copy, float8_linear
 from gristmill.training.parallel.linear import joins, joint_linear, linear
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.overlapped_products import gathered_products, scattered_product
@@ -152,11 +153,15 @@ class ColumnParallelLinear(nn.Module):
         self.tensor, self.sharding = tensor, sharding
         self.weight = tensor.parameter((outputs, inputs), sharding)
         self.bias = tensor.parameter((outputs,), sharding) if bias else None
+        self.float8_copy: Float8Copy | None = None  # of the weight, as engine/float8_weights.py cast it
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        weight_FtD = self.tensor.local(self.weight, self.sharding, x_BTD.dtype)
         bias_Ft = None if self.bias is None else self.tensor.local(self.bias, self.sharding, x_BTD.dtype)
-        return linear(x_BTD, weight_FtD, bias_Ft, self.tensor.float8)
+        if self.tensor.float8:
+            weight_FtD = self.tensor.local(self.weight, self.sharding, self.weight.dtype)
+            y_BTFt = float8_linear(x_BTD, weight_FtD, self.float8_copy)
+            return y_BTFt if bias_Ft is None else y_BTFt + bias_Ft
+        return linear(x_BTD, self.tensor.local(self.weight, self.sharding, x_BTD.dtype), bias_Ft)
 
 
 def column_parallel(tensor: TensorAxis, x: Tensor, layers: Sequence[nn.Module], joint: bool = False) -> list[Tensor]:
@@ -195,13 +200,17 @@ class RowParallelLinear(nn.Module):
         self.tensor = tensor
         self.weight = tensor.parameter((outputs, inputs), Sharding.INPUT)
         self.bias = tensor.parameter((outputs,), Sharding.REPLICATED) if bias else None
+        self.float8_copy: Float8Copy | None = None  # of the weight, as engine/float8_weights.py cast it
 
     def forward(self, x_BTFt: Tensor) -> Tensor:
-        weight_DFt = self.tensor.local(self.weight, Sharding.INPUT, x_BTFt.dtype)
+        dtype = self.weight.dtype if self.tensor.float8 else x_BTFt.dtype
+        weight_DFt = self.tensor.local(self.weight, Sharding.INPUT, dtype)
         if self.tensor.overlaps and self.tensor.shards_tokens:
             y_BTD = scattered_product(x_BTFt, weight_DFt, self.tensor.mesh.tensor)
+        elif self.tensor.float8:
+            y_BTD = self.tensor.leave(float8_linear(x_BTFt, weight_DFt, self.float8_copy))
         else:
-            y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None, self.tensor.float8))
+            y_BTD = self.tensor.leave(linear(x_BTFt, weight_DFt, None))
         return y_BTD if self.bias is None else y_BTD + self.tensor.local(self.bias, Sharding.REPLICATED, x_BTFt.dtype)
 
 

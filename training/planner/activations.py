@@ -59,11 +59,13 @@ class ActivationBytes(NamedTuple):
 
 
 class ElementSizes(NamedTuple):
-    """Bytes of one number in the computation and in statistics. cuda: the fused CUDA kernels run."""
+    """Bytes of one number in the computation and in statistics. cuda: the fused CUDA kernels run. float8: the weights
+    of layers are cast to a byte and gathered so."""
 
     compute: int = 2
     statistics: int = 4
     cuda: bool = True
+    float8: bool = False
 
 
 def layer_bytes(

@@ -33,6 +33,7 @@ class Framework(Config):
     data_parallel: Literal["replicate", "optimizer_shard", "fsdp"] = Field(
         "fsdp", description="replicate: all-reduce of gradients; optimizer_shard: ZeRO-1; fsdp: the layout's shard axis"
     )
+    gathers_float8: bool = Field(False, description="FSDP gathers the weights of float8 layers in 8 bits")
     weight_bytes: float = Field(2, description="a weight as the matmuls read it")
     master_bytes: float = Field(4, description="its fp32 master copy, where the weight is not that itself")
     gradient_bytes: float = Field(4, description="a gradient as it is kept until the optimizer step")
@@ -84,7 +85,7 @@ GRISTMILL = Framework(
 # Without train.compile each norm, activation and residual is a pass of its own.
 # Compiled layers cannot swap their activations to host memory; these can.
 GRISTMILL_EAGER = Framework.model_validate(
-    GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager", "swaps": True}
+    GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager", "swaps": True, "gathers_float8": True}
 )
 
 # Eager on a CPU in float32 (with rates.FLOAT32): a weight is its own master copy, half the bytes of what is float32
@@ -153,7 +154,8 @@ MEGATRON_CORE = Framework(
 # torch's FSDP as Llama and GPT recipes of 2023 use it: eager kernels, FlashAttention-2 or its Triton forerunner, whole
 # fp32 logits, AdamW that updates in several passes (clip 4+4, moments 16+12, weight 4+4).
 TORCH_FSDP = Framework.model_validate(
-    GRISTMILL_EAGER.model_dump() | {"name": "torch-fsdp", "loss": "unfused", "layers": "even", "optimizer_bytes": 44}
+    GRISTMILL_EAGER.model_dump()
+    | {"name": "torch-fsdp", "gathers_float8": False, "loss": "unfused", "layers": "even", "optimizer_bytes": 44}
 )
 # FSDP2 with layers compiled; its recomputation by operator keeps every second product (torchtitan,
 # distributed/activation_checkpoint.py), which runs the others again.

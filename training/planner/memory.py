@@ -207,13 +207,18 @@ class MemoryModel:
         second_table, sharded_table = (
             self._second_table(layout, rank_layers, shard) for shard in (1, layout.shard * layout.context)
         )
+        saved = 0.0
+        if self.sizes.float8:  # of what is gathered; the shard in 8 bits is kept to the next update
+            own = sharded - self._layer_and_ends(layout, rank_layers, sharded=True)[1]
+            saved = (compute - 1) * (copies - ends + one_layer) - own
+        gathered = compute * (copies + second_table + one_layer) - saved
         return {
             "parameters": exact * (sharded + sharded_table),
             "gradients": exact * (gradients * sharded + sharded_table),
             "optimizer": moments * held,
             "host": host,
             "disk": 0.0,
-            "buffers": compute * (copies + second_table + one_layer) + exact * (sums + second_table + one_layer),
+            "buffers": gathered + exact * (sums + second_table + one_layer),
         }
 
     def _streamed(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:

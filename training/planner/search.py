@@ -96,11 +96,15 @@ class Planner:
         self.rates = Rates(request.hardware, request.sustained, request.float8)
         self.steps = StepModel(request.shape, self.rates, request.framework, request.offload)
         self.memories = MemoryModel(
-            request.shape, request.framework, ElementSizes(), request.offload, self.steps.device_share
+            request.shape, request.framework, self._sizes(), request.offload, self.steps.device_share
         )
         self.capacity = request.usable_bytes
         self.flops = step_flops(request.shape, request.samples)
         self._placements: dict[Layout, Placement] = {}
+
+    def _sizes(self) -> ElementSizes:
+        """Our engine gathers weights in 8 bits."""
+        return ElementSizes(float8=self.request.float8 and self.request.framework.gathers_float8)
 
     def memory(self, layout: Layout, split_points: tuple[int, ...] | None = None) -> Memory:
         """Memory of the rank that needs the most."""

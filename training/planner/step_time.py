@@ -279,6 +279,9 @@ class StepModel:
         for count, shard, copies, shard_link, link in groups:
             ranks = shard * copies
             reduced, weights = count * framework.reduce_bytes, count * framework.weight_bytes
+            if self.rates.float8 and framework.gathers_float8:
+                layers = RankLayers(rank_layers.kinds, False, False)
+                weights -= (framework.weight_bytes - 1) * self.parameters.dense(layout.tensor, layers)
             if framework.data_parallel == "replicate":
                 reduce += all_reduce_seconds(reduced, ranks, link)
             elif framework.data_parallel == "optimizer_shard":

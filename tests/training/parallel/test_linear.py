@@ -67,9 +67,9 @@ def test_float32_of_one_layer_is_torchs() -> None:
     x, (weight, *_), _ = drawn(torch.float32, False)
     x = x.float()
     with torch.no_grad():
-        expected = linear(x, weight, None, float8=False)
+        expected = linear(x, weight, None)
         assert torch.equal(expected, F.linear(x, weight))
-    torch.testing.assert_close(linear(x, weight, None, float8=False), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(linear(x, weight, None), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

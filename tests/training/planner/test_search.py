@@ -436,3 +436,15 @@ def test_asynchronous_tensor_parallelism_hides_its_share(hardware) -> None:
     assert plain.tensor_hidden == 0 and hidden.tensor_hidden > 0
     assert hidden.tensor + hidden.tensor_hidden == pytest.approx(plain.tensor)
     assert hidden.total < plain.total
+
+
+def test_float8_halves_what_is_gathered(hardware) -> None:
+    request = PlanRequest(named_shape("gpt-7.5b"), hardware, 8, 8, framework=FRAMEWORKS["gristmill-eager"])
+    plain, float8 = (Planner(replace(request, float8=each)) for each in (False, True))
+    layout = Layout(shard=8, micro_batch=1, recompute="full")
+    layers = 7.3e9  # parameters of layers; two of 36 are gathered at once where weights are given up
+    saved = plain.memory(layout).buffers - float8.memory(layout).buffers
+    assert saved == pytest.approx(layers * (1 + 1 / 36 - 1 / 8), rel=0.05)
+    gathers = [each.forecast(layout).time for each in (plain, float8)]
+    total = [each.data + each.data_hidden for each in gathers]
+    assert total[0] - total[1] == pytest.approx(layers * 7 / 8 / 234e9, rel=0.2)
