@@ -42,9 +42,14 @@ class CausalLM(Protocol):
     reads_trees: bool
 
     def hidden(
-        self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        visible_BTT: Tensor | None = None,
+        wanted_N: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states [B, T, D]. Without positions and mask: causal attention, positions 0..T-1."""
+        """Final hidden states [B, T, D]; with wanted_N, int64 places among the B x T tokens, those of these [N, D].
+        Without positions and mask: causal attention, positions 0..T-1."""
         ...
 
     def head(self, hidden_ND: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The training Transformer at inference: any positions, any mask, a KV cache."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,14 +29,20 @@ class LocalCausalLM:
         self.reads_trees = not model.config.stateful_mixers
 
     def hidden(
-        self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        visible_BTT: Tensor | None = None,
+        wanted_N: Tensor | None = None,
     ) -> Tensor:
         if positions_BT is None or visible_BTT is None:
             metadata = self.model.attention_metadata(tokens_BT, flex=False)
         else:
             metadata = self.model.masked_attention_metadata(positions_BT, visible_BTT)
-        hidden_BTD, _ = self._hidden_states(tokens_BT, metadata, None)
-        return hidden_BTD
+        if wanted_N is None:
+            return self._hidden_states(tokens_BT, metadata, None)[0]
+        hidden_1ND, _ = self._hidden_states(tokens_BT, replace(metadata, wanted_N=wanted_N), None)
+        return hidden_1ND[0]
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         return self.model.head(hidden_ND.unsqueeze(0))[0]

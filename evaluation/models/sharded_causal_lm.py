@@ -56,10 +56,14 @@ class ShardedCausalLM(LocalCausalLM):
             new_caches += added
             if stage < self._last and stage + 1 not in self.parts:
                 dist.send(x.contiguous(), group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
-        return self._last_to_all(x), new_caches
+        return self._last_to_all(x, metadata), new_caches
 
-    def _last_to_all(self, x_BTD: Tensor) -> Tensor:
-        hidden_BTD = x_BTD.contiguous() if self._last in self.parts else torch.empty_like(x_BTD)
+    def _last_to_all(self, x_BTD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        hidden_BTD = x_BTD.contiguous()
+        if self._last not in self.parts:
+            wanted_N = metadata.wanted_N
+            shape = x_BTD.shape if wanted_N is None else (1, len(wanted_N), x_BTD.shape[-1])
+            hidden_BTD = x_BTD.new_empty(shape)
         if self.mesh.pipeline.size > 1:
             dist.broadcast(hidden_BTD, group=self.mesh.pipeline.group, group_src=self._rank_of[self._last])
         return hidden_BTD

@@ -50,11 +50,16 @@ class TransformersCausalLM:
         self.keeps_keys = takes_cache and rope.get("rope_type") not in CHANGING_ROPE
 
     def hidden(
-        self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        visible_BTT: Tensor | None = None,
+        wanted_N: Tensor | None = None,
     ) -> Tensor:
         if visible_BTT is not None:
             raise RecipeError("models of transformers read one chain of tokens a row, no tree; give each its own row")
-        return self._logits(tokens_BT, use_cache=False)[0]
+        logits_BTV = self._logits(tokens_BT, use_cache=False)[0]
+        return logits_BTV if wanted_N is None else logits_BTV.flatten(0, 1)[wanted_N]
 
     def _logits(self, tokens_BT: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """(float[B, T, rows of the table], transformers' cache of keys and values, where it is kept)."""

@@ -60,7 +60,6 @@ def score(
 
 @torch.inference_mode()
 def _score_batch(causal_lm: CausalLM, batch: Sequence[Row], requests: Sequence[Request]) -> list[tuple[int, Score]]:
-    hidden_BTD = _hidden(causal_lm, batch)
     scored = [
         (request_id, row_index, row.nodes[place])
         for row_index, row in enumerate(batch)
@@ -69,7 +68,9 @@ def _score_batch(causal_lm: CausalLM, batch: Sequence[Row], requests: Sequence[R
     width = max(len(row.tokens) for row in batch)
     flat_N = np.concatenate([row_index * width + nodes for _, row_index, nodes in scored])
     targets_N = np.concatenate([np.array(requests[request_id].continuation) for request_id, _, _ in scored])
-    logprobs_N, greedy_N = _token_scores(causal_lm, hidden_BTD.flatten(0, 1), flat_N, targets_N)
+    positions_U, inverse_N = np.unique(flat_N, return_inverse=True)
+    hidden_UD = _hidden(causal_lm, batch, positions_U)
+    logprobs_N, greedy_N = _token_scores(causal_lm, hidden_UD, inverse_N, targets_N)
     results, first = [], 0
     for request_id, _, nodes in scored:
         own = slice(first, first + len(nodes))
@@ -78,15 +79,16 @@ def _score_batch(causal_lm: CausalLM, batch: Sequence[Row], requests: Sequence[R
     return results
 
 
-def _hidden(causal_lm: CausalLM, batch: Sequence[Row]) -> torch.Tensor:
-    """Hidden states [B, T, D] of the rows, padded on the right; those of padding are never used."""
+def _hidden(causal_lm: CausalLM, batch: Sequence[Row], positions_U: np.ndarray) -> torch.Tensor:
+    """Hidden states [U, D] at these places of the rows, which are padded on the right and stand one after another."""
     width = max(len(row.tokens) for row in batch)
     tokens_BT = np.zeros((len(batch), width), dtype=np.int64)
     for index, row in enumerate(batch):
         tokens_BT[index, : len(row.tokens)] = row.tokens
     tokens = torch.from_numpy(tokens_BT).to(causal_lm.device)
+    wanted = torch.from_numpy(positions_U).to(causal_lm.device)
     if all(row.is_chain for row in batch):
-        return causal_lm.hidden(tokens, None, None)
+        return causal_lm.hidden(tokens, wanted_N=wanted)
     positions_BT = np.zeros((len(batch), width), dtype=np.int64)
     visible_BTT = np.zeros((len(batch), width, width), dtype=bool)
     visible_BTT[:, np.arange(width), np.arange(width)] = True  # a row of the softmax may not be empty
@@ -95,22 +97,22 @@ def _hidden(causal_lm: CausalLM, batch: Sequence[Row]) -> torch.Tensor:
         positions_BT[index, :size] = row.positions
         visible_BTT[index, :size, :size] = row.visible()
     positions = torch.from_numpy(positions_BT).to(causal_lm.device)
-    return causal_lm.hidden(tokens, positions, torch.from_numpy(visible_BTT).to(causal_lm.device))
+    return causal_lm.hidden(tokens, positions, torch.from_numpy(visible_BTT).to(causal_lm.device), wanted)
 
 
 def _token_scores(
-    causal_lm: CausalLM, hidden_MD: torch.Tensor, flat_N: np.ndarray, targets_N: np.ndarray
+    causal_lm: CausalLM, hidden_UD: torch.Tensor, inverse_N: np.ndarray, targets_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(log-probability float64[N], is it the argmax? bool[N]). A position with several targets is computed once."""
-    positions_U, inverse_N = np.unique(flat_N, return_inverse=True)
-    logprobs_N = np.empty(len(flat_N), dtype=np.float64)
-    greedy_N = np.empty(len(flat_N), dtype=bool)
+    """(log-probability float64[N], is it the argmax? bool[N]). inverse_N: the row of hidden_UD of each target; one with
+    several targets is computed once."""
+    logprobs_N = np.empty(len(inverse_N), dtype=np.float64)
+    greedy_N = np.empty(len(inverse_N), dtype=bool)
     by_position = np.argsort(inverse_N, kind="stable")
     cells = LOGIT_FLOATS if causal_lm.device.type == "cpu" else LOGIT_FLOATS_GPU
     step = max(1, cells // causal_lm.vocab_size)
-    for first in range(0, len(positions_U), step):
-        chosen = torch.from_numpy(positions_U[first : first + step]).to(causal_lm.device)
-        logprobs_UV = torch.log_softmax(float32_or_wider(causal_lm.head(hidden_MD[chosen])), dim=-1)
+    for first in range(0, len(hidden_UD), step):
+        chosen = hidden_UD[first : first + step]
+        logprobs_UV = torch.log_softmax(float32_or_wider(causal_lm.head(chosen)), dim=-1)
         low, high = np.searchsorted(inverse_N[by_position], [first, first + len(chosen)])
         own_N = by_position[low:high]
         rows = torch.from_numpy(inverse_N[own_N] - first).to(causal_lm.device)

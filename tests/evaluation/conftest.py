@@ -61,7 +61,11 @@ class SmallCausalLM:
     reads_trees = True
 
     def hidden(
-        self, tokens_BT: Tensor, positions_BT: Tensor | None = None, visible_BTT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        visible_BTT: Tensor | None = None,
+        wanted_N: Tensor | None = None,
     ) -> Tensor:
         size = tokens_BT.shape[1]
         if positions_BT is None or visible_BTT is None:
@@ -75,7 +79,8 @@ class SmallCausalLM:
             mixed = nn.functional.scaled_dot_product_attention(query, key, value, visible_BTT[:, None])
             x_BTD = x_BTD + mixed.transpose(1, 2).flatten(2) @ mix.T
             x_BTD = x_BTD + torch.tanh(x_BTD @ channel.T)
-        return nn.functional.layer_norm(x_BTD, x_BTD.shape[-1:])
+        hidden_BTD = nn.functional.layer_norm(x_BTD, x_BTD.shape[-1:])
+        return hidden_BTD if wanted_N is None else hidden_BTD.flatten(0, 1)[wanted_N]
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND @ self.output.T

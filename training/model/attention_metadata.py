@@ -34,7 +34,8 @@ class AttentionMetadata:
     shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
     context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window.
     around_mixing(function, *streams): stands around all in a layer that is not computed token by token, such as
-    attention of queries, keys and values [B, T, H, K], and may replace its result; None: function(*streams)."""
+    attention of queries, keys and values [B, T, H, K], and may replace its result; None: function(*streams).
+    wanted_N: int64, of the tokens [B x T] those whose hidden states are wanted in inference; None: all."""
 
     positions_BT: Tensor
     masks_BTS: Mapping[int | None, Mask]
@@ -48,6 +49,7 @@ class AttentionMetadata:
     shares: TokenShares | None = None
     ring: Mapping[int | None, RingPlan] | None = None
     around_mixing: Callable[..., Tensor] | None = None
+    wanted_N: Tensor | None = None
 
     def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
         """The rotary angles of a layer with this window."""

@@ -35,6 +35,7 @@ class Layer(nn.Module):
         super().__init__()
         layer: LayerConfig = config.layer_list[index]
         self.index, self.norm_order, self.checkpointing = index, layer.norm_order, checkpointing
+        self.is_last = index == config.layers - 1
         self.parallel, self.scale = config.parallel_residual, config.scales.residual
         self.mixer_norm = self.mixer = self.mlp_norm = self.mlp = None
         self.mixer_output_norm = self.mlp_output_norm = None
@@ -67,11 +68,13 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Any, Tensor | None]:
         """The third value: number of tokens routed to each expert, int64[E]; None without experts."""
         if self.parallel:
-            return self._compute_in_parallel(x_BTD, metadata, state)
+            x_BTD, state, counts_E = self._compute_in_parallel(x_BTD, metadata, state)
+            return self._wanted(x_BTD, metadata), state, counts_E
         if self.mixer is not None:
             mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
             mixed_BTD = self._normed_output(mixed_BTD, self.mixer_norm, self.mixer_output_norm)
             x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
+        x_BTD = self._wanted(x_BTD, metadata)
         if self.mlp is None:
             return x_BTD, state, None
         mlp_BTD, counts_E = self._apply_mlp(self._normed_input(x_BTD, self.mlp_norm), metadata)
@@ -90,6 +93,12 @@ class Layer(nn.Module):
         mlp_BTD, counts_E = self._apply_mlp(mlp_input_BTD, metadata)
         change_BTD = metadata.drop(mixed_BTD, self.index, site=0) + metadata.drop(mlp_BTD, self.index, site=1)
         return self._add(x_BTD, change_BTD, None), state, counts_E
+
+    def _wanted(self, x_BTD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Of the last layer the wanted tokens alone, [1, N, D]: behind its mixer no token reads another."""
+        if metadata.wanted_N is None or not self.is_last:
+            return x_BTD
+        return x_BTD.flatten(0, 1)[metadata.wanted_N].unsqueeze(0)
 
     def _apply_mlp(self, x_BTD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor | None]:
         return self.mlp(x_BTD, metadata.routing, metadata.mix) if self.has_experts else (self.mlp(x_BTD), None)

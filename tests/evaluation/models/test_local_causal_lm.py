@@ -33,6 +33,13 @@ def test_logits_are_the_models_own(causal_lm):
     assert torch.equal(found, causal_lm.model(tokens_BT))
 
 
+def test_wanted_hidden_states_are_those_of_all(causal_lm):
+    tokens_BT = torch.randint(0, 257, (3, 20), generator=torch.Generator().manual_seed(0))
+    wanted_N = torch.tensor([0, 7, 19, 20, 58])
+    expected_ND = causal_lm.hidden(tokens_BT).flatten(0, 1)[wanted_N]
+    torch.testing.assert_close(causal_lm.hidden(tokens_BT, wanted_N=wanted_N), expected_ND, rtol=1e-5, atol=1e-6)
+
+
 def test_packed_scores_are_those_of_each_request_alone(causal_lm):
     """The brute force: one request a forward pass of the model itself, log softmax over everything."""
     rng = np.random.default_rng(0)
