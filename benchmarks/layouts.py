@@ -25,6 +25,7 @@ from rich.table import Table
 from torch.distributed.pipelining.stage import PipelineStage
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model import ring_attention
 from gristmill.training.model.context_metadata import ring_shares
@@ -36,7 +37,6 @@ from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel import context
 from gristmill.training.parallel.mesh import Axis, Mesh, build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss
 from gristmill.training.testing.forked_pool import ForkedPool
 from gristmill.training.testing.schedule_simulation import actions, play
 

@@ -34,6 +34,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
 from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import output_of, scaled_sum
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.measure_hardware import write_profile
@@ -50,7 +51,6 @@ from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.pass_peak import pass_peak
 from gristmill.training.planner.rank_layers import RankLayers
-from gristmill.training.testing.causal_loss import causal_loss
 
 VOCAB = 512
 POLICIES: dict[str, dict[str, Any]] = {

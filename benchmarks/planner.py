@@ -22,6 +22,7 @@ from rich.table import Table
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.layout_config import LayoutConfig
@@ -37,7 +38,6 @@ from gristmill.training.planner.rates import FITTED, FLOAT32, Rates, Sustained
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 from gristmill.training.planner.step_time import StepModel
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss
 from gristmill.training.testing.forked_pool import ForkedPool
 
 MODELS = {

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import attention_flops
 from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.median_seconds import median_seconds
@@ -23,7 +24,6 @@ from gristmill.training.planner.hardware import Device, Hardware, Link
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.rates import FLOAT32, Rates
 from gristmill.training.planner.step_time import StepModel
-from gristmill.training.testing.causal_loss import causal_loss
 
 CPU = torch.device("cpu")
 PASSES = 8  # through an empty layer, in one measurement

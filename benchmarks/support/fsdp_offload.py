@@ -13,13 +13,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.optim import AdamW
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import output_of, scaled_sum
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model.roles import roles_of
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import silence_redistribution, single_process
 from gristmill.training.parallel.precision import PRECISIONS
-from gristmill.training.testing.causal_loss import causal_loss
 
 
 class FsdpOffload:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import ForwardBackward
 from gristmill.training.engine.gradients import Gradients
 from gristmill.training.engine.local_model import LocalModel, build_local_model
@@ -20,7 +21,6 @@ from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.run import RunConfig, build_forward_backward
 from gristmill.training.sums import sum_over_world
-from gristmill.training.testing.causal_loss import causal_loss
 
 CLIP = 1.0
 LLAMA_NAMES = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.median_seconds import finish
@@ -15,7 +16,6 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss
 
 SEED = 0
 

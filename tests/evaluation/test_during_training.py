@@ -21,12 +21,12 @@ from gristmill.training.checkpoint import (
     step_folder,
 )
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss
 from tests.support.recording_reporter import RecordingReporter
 
 HANS = EvaluateConfig(tasks=("gristmill_hans",))

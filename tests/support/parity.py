@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from gristmill.training.batches import Batches, SampleSource
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss, causal_samples
 from gristmill.training.engine.forward_backward import side_losses_scaled_by
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model.ring_attention import visible_tokens
@@ -30,7 +31,6 @@ from gristmill.training.parallel.local import stored_like
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import Sharding
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss, causal_samples
 from gristmill.training.trainer import Trainer
 from tests.support.synthetic_pairs import masked_loss
 

@@ -7,8 +7,8 @@ import torch
 
 from gristmill.training.batches import Batches, collate
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss, causal_samples
 from gristmill.training.parallel.mesh import Axis, single_process
-from gristmill.training.testing.causal_loss import causal_loss, causal_samples
 from gristmill.training.trainer import Progress, Trainer
 
 

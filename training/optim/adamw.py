@@ -92,6 +92,29 @@ class AdamW:
         }
 
 
+class HasUpdates(Protocol):
+    updates: int
+
+
+class CountsWithinAnother:
+    """An optimizer around another, `counted`, whose count of updates is its own."""
+
+    counted: HasUpdates
+
+    @property
+    def updates(self) -> int:
+        return self.counted.updates
+
+    @updates.setter
+    def updates(self, value: int) -> None:
+        """Set when a checkpoint was loaded, also into the parameters."""
+        self.counted.updates = value
+        self.parameters_loaded()
+
+    def parameters_loaded(self) -> None:
+        """Forgets what was copied of the parameters."""
+
+
 class _HasState(Protocol):
     def tensors_of(self, name: str) -> tuple[Tensor, ...]: ...
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from gristmill.training.model.roles import role_of
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.adamw import AdamW, Operands, operands_of
+from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands, operands_of
 from gristmill.training.optim.matrix_exchange import MatrixExchange
 from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.local import local, stored_like
@@ -22,7 +22,7 @@ ROUNDS = 5
 ROUND_ELEMENTS = 2**28  # of the matrices that a rank makes orthogonal at once: 512 MB of bfloat16
 
 
-class Muon:
+class Muon(CountsWithinAnother):
     """A sharded matrix is made orthogonal on one rank, with the work balanced over them; each process then updates its
     own shard. group: the processes of a pipeline rank, on which its parameters lie."""
 
@@ -37,17 +37,9 @@ class Muon:
         self.parameters, self.config, self.group = parameters, config, group
         self.matrices = {name: value for name, value in parameters.items() if role_of(name, model).is_matrix_of_layer}
         rest = {name: value for name, value in parameters.items() if name not in self.matrices}
-        self.adamw = AdamW(rest, config, model, zeros_like)
+        self.adamw = self.counted = AdamW(rest, config, model, zeros_like)
         self.momentum = {name: zeros_like(local(value.detach())) for name, value in self.matrices.items()}
         self._exchanges: dict[tuple[str, ...], MatrixExchange] = {}
-
-    @property
-    def updates(self) -> int:
-        return self.adamw.updates
-
-    @updates.setter
-    def updates(self, value: int) -> None:
-        self.adamw.updates = value
 
     def tensors_of(self, name: str) -> tuple[Tensor, ...]:
         """The state of a parameter's shard."""
@@ -59,7 +51,7 @@ class Muon:
 
     def step(self, rate_share: float) -> None:
         self.update([operands_of(self, name, value) for name, value in self.parameters.items()], rate_share)
-        self.updates += 1
+        self.adamw.updates += 1
 
     @torch.no_grad()
     def update(self, operands: Sequence[Operands], rate_share: float) -> None:

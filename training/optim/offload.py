@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gristmill.training.costs.host_update import operations
 from gristmill.training.memory.host_copies import HostCopies, host_zeros_like
-from gristmill.training.optim.adamw import AdamW, Operands
+from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands
 from gristmill.training.optim.muon import Muon
 from gristmill.training.optim.subgroups import Piece, Subgroup
 from gristmill.training.parallel.local import local
@@ -16,7 +16,7 @@ from gristmill.training.parallel.local import local
 BUFFERS = 2  # on the device: the state of one subgroup is updated while that of the next arrives
 
 
-class OffloadedOptimizer:
+class OffloadedOptimizer(CountsWithinAnother):
     """Each subgroup is always updated in the same place; whichever, the update is the same function of (parameter,
     gradient, state), so the result does not depend on the placement or the order where both are one processor.
 
@@ -32,6 +32,7 @@ class OffloadedOptimizer:
         order: Sequence[int] | None = None,
     ):
         self.parameters, self.optimizer, self.subgroups, self.on_device = parameters, optimizer, subgroups, on_device
+        self.counted = optimizer
         self.operations = operations(on_device, order)
         self.updated_on_device = frozenset(
             piece.name for group, device in zip(subgroups, on_device, strict=True) if device for piece in group
@@ -49,14 +50,7 @@ class OffloadedOptimizer:
         self._buffers: list[list[Tensor]] = [[] for _ in range(BUFFERS)]
         self._buffer_of: dict[int, int] = {}
 
-    @property
-    def updates(self) -> int:
-        return self.optimizer.updates
-
-    @updates.setter
-    def updates(self, value: int) -> None:
-        """Set when a checkpoint is loaded, also into the parameters."""
-        self.optimizer.updates = value
+    def parameters_loaded(self) -> None:
         self._parameters_are_copied = False
 
     def state(self) -> dict[str, Tensor]:

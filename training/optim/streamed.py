@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.training.memory.weight_stream import WeightStream
-from gristmill.training.optim.adamw import AdamW, Operands
+from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands
 from gristmill.training.optim.muon import Muon
 from gristmill.training.optim.subgroups import Piece, split_into_subgroups
 from gristmill.training.parallel.local import local
@@ -26,7 +26,7 @@ class _Fetched:
     written: list[tuple[Tensor, int, Tensor]]
 
 
-class StreamedOptimizer:
+class StreamedOptimizer(CountsWithinAnother):
     """host_gradients: of the streamed parameters, in the store, filled by the trainer; the other parameters are on the
     device with theirs. gradient_factor: of all streamed gradients, for clipping."""
 
@@ -39,20 +39,12 @@ class StreamedOptimizer:
     ):
         stored, store = stream.stored, stream.store
         self.parameters, self.stored, self.store, self.stream = parameters, stored, store, stream
-        self.optimizer = make(lambda tensor: store.zeros(tensor.shape, tensor.dtype))
+        self.optimizer = self.counted = make(lambda tensor: store.zeros(tensor.shape, tensor.dtype))
         self.host_gradients = {name: store.zeros(tensor.shape, tensor.dtype) for name, tensor in stored.items()}
         self.gradient_factor = 1.0
         size = subgroup_parameters if store.in_memory else min(subgroup_parameters, PIECE_PARAMETERS)
         self.subgroups = split_into_subgroups(parameters, size, self.optimizer.is_whole)
         self._buffers: list[list[Tensor]] = [[] for _ in range(BUFFERS)]
-
-    @property
-    def updates(self) -> int:
-        return self.optimizer.updates
-
-    @updates.setter
-    def updates(self, value: int) -> None:
-        self.optimizer.updates = value
 
     def state(self) -> dict[str, Tensor]:
         return self.optimizer.state()

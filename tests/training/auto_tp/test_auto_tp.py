@@ -20,12 +20,12 @@ from gristmill.training.auto_tp.local_model import local_model
 from gristmill.training.auto_tp.plan import Role
 from gristmill.training.auto_tp.region import ShardedRegion
 from gristmill.training.auto_tp.transformers_folder import plan_for
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.optim.norm import global_norm
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.precision import PRECISIONS
-from gristmill.training.testing.causal_loss import causal_loss
 from tests.support.transformers_models import FAMILIES, tiny_model
 
 NAMED_IN_ISSUE = ("llama", "gpt2", "gptj", "opt", "t5", "qwen3", "gemma", "bert", "mamba")

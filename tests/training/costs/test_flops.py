@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from gristmill.training.costs.flops import flops_per_token, paper_flops, recomputed_flops, step_flops
 from gristmill.training.costs.model_shape import gpt, shape_of
 from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.mixers.attention import attended_pairs
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.testing.causal_loss import causal_loss
 
 MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, hidden=24, sequence_length=8)
 VOCAB = 40

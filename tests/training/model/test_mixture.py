@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model import experts as experts_module
@@ -29,7 +30,6 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.moe_config import MoeConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.tensor import TensorAxis
-from gristmill.training.testing.causal_loss import causal_loss
 
 WIDTH, SAMPLES, TOKENS = 12, 3, 10
 

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.model.attention import attend
 from gristmill.training.model.attention_metadata import causal_masks
 from gristmill.training.model.block_masks import block_masks
@@ -13,7 +14,6 @@ from gristmill.training.model.dropout import Dropout
 from gristmill.training.model.initialization import initialise
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.testing.causal_loss import causal_loss
 from tests.support.decoding import read_in_pieces
 
 VOCAB, CONTEXT = 61, 24

@@ -15,13 +15,13 @@ from gristmill.evaluation.during_training import _unsharded_over_data
 from gristmill.training.batches import Batches
 from gristmill.training.config import TrainConfig
 from gristmill.training.engine import local_model
+from gristmill.training.engine.causal_loss import causal_loss, causal_samples
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel import float8
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss, causal_samples
 from gristmill.training.testing.forked_pool import ForkedPool
 from gristmill.training.trainer import Trainer
 from tests.support.parity import Uneven, whole

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.linear import joint_linear, linear, matmul, place_jointly
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.testing.causal_loss import causal_loss
 
 SIZES = (12, 4, 4)
 

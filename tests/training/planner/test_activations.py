@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gristmill.training.costs.model_shape import gpt, shape_of
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
@@ -23,7 +24,6 @@ from gristmill.training.planner.activations import (
 )
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
-from gristmill.training.testing.causal_loss import causal_loss
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}
 MAMBA2 = {"head_width": 16, "state": 32, "groups": 4, "chunk": 16}

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import output_of, scaled_sum
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.memory.address_plan import live_peak
@@ -21,7 +22,6 @@ from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.pass_peak import pass_peak
-from gristmill.training.testing.causal_loss import causal_loss
 
 VOCAB, TOKENS = 512, 256
 POLICIES: dict[str, dict[str, Any]] = {

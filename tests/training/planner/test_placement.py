@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.model_config import ModelConfig
@@ -33,7 +34,6 @@ from gristmill.training.planner.search import Planner, search
 from gristmill.training.planner.step_time import default_links
 from gristmill.training.processes import RankInfo, init_distributed
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.causal_loss import causal_loss
 
 FIELDS = yaml.safe_load((PROFILES / "a100-80g.yaml").read_text("utf-8"))
 ROCE = {"kind": "roce", "gb_per_second": 25.0, "efficiency": 0.8, "latency_microseconds": 80.0}

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
@@ -29,7 +30,6 @@ from gristmill.training.planner.volumes import (
     pipeline_volume,
     tensor_volume,
 )
-from gristmill.training.testing.causal_loss import causal_loss
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
 VOCAB = 128

@@ -1,4 +1,4 @@
-"""The causal loss without data, for tests and benchmarks of the engine that make their own batches."""
+"""The causal loss without data, for calibration, benchmarks and tests of the engine, which make their own batches."""
 
 from gristmill.training.batches import SampleSource
 from gristmill.training.model_config import ModelConfig
