@@ -54,6 +54,17 @@ def test_gradients_are_bitwise_those_of_no_policy(share: float | None, model: st
         assert np.array_equal(found.gradients[name], value), name
 
 
+@pytest.mark.slow  # compiles
+def test_compiled_layers_are_swapped() -> None:
+    policy = {"recompute": "swap", "unswapped_layers": 0}
+    plain, found = (
+        outcome(Case({"micro_batch": 4} | layout, precision="fp32", compiled=True), single_process())
+        for layout in ({}, policy)
+    )
+    assert found.losses == plain.losses and found.norms == plain.norms
+    assert all(np.array_equal(found.gradients[name], value) for name, value in plain.gradients.items())
+
+
 def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch, name: str = "llama") -> tuple[dict[str, int], int]:
     """(bytes in host memory by kind, saved tensors that are recomputed in part) of all but the last layer in a pass."""
     host = {"whole": 0, "rows": 0}
@@ -114,7 +125,7 @@ def test_first_tokens() -> None:
 @pytest.mark.parametrize(
     ("layout", "model", "train", "said"),
     [
-        ({}, {}, {"compile": True}, "set compile: false"),
+        ({}, {}, {"compile": True}, "set recompute: swap, or compile: false"),
         ({}, {}, {"float8": True, "precision": "bf16"}, "set float8: false"),
     ],
 )

@@ -82,7 +82,7 @@ class SwappedLayer:
         self.shards = metadata.positions_BT.shape[1] // self.tokens
         self.cut = first_tokens(share, self.tokens)
         self.needs_gradient = x_BTD.requires_grad
-        layer: nn.Module = compute.__self__  # type: ignore[attr-defined]
+        layer: nn.Module = getattr(compute, "_torchdynamo_orig_callable", compute).__self__  # type: ignore[attr-defined]
         self._kept = {_key(tensor)[0] for tensor in metadata.tensors()} | _places(layer.parameters())
         # Parts of the layer whose weights FSDP gathers when they are called, after this.
         self._gathered_later = [part for part in layer.modules() if isinstance(part, FSDPModule) and part is not layer]
@@ -101,7 +101,9 @@ class SwappedLayer:
     def __call__(self, x_BTD: Tensor, state: Any) -> Any:
         self.swap.begin(self)
         with saved_tensors_hooks(self._pack, self._unpack):
-            output = self.compute(x_BTD, replace(self.metadata, around_mixing=self._mix), state)
+            # Only where tokens are computed again must it be known what is mixed; compiled layers do not take that.
+            metadata = self.metadata if self.cut == self.tokens else replace(self.metadata, around_mixing=self._mix)
+            output = self.compute(x_BTD, metadata, state)
         self.swap.end()
         return output
 

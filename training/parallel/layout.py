@@ -166,10 +166,13 @@ def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
     mode = train.layout.recompute
     if mode not in SWAPS:
         return
-    if train.compile:
-        yield f"recompute: {mode} is not built for compiled layers; set compile: false"
     if mode != "tokens":
         return
+    if train.compile:
+        yield (
+            "recompute: tokens computes a layer again around its attention, which is not built for compiled layers; "
+            "set recompute: swap, or compile: false"
+        )
     for name in model.used_mixers:
         if not model.mixer_named(name).marks_mixing:
             yield (
