@@ -83,7 +83,8 @@ GRISTMILL = Framework(
     schedules=("1f1b", "interleaved", "zbv"),
 )
 # Without train.compile each norm, activation and residual is a pass of its own.
-# Compiled layers cannot swap their activations to host memory; these can.
+# Only for these does a search try swaps: compiled layers cannot compute some tokens again, and their full swap is not
+# forecast from measurements of any GPU.
 GRISTMILL_EAGER = Framework.model_validate(
     GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager", "swaps": True, "gathers_float8": True}
 )
