@@ -124,6 +124,8 @@ def not_of_transformers(train: TrainConfig) -> dict[str, bool]:
         "train.z_loss": train.z_loss > 0,
         "train.float8": train.float8,
         "train.compile": train.compile,
+        "train.cuda_graphs": train.cuda_graphs,
+        "train.layout.async_tensor_parallel": layout.async_tensor_parallel,
         "train.evaluation": train.evaluation.every > 0,
     }
 

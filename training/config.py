@@ -123,6 +123,11 @@ class TrainConfig(Config):
     float8: bool = Field(False, description="float8 linear layers on GPUs that have them")
     layout: LayoutConfig = Field(LayoutConfig(), json_schema_extra=EXECUTION)
     compile: bool = Field(False, json_schema_extra=EXECUTION)
+    cuda_graphs: bool = Field(
+        False,
+        description="the forward and backward pass of a micro-batch run as one CUDA graph, in one process",
+        json_schema_extra=EXECUTION,
+    )
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), json_schema_extra=EXECUTION)
     monitoring: MonitoringConfig = Field(MonitoringConfig(), json_schema_extra=EXECUTION)
 

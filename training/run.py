@@ -23,6 +23,7 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.engine.cuda_graphs import CudaGraph, GraphedAccumulation, check_cuda_graphs
 from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation, Loss
 from gristmill.training.engine.local_model import LocalModel, Weights, build_local_model
 from gristmill.training.engine.pipeline_schedule import PipelineSchedule
@@ -108,6 +109,8 @@ class Run:
             check_sample(objective, train.tokens // model.sequence_length - 1)
         if train.float8:
             check_float8(mesh.device)
+        if train.cuda_graphs:
+            check_cuda_graphs(mesh.device)
         # A checkpoint will probably fill the weights, so they are not drawn before it was looked at.
         self._left_empty = broadcast_from_first(mesh, bool(checkpoint.steps_in(self.root)))
         self.model = self._build_model(model, vocab_size)
@@ -352,6 +355,8 @@ def build_forward_backward(local: LocalModel, config: RunConfig, mesh: Mesh, los
     layout, micro_batch = config.train.layout, micro_batch_size(config.model, config.train)
     if layout.pipeline > 1:
         return PipelineSchedule(local.stages, layout, mesh, micro_batch, loss)
+    if config.train.cuda_graphs:
+        return GraphedAccumulation(local, micro_batch, loss, lambda: CudaGraph(mesh.device))
     return GradientAccumulation(local.stages[0], micro_batch, loss, layout.reduce_each_micro_batch)
 
 

@@ -86,6 +86,7 @@ def teacher_config(train: TrainConfig, model: ModelConfig) -> TrainConfig:
         "layout": layout,
         "compile": False,
         "float8": False,
+        "cuda_graphs": False,
         "teacher": None,
         "objective": "causal",
         "objective_options": {},

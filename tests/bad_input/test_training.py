@@ -36,6 +36,12 @@ CASES = [
         "set schedule: 1f1b or interleaved",
     ),
     changed(
+        "graphs of weights that are gathered anew",
+        ["train.layout: {data: 2}", "train.cuda_graphs: true"],
+        "cuda_graphs is not built for 2 processes",
+        "set cuda_graphs: false",
+    ),
+    changed(
         "nothing to overlap",
         ["train.layout: {data: 2, async_tensor_parallel: true}"],
         "async_tensor_parallel overlaps the gathers and scatters of sequence parallelism",

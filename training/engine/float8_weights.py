@@ -27,8 +27,12 @@ class Float8Weights:
         self._copies: list[Float8Copy] = []
         model.register_forward_pre_hook(self._before_forward, prepend=True)
 
-    @torch.no_grad()
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
+        self.cast(model)
+
+    @torch.no_grad()
+    def cast(self, model: nn.Module) -> None:
+        """Casts what is stale. model: the stage."""
         if not self.stale:
             return
         if isinstance(model, FSDPModule) and not self._copies:

@@ -40,7 +40,7 @@ class LocalModel:
     the first and takes its value after the update.
 
     stream: brings in the weights of the layers where they lie in host memory or on disk. float8: those in 8 bits, of
-    each stage."""
+    each stage. keeps_gradients: their memory stays where it is from step to step, for recorded passes."""
 
     stages: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]
@@ -49,6 +49,7 @@ class LocalModel:
     excluded_from_norm: frozenset[str] = field(default_factory=frozenset)
     stream: WeightStream | None = None
     float8: list[Float8Weights] = field(default_factory=list)
+    keeps_gradients: bool = False
 
     @property
     def sequence_length(self) -> int:
@@ -124,7 +125,7 @@ class LocalModel:
 
     def clear_gradients(self) -> None:
         for model in self.stages.values():
-            model.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=not self.keeps_gradients)
 
 
 def build_local_model(

@@ -32,6 +32,8 @@ def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_si
         yield from _float8(model, train)
     yield from _swap(model, train)
     yield from _overlap(model, train)
+    if train.cuda_graphs:
+        yield from _graphs(model, train)
     if layout.offload.streams_weights:
         yield from _streamed(model, train)
 
@@ -192,6 +194,21 @@ def _overlap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         yield "async_tensor_parallel is not built for compiled layers; set compile: false, or leave it out"
     if train.float8:
         yield "async_tensor_parallel multiplies some tokens at a time, and float8 scales all at once; leave one out"
+
+
+def _graphs(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """What moves memory from step to step, or asks the device for a number within a pass."""
+    layout, fix = train.layout, "set cuda_graphs: false"
+    if layout.world_size > 1:
+        yield f"cuda_graphs is not built for {layout.world_size} processes, whose weights FSDP gathers anew; {fix}"
+    if layout.offload.active or layout.offload.streams_weights or layout.recompute in SWAPS:
+        yield f"cuda_graphs is not built for memory on the host (offload, recompute: {layout.recompute}); {fix}"
+    if model.has_experts:
+        yield f"cuda_graphs is not built for experts, whose numbers of tokens the host reads; {fix}"
+    if model.transformers is not None:
+        yield f"cuda_graphs is not built for a model of transformers; {fix}"
+    for name in model.stateful_mixers:
+        yield f"cuda_graphs is not built for the mixer {name} yet; {fix}"
 
 
 def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

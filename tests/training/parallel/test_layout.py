@@ -115,3 +115,15 @@ def test_what_asynchronous_tensor_parallelism_excludes() -> None:
         layout, 3, compile=True
     )
     assert "float8 scales all at once; leave one out" in refusal(layout, 3, float8=True)
+
+
+def test_what_cuda_graphs_exclude() -> None:
+    assert "not built for 2 processes, whose weights FSDP gathers anew; set cuda_graphs: false" in refusal(
+        {"data": 2}, 2, cuda_graphs=True
+    )
+    for layout in ({"offload": {"optimizer": "cpu"}}, {"offload": {"parameters": "host"}}, {"recompute": "swap"}):
+        assert "cuda_graphs is not built for memory on the host" in refusal(layout, 1, cuda_graphs=True)
+    experts = {"moe": {"experts": 4, "top_k": 1, "hidden": 8}}
+    assert "cuda_graphs is not built for experts" in refusal({}, 1, experts, cuda_graphs=True)
+    mamba2 = {"mixer": "mamba2", "positions": "none", "mixers": {"mamba2": {"head_width": 8, "state": 4}}}
+    assert "cuda_graphs is not built for the mixer mamba2 yet" in refusal({}, 1, mamba2, cuda_graphs=True)
