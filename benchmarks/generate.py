@@ -27,6 +27,7 @@ from gristmill.evaluation.generation.request import GenerationRequest, Generatio
 from gristmill.evaluation.models.huggingface import write_huggingface
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
 from gristmill.training.model.initialization import initialise
+from gristmill.training.model.joint_weights import place_joint_weights
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.model_config import ModelConfig
 
@@ -75,6 +76,7 @@ def main() -> None:
         peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
         peer.generation_config.eos_token_id = None
         peer.generation_config.pad_token_id = 0
+    place_joint_weights(model)  # as in a model that is loaded
     ours = LocalCausalLM(model, MODEL.sequence_length)
     rounds = 1 if options.quick else 3
     compared = [measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)]

@@ -25,6 +25,7 @@ from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.checkpoint import SavedModelConfig, load_model, read_model_config
 from gristmill.training.host_allocator import return_freed_memory
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.model.joint_weights import place_joint_weights
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh, single_process
 
@@ -68,6 +69,7 @@ def load_for_evaluation(
         model, _ = load_model(checkpoint, device, dtype)
     if config.weights != "as_trained":
         quantize(model, config.weights, codec.end_of_document)
+    place_joint_weights(model)
     return _loaded(checkpoint, LocalCausalLM(model, model.config.sequence_length, codec.vocab_size), codec, config)
 
 

@@ -18,12 +18,11 @@ from gristmill.training.engine.streamed_layers import initialise_streamed
 from gristmill.training.layout_config import LayoutConfig
 from gristmill.training.memory.tensor_store import make_store
 from gristmill.training.memory.weight_stream import WeightStream
-from gristmill.training.model.attention import Attention
 from gristmill.training.model.initialization import empty_values, fill, initialise, stored_name
+from gristmill.training.model.joint_weights import place_joint_weights
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.linear import place_jointly
 from gristmill.training.parallel.local import local, stored_like
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.precision import PRECISIONS
@@ -174,13 +173,6 @@ def build_local_model(
     local_model = _with_one_name_each(stages, config, layout, mesh)
     local_model.stream, local_model.float8 = stream, float8
     return local_model
-
-
-def place_joint_weights(model: Transformer) -> None:
-    """Puts the weights that one product takes next to each other in memory."""
-    for layer in model.layers.values():
-        if isinstance(layer.mixer, Attention):
-            place_jointly([layer.mixer.query.weight, layer.mixer.key.weight, layer.mixer.value.weight])
 
 
 def _with_one_name_each(

@@ -23,7 +23,8 @@ class GatedMlp(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTFt, up_BTFt = column_parallel(self.tensor, x_BTD, [self.gate, self.up])
+        # In training a joint product would cost copies: of the weights under FSDP, and of its parts' gradients.
+        gate_BTFt, up_BTFt = column_parallel(self.tensor, x_BTD, [self.gate, self.up], joint=not self.training)
         return self.down(self.activation(gate_BTFt) * up_BTFt)
 
 

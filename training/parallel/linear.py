@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 # N tokens, D inputs, F outputs
 
-LARGE_MATRIX, LARGE_PRODUCT = 1 << 20, 1 << 24  # D x F; N x D x F
+LARGE_MATRIX = 1 << 20  # D x F
 MIN_ONEDNN_PRODUCT = 1 << 21  # N x D x F; of 64 x 64 x 64 oneDNN takes twice as long
 
 
@@ -30,14 +30,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def joint_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """x W^T + b of each weight and bias (or without any), in the dtype of x: views of one product."""
     bias = torch.cat([each.to(x.dtype) for each in biases]) if biases else None
-    return _JointLinear.apply(x, bias, *weights)
+    if trains(x, weights[0]):
+        return _JointLinear.apply(x, bias, *weights)
+    return linear(x, _above(weights, x.dtype), bias).split([len(weight) for weight in weights], dim=-1)
 
 
 def joins(x: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Whether one product of them all is the better way: in training, where it copies no weight for it alone, or on a
+    """Whether one product of them all is the better way: where it copies no weight for it alone, or in training on a
     CPU, where a copy takes 2 % of a product over 2,048 tokens."""
-    if not trains(x, weights[0]) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return False
+    if not trains(x, weights[0]):
+        return weights[0].dtype == x.dtype and _adjacent(weights)
     return x.device.type == "cpu" or weights[0].dtype != x.dtype or _adjacent(weights)
 
 
@@ -132,7 +136,7 @@ def matmul(left_MK: Tensor, right_KN: Tensor, out: Tensor | None = None) -> Tens
 def _is_large(x: Tensor, weight_FD: Tensor) -> bool:
     """Whether a product is worth oneDNN's 10 microseconds a call: a large one, or one of few tokens with a large
     matrix, which it reads up to 1.7 times as fast."""
-    return weight_FD.numel() >= LARGE_MATRIX or x.numel() * len(weight_FD) >= LARGE_PRODUCT
+    return weight_FD.numel() >= LARGE_MATRIX or x.numel() * len(weight_FD) >= MIN_ONEDNN_PRODUCT
 
 
 def _in_onednn(x: Tensor) -> bool:
