@@ -27,7 +27,7 @@ from gristmill.training.trainer import Trainer
 from tests.support.parity import Uneven, whole
 
 MODEL = ModelConfig(layers=2, width=32, heads=2, kv_heads=1, hidden=48, sequence_length=16, biases="qkv")
-STEPS, SAMPLES, VOCAB = 3, 8, 51
+STEPS, SAMPLES, VOCAB = 2, 4, 51
 MATRICES = MODEL.layers * 7  # query, key, value, output, gate, up, down
 ELEMENTS = MODEL.layers * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)
 
@@ -98,24 +98,19 @@ def test_one_process_casts_each_weight_once_a_step() -> None:
 LAYOUTS = [
     {"data": 2},
     {"tensor": 2},
-    {"data": 2, "replicate": 2, "recompute": "full"},
+    pytest.param({"data": 2, "replicate": 2, "recompute": "full"}, marks=pytest.mark.slow),
     {"data": 2, "pipeline": 2, "fsdp_reshard_after_forward": "always"},
 ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_ranks_cast_their_shards_once_a_step(layout: dict[str, Any], pool: ForkedPool) -> None:
+def test_ranks_cast_their_shards_once_a_step_and_gather_bytes(layout: dict[str, Any], pool: ForkedPool) -> None:
     ranks = TrainConfig(tokens=16, batch_tokens=16, layout=layout).layout.world_size
     for once, each in zip(pool.run(ranks, trained, layout), pool.run(ranks, trained, layout, True), strict=True):
         same(once, each)
         assert once[2] == [MATRICES // layout.get("pipeline", 1)] * STEPS
-
-
-def test_gathers_carry_a_byte_a_number(pool: ForkedPool) -> None:
-    """In two passes of each of the four micro-batches of two ranks; in bf16 it would be two."""
-    layout = {"data": 2}
-    for once, each in zip(pool.run(2, trained, layout), pool.run(2, trained, layout, True), strict=True):
-        assert each[3] - once[3] == STEPS * 4 * 2 * ELEMENTS
+        if layout == {"data": 2}:  # a byte a number instead of two, in both passes of two micro-batches
+            assert each[3] - once[3] == STEPS * 2 * 2 * ELEMENTS
 
 
 def evaluated() -> dict[str, tuple[Any, Any]]:
