@@ -66,7 +66,7 @@ def score_summary(row: Any) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="evaluate",
-    code_version=10,
+    code_version=11,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,
