@@ -179,8 +179,9 @@ class ContinuousBatch:
         slots = []
         for joining in chosen:
             slots.append(self._claim(joining))
+        last_only = not any(joining.sequence.settings.prompt_logprobs for joining in chosen)
         hidden_BTD = self._pass(
-            [chosen[index] for index in first_of], [slots[index] for index in first_of], first=slots[0]
+            [chosen[index] for index in first_of], [slots[index] for index in first_of], slots[0], last_only
         )
         for index, (row, slot) in enumerate(zip(row_of, slots, strict=True)):
             source = slots[first_of[row]]
@@ -201,8 +202,8 @@ class ContinuousBatch:
         self._running.append(joining.sequence)
         return slot
 
-    def _pass(self, distinct: list[_Joining], slots: list[int], first: int) -> Tensor:
-        """Hidden states [B, T, D] of the prompts without what they share, padded on the left."""
+    def _pass(self, distinct: list[_Joining], slots: list[int], first: int, last_only: bool) -> Tensor:
+        """Hidden states [B, T, D] of the prompts without what they share, padded on the left; or at least the last."""
         device = self.causal_lm.device
         starts = [self._slots[slot].cached for slot in slots]
         width = max(len(joining.prompt) - start for joining, start in zip(distinct, starts, strict=True))
@@ -219,6 +220,7 @@ class ContinuousBatch:
             fresh=not any(starts),
             padded=bool((positions_BT < 0).any()),
             in_order=first == 0 and slots == list(range(len(slots))),
+            last_only=last_only,
         )
         return self._read(torch.from_numpy(tokens_BT).to(device), rows)
 

@@ -63,6 +63,7 @@ class CausalLM(Protocol):
         ...
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: Any) -> Tensor:
-        """Hidden states [B, T, D] of tokens, which are added to the cache. Mixers with a state read rows that are all
-        new (the batch grows by them), or one token of each row of the batch."""
+        """Hidden states [B, T, D] of tokens, which are added to the cache; at least the last ones where the rows want
+        no others. Mixers with a state read rows that are all new (the batch grows by them), or one token of each row of
+        the batch."""
         ...

@@ -57,9 +57,12 @@ class LocalCausalLM:
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
         metadata = self.model.slot_attention_metadata(rows)
+        if rows.last_only:
+            every_N = torch.arange(tokens_BT.numel(), device=self.device)
+            metadata = replace(metadata, wanted_N=every_N.view_as(tokens_BT)[:, -1])
         hidden_BTD, states = self._hidden_states(tokens_BT, metadata, cache.states(rows))
         cache.keep(states, rows)
-        return hidden_BTD
+        return hidden_BTD.transpose(0, 1) if rows.last_only else hidden_BTD
 
     def _layers(self) -> Iterable[Layer]:
         """The layers of this rank, in the order of their states."""

@@ -16,7 +16,8 @@ class SlotRows:
 
     slots_B: int64, the slot of each row. positions_BT: int64, of each token in its sequence, -1 for padding, which is
     on the left; the token of position p is written to column p of its slot. span: columns read, 1 + the largest
-    position. fresh: no row has tokens in the cache yet. padded: there is padding. in_order: slots_B is 0, 1, 2, ..."""
+    position. fresh: no row has tokens in the cache yet. padded: there is padding. in_order: slots_B is 0, 1, 2, ...
+    last_only: of each row the last token's hidden state is wanted, of none other."""
 
     slots_B: Tensor
     positions_BT: Tensor
@@ -24,6 +25,7 @@ class SlotRows:
     fresh: bool
     padded: bool
     in_order: bool
+    last_only: bool = False
 
     @staticmethod
     def of_batch(positions_BT: Tensor, device: torch.device) -> "SlotRows":
