@@ -53,11 +53,12 @@ def _bit_reversed(size: int) -> np.ndarray:
 
 def places_of_values(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """[5, 2, 5] -> (2, [1]), (5, [0, 2]): where each value stands."""
-    if len(values) and (values == values[0]).all():
-        yield int(values[0]), np.arange(len(values))
+    found = sorted(set(values.tolist()))
+    if len(found) == 1:
+        yield found[0], np.arange(len(values))
         return
-    for value in np.unique(values).tolist():
-        yield value, np.flatnonzero(values == value)
+    for value in found:
+        yield value, (values == value).nonzero()[0]
 
 
 class Blend:

@@ -24,6 +24,10 @@ from gristmill.data_pipeline.indexed.window_batch import WindowBatch
 from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 
+# Samples whose windows are looked up at once. A data rank that reads fewer in a row looks up some in vain, which costs
+# less than the lookup itself.
+BLOCK_SAMPLES = 128
+
 Sample = dict[str, np.ndarray]
 Say = Callable[[str], None]
 
@@ -55,6 +59,8 @@ class Samples(DrawForecast):
         self._schedule = blend_schedule(dataset, self.sources, sequence_length, seed, config)
         self._fim = FillInTheMiddle.for_dataset(dataset, config, seed)
         self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
+        self._running_positions = lru_cache(maxsize=4)(self._repeated_positions)
+        self._located = lru_cache(maxsize=8)(self._located_block)
         self._positions = np.arange(sequence_length, dtype=np.int64)
         self._whole = np.array([0, sequence_length], dtype=np.int32)
 
@@ -94,7 +100,7 @@ class Samples(DrawForecast):
         if self._mask:
             positions, documents = windows.places()
         else:
-            positions = np.broadcast_to(self._positions, windows.tokens.shape)
+            positions = self._running_positions(len(windows.tokens))
             documents = np.zeros(windows.tokens.shape, np.int64)
         return {
             "tokens": windows.tokens,
@@ -105,15 +111,41 @@ class Samples(DrawForecast):
         }
 
     def _windows(self, numbers_N: np.ndarray) -> WindowBatch:
-        windows = WindowBatch.empty(len(numbers_N), self.sequence_length)
-        sources_N, ordinals_N = self._schedule.locate_many(numbers_N)
+        windows = WindowBatch.empty(len(numbers_N), self.sequence_length, self._mask)
+        sources_N, ordinals_N, windows_N = self._located_many(numbers_N)
         for source, rows in places_of_values(sources_N):
-            packing, ordinals = self._packings[source], ordinals_N[rows]
-            self._check_cap(source, int(ordinals.max()))
-            epochs, places = np.divmod(ordinals, packing.num_windows)
-            for epoch, chosen in places_of_values(epochs):
-                packing.fill(windows, rows[chosen], self._order(source, epoch).many(places[chosen]))
+            if self._caps[source] is not None:
+                self._check_cap(source, int(ordinals_N[rows].max()))
+            self._packings[source].fill(windows, rows, windows_N[rows])
         return windows
+
+    def _repeated_positions(self, windows: int) -> np.ndarray:
+        """int64[windows, T], which cannot be written to."""
+        return np.broadcast_to(self._positions, (windows, self.sequence_length))
+
+    def _located_many(self, numbers_N: np.ndarray) -> np.ndarray:
+        """int64[3, N]: source, ordinal and window of each sample."""
+        found = [
+            (rows, self._located(block)[:, numbers_N[rows] - block * BLOCK_SAMPLES])
+            for block, rows in places_of_values(numbers_N // BLOCK_SAMPLES)
+        ]
+        if len(found) == 1:
+            return found[0][1]
+        located_3N = np.empty((3, len(numbers_N)), np.int64)
+        for rows, located in found:
+            located_3N[:, rows] = located
+        return located_3N
+
+    def _located_block(self, block: int) -> np.ndarray:
+        """int64[3, BLOCK_SAMPLES]: source, ordinal and window of the samples of a block."""
+        numbers = np.arange(block * BLOCK_SAMPLES, (block + 1) * BLOCK_SAMPLES)
+        sources, ordinals = self._schedule.locate_many(numbers)
+        windows = np.empty_like(ordinals)
+        for source, rows in places_of_values(sources):
+            epochs, places = np.divmod(ordinals[rows], self._packings[source].num_windows)
+            for epoch, chosen in places_of_values(epochs):
+                windows[rows[chosen]] = self._order(source, epoch).many(places[chosen])
+        return np.stack([sources, ordinals, windows])
 
     def source_of(self, k: int) -> str:
         return self.sources[self._schedule.locate(k)[0]]

@@ -10,8 +10,8 @@ from gristmill.foundation.cached_njit import cached_njit
 @dataclass(frozen=True)
 class WindowBatch:
     """N windows of T + 1 tokens, filled row by row by the packings. tokens, targets: int64[N, T], all but the last and
-    all but the first. is_start: bool[N, T + 1], where a document (or a piece) begins. num_valid: int64[N], tokens
-    before the padding."""
+    all but the first. is_start: bool[N, T + 1], where a document (or a piece) begins, or [N, 0] where nobody asks.
+    num_valid: int64[N], tokens before the padding."""
 
     tokens: np.ndarray
     targets: np.ndarray
@@ -19,9 +19,10 @@ class WindowBatch:
     num_valid: np.ndarray
 
     @classmethod
-    def empty(cls, windows: int, sequence_length: int) -> "WindowBatch":
+    def empty(cls, windows: int, sequence_length: int, finds_starts: bool) -> "WindowBatch":
         tokens, targets = np.empty((2, windows, sequence_length), np.int64)
-        return cls(tokens, targets, np.zeros((windows, sequence_length + 1), np.bool_), np.zeros(windows, np.int64))
+        is_start = np.zeros((windows, sequence_length + 1 if finds_starts else 0), np.bool_)
+        return cls(tokens, targets, is_start, np.zeros(windows, np.int64))
 
     def weights(self, mask_documents: bool) -> np.ndarray:
         """float32[N, T]: 0 where nothing is learned: in the padding, and with mask_documents where the next token is
@@ -49,10 +50,11 @@ def copy_windows(stream, firsts, rows, end, tokens, targets, is_start, num_valid
             tokens[row, place] = stream[first + place]
         for place in range(length):
             targets[row, place] = stream[first + place + 1]
-        is_start[row, 0] = True
-        for place in range(length - 1):
-            is_start[row, place + 1] = tokens[row, place] == end
         num_valid[row] = length + 1
+        if is_start.shape[1]:
+            is_start[row, 0] = True
+            for place in range(length - 1):
+                is_start[row, place + 1] = tokens[row, place] == end
 
 
 @cached_njit()
@@ -63,7 +65,8 @@ def copy_pieces(stream, pieces, end, tokens, targets, is_start, num_valid):
     for i in range(len(pieces)):
         row, first, size = pieces[i, 0], pieces[i, 1], pieces[i, 2]
         filled = num_valid[row]
-        is_start[row, filled] = True
+        if is_start.shape[1]:
+            is_start[row, filled] = True
         for place in range(filled, min(filled + size, length)):
             tokens[row, place] = stream[first + place - filled]
         for place in range(max(filled, 1), filled + size):
@@ -73,7 +76,7 @@ def copy_pieces(stream, pieces, end, tokens, targets, is_start, num_valid):
         if i + 1 == len(pieces) or pieces[i + 1, 0] != row:
             tokens[row, filled:] = end
             targets[row, max(0, filled - 1) :] = end
-            if filled < length:
+            if is_start.shape[1] and filled < length:
                 is_start[row, filled] = True
 
 
