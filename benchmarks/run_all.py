@@ -58,6 +58,7 @@ def page(records: list[dict], quick: bool) -> str:
         f"Written by `make bench`: Python {platform.python_version()}, {versions}.",
         f"Processor: {processor()}.{' Quick inputs.' if quick else ''} {graphics()}",
         "Each ratio is the median of paired ratios of one run, above 1 where gristmill is better.",
+        "Rows of different commits may come from different processors: compare their ratios, not their rates.",
     ]
     whole = [record for record in records if Path(record["program"]).stem in WHOLE_RUNS]
     parts = [record for record in records if record not in whole]
