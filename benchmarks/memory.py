@@ -28,6 +28,7 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 from support import longest_sequence, offload_strategies
+from support.training_step import VOCABULARY
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gristmill.foundation.progress import Reporter
@@ -242,12 +243,12 @@ def gpu_figures(device: torch.device, memory_bytes: float, quick: bool) -> list[
         write_profile(profile := folder / "machine.yaml", base_profile(device), Reporter.silent())
         swaps = longest_sequence.profile_for_swaps(profile, folder, device)
         layers = longest_sequence.model_for(memory_bytes)
-        bench = longest_sequence.Bench(layers, longest_sequence.VOCABULARY, device, swaps, rounds=rounds)
+        bench = longest_sequence.PolicyBench(layers, VOCABULARY, device, swaps, rounds=rounds)
         lengths = longest_sequence.LENGTHS[: 1 if quick else None]
         limit = 2 * lengths[0] if quick else longest_sequence.LIMIT
         figures = longest_sequence.length_figures(bench, lengths, limit, longest_sequence.UNIT)
         large = offload_strategies.model_for(memory_bytes)
-        offload = offload_strategies.Bench(large, offload_strategies.VOCABULARY, device, profile, rounds=rounds)
+        offload = offload_strategies.StrategyBench(large, VOCABULARY, device, profile, rounds=rounds)
         return figures + offload_strategies.strategy_figures(offload)
 
 

@@ -20,7 +20,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.measure_host import measure_host_link, measure_host_update, processes_here
-from gristmill.training.measure_layers import fit_layers
+from gristmill.training.measure_layers import fit_layers, rested_machine
 from gristmill.training.median_seconds import median_seconds
 from gristmill.training.memory_check import host_bytes
 from gristmill.training.parallel.linear import matmul, product
@@ -225,7 +225,7 @@ def fit_device(points: Sequence[Measured], copy: float, device: torch.device, ba
         )
 
     def loss(point: Sequence[float]) -> float:
-        rates = Rates(_machine(build(point)), Sustained())
+        rates = Rates(rested_machine(build(point)), Sustained())
         times = [rates.matmul(p.rows, p.depth, p.columns) for p in points]
         return sum(((time / p.seconds) - 1) ** 2 for time, p in zip(times, points, strict=True))
 
@@ -277,13 +277,6 @@ def _plain_device(best: float, copy: float, device: torch.device) -> Device:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-
-def _machine(device: Device) -> Hardware:
-    """A machine without the effect of a power limit, as in a short measurement."""
-    link = Link(kind="memory", gb_per_second=1.0)
-    rested = device.model_copy(update={"sustained": 1.0})
-    return Hardware(name="measured", device=rested, node_gpus=1, node_link=link, network=link)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Measured on single layers in float32, as differences of models of some layers mo
 
 from collections.abc import Callable, Sequence
 from math import exp, fsum, log
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from gristmill.training.median_seconds import median_seconds
 from gristmill.training.model.attention import attend
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.planner.block_time import flash_width_share
 from gristmill.training.planner.framework import CPU_FLOAT32
 from gristmill.training.planner.hardware import Device, Hardware, Link
 from gristmill.training.planner.layout import Layout
@@ -38,8 +38,10 @@ def fit_layers(device: Device, repeats: int, processes: int, latency: float) -> 
     empty layer, and the share of a copy's bandwidth that element-wise work reaches. latency: seconds of a collective
     of all processes."""
     empty = measure_empty_layer(repeats, {"data": processes})
-    sharded = measure_empty_layer(repeats, {"tensor": processes}) - empty - COLLECTIVES * latency
-    alone = empty if processes == 1 else measure_empty_layer(repeats, None)
+    alone, sharded = empty, 0.0
+    if processes > 1:
+        alone = measure_empty_layer(repeats, None)
+        sharded = max(0.0, measure_empty_layer(repeats, {"tensor": processes}) - empty - COLLECTIVES * latency)
     forward, backward = _attention_shares(device, repeats)
     device = device.model_copy(
         update={"flash_forward": forward, "flash_backward": backward, "flash2_forward": None, "flash2_backward": None}
@@ -51,7 +53,7 @@ def fit_layers(device: Device, repeats: int, processes: int, latency: float) -> 
         update={
             "memory_efficiency": efficiency,
             "layer_microseconds": empty * 1e6,
-            "tensor_layer_microseconds": max(0.0, sharded) * 1e6 if processes > 1 else 0.0,
+            "tensor_layer_microseconds": sharded * 1e6,
         }
     )
 
@@ -113,9 +115,9 @@ def _attention_shares(device: Device, repeats: int) -> tuple[float, float]:
 
     ahead = median_seconds(forward, CPU, repeats)
     both = median_seconds(lambda: torch.autograd.grad(forward(), heads, gradient), CPU, repeats)
-    rates = Rates(_machine(device.model_copy(update={"flash_forward": 1.0, "flash_backward": 1.0})), FLOAT32)
-    width_share = HEAD_DIM / (HEAD_DIM + 16) * 9 / 8  # as the planner counts it (block_time.py)
-    flops = SAMPLES * attention_flops(shape_of(model, VOCABULARY).blocks[0], TOKENS, causal=True) / width_share
+    rates = Rates(rested_machine(device.model_copy(update={"flash_forward": 1.0, "flash_backward": 1.0})), FLOAT32)
+    flops = SAMPLES * attention_flops(shape_of(model, VOCABULARY).blocks[0], TOKENS, causal=True)
+    flops /= flash_width_share(HEAD_DIM)
     behind = max(both - ahead, ahead)
     return min(1.0, rates.flash(flops) / ahead), min(1.0, rates.flash(2.5 * flops, backward=True) / behind)
 
@@ -140,15 +142,15 @@ def _forecast(device: Device, layer: ModelConfig) -> float:
     seconds = []
     for count in (1, 5):
         model = ModelConfig.model_validate(layer.model_dump(exclude_unset=True) | {"layers": count})
-        step = StepModel(shape_of(model, VOCABULARY), Rates(_machine(device), FLOAT32), CPU_FLOAT32).step(
+        step = StepModel(shape_of(model, VOCABULARY), Rates(rested_machine(device), FLOAT32), CPU_FLOAT32).step(
             Layout(micro_batch=SAMPLES), SAMPLES
         )
         seconds.append(step.total - step.optimizer)
     return (seconds[1] - seconds[0]) / 4
 
 
-def _machine(device: Device) -> Hardware:
+def rested_machine(device: Device) -> Hardware:
     """A machine without the effect of a power limit, as in a short measurement."""
-    link: Any = Link(kind="memory", gb_per_second=1.0)
+    link = Link(kind="memory", gb_per_second=1.0)
     rested = device.model_copy(update={"sustained": 1.0})
     return Hardware(name="measured", device=rested, node_gpus=1, node_link=link, network=link)

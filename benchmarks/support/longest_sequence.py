@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from measure import Figure, wall_seconds
-from support.training_step import TrainingStep, free, if_it_fits, random_batch
+from support.training_step import STATE_BYTES, VOCABULARY, Bench, TrainingStep, free, if_it_fits, random_batch
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config import TrainConfig
@@ -25,29 +25,16 @@ Policy = Literal["full", "swap", "tokens"]
 POLICIES: dict[Policy, str] = {"full": "full recomputation", "swap": "full swap", "tokens": "token-wise"}
 LENGTHS = tuple(2**power for power in range(15, 19))  # 32K to 256K
 LIMIT, UNIT = 2**19, 2**14  # of the search; a step of 512K tokens takes minutes
-VOCABULARY = 50304
 WIDTHS = (2048, 1536, 1024, 768, 512)
 LAYERS, HEAD_WIDTH = 8, 128
-STATE_BYTES = 16  # a parameter: weight, gradient and two moments in fp32
 STATE_SHARE = 1 / 8  # of the device's memory, at most
 # torch's allocator of pinned memory rounds each tensor up to a power of two bytes.
 PINNED_ROUNDING = 2
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What is trained, and where. profile: of this machine, as `gristmill calibrate` writes it."""
-
-    model: ModelConfig
-    vocab: int
-    device: torch.device
-    profile: Path
-    precision: str = "bf16"
+class PolicyBench(Bench):
     rounds: int = 2
-
-    @property
-    def parameters(self) -> int:
-        return parameter_count(shape_of(self.model, self.vocab))
 
     def model_of(self, length: int) -> ModelConfig:
         return ModelConfig.model_validate(self.model.model_dump() | {"sequence_length": length})
@@ -86,7 +73,7 @@ def longest(fits: Callable[[int], bool], start: int, limit: int, unit: int) -> i
     return low
 
 
-def step_seconds(bench: Bench, policy: Policy, length: int, rounds: int) -> tuple[float | None, str]:
+def step_seconds(bench: PolicyBench, policy: Policy, length: int, rounds: int) -> tuple[float | None, str]:
     """(median seconds of a step after one to warm up, or None, with the reason). rounds 0: the first step alone."""
     try:
         train = bench.train(policy, length)
@@ -105,12 +92,12 @@ def step_seconds(bench: Bench, policy: Policy, length: int, rounds: int) -> tupl
     return if_it_fits(run, bench.device), "out of memory"
 
 
-def fits(bench: Bench, policy: Policy, length: int) -> bool:
+def fits(bench: PolicyBench, policy: Policy, length: int) -> bool:
     """Whether one step ends."""
     return step_seconds(bench, policy, length, 0)[0] is not None
 
 
-def length_figures(bench: Bench, lengths: Sequence[int], limit: int, unit: int) -> list[Figure]:
+def length_figures(bench: PolicyBench, lengths: Sequence[int], limit: int, unit: int) -> list[Figure]:
     """Tokens a second by policy and length, and the longest length of each policy, beside full recomputation."""
     free(bench.device)
     print(

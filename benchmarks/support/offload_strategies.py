@@ -5,15 +5,13 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
 from measure import Figure, wall_seconds
 from rich.console import Console
 from rich.table import Table
 from support.fsdp_offload import FsdpOffload, process_group_of_one
-from support.training_step import TrainingStep, free, random_batch
+from support.training_step import STATE_BYTES, VOCABULARY, Bench, TrainingStep, free, random_batch
 from torch import Tensor
 
 from gristmill.training.config import TrainConfig
@@ -28,30 +26,17 @@ from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.host import host_rates, planned_stride
 from gristmill.training.planner.rates import Rates, Sustained
 
-VOCABULARY = 50304
 STRIDES = (1, 2, 3, 4)
-STATE_BYTES = 16  # a parameter: weight, gradient and two moments in fp32
 STATE_SHARE = 1 / 2  # of the device's memory, at most, so that `none` fits
 LAYERS_AND_WIDTHS = ((32, 2560), (24, 2048), (24, 1536), (24, 1024))  # 2.8, 1.4, 0.8 and 0.4 billion parameters
 GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What is trained, and where. profile: of this machine, as `gristmill calibrate` writes it."""
-
-    model: ModelConfig
-    vocab: int
-    device: torch.device
-    profile: Path
+class StrategyBench(Bench):
     samples: int = 4
-    precision: str = "bf16"
     subgroup_parameters: int = 100_000_000
     rounds: int = 3
-
-    @property
-    def parameters(self) -> int:
-        return parameter_count(shape_of(self.model, self.vocab))
 
     def train(self, offload: dict[str, Any]) -> TrainConfig:
         tokens = self.samples * self.model.sequence_length
@@ -92,7 +77,7 @@ def model_for(device_bytes: float) -> ModelConfig:
     return model
 
 
-def strategies(bench: Bench) -> tuple[dict[str, dict[str, Any]], str]:
+def strategies(bench: StrategyBench) -> tuple[dict[str, dict[str, Any]], str]:
     """(the settings of `layout.offload` by name, the name of the one that `auto` chooses on this profile)."""
     chosen = planned_stride(str(bench.profile), subgroup_sizes(bench))
     strides = sorted({*STRIDES, *([] if chosen is None else [chosen])})
@@ -105,13 +90,13 @@ def strategies(bench: Bench) -> tuple[dict[str, dict[str, Any]], str]:
     return found, "cpu" if chosen is None else f"stride_{chosen}"
 
 
-def subgroup_sizes(bench: Bench) -> list[float]:
+def subgroup_sizes(bench: StrategyBench) -> list[float]:
     """Of whole subgroups and the rest, as the optimizer cuts the parameters up."""
     whole, rest = divmod(bench.parameters, bench.subgroup_parameters)
     return [float(bench.subgroup_parameters)] * whole + [float(rest)] * (rest > 0)
 
 
-def measured_steps(bench: Bench) -> tuple[dict[str, StepTimes], str]:
+def measured_steps(bench: StrategyBench) -> tuple[dict[str, StepTimes], str]:
     """(times by strategy, the name of the strategy that `auto` chooses). The forecast of a step is that of its update
     and of what copying gradients to the host takes beyond the backward pass, added to the measured passes."""
     settings, chosen = strategies(bench)
@@ -129,7 +114,7 @@ def measured_steps(bench: Bench) -> tuple[dict[str, StepTimes], str]:
     return times, chosen
 
 
-def pass_seconds(bench: Bench) -> float:
+def pass_seconds(bench: StrategyBench) -> float:
     """Median seconds of forward and backward without an update."""
     step, batch = TrainingStep(bench.model, bench.vocab, bench.train({}), bench.device), bench.batch()
 
@@ -141,7 +126,7 @@ def pass_seconds(bench: Bench) -> float:
     return statistics.median(wall_seconds(both) for _ in range(bench.rounds))
 
 
-def forecast_update(bench: Bench, step: TrainingStep, passes: float) -> float:
+def forecast_update(bench: StrategyBench, step: TrainingStep, passes: float) -> float:
     """Of one update with the subgroups as they are; the backward pass takes two thirds of both passes."""
     profile, optimizer = load_hardware(bench.profile), step.optimizer
     if not isinstance(optimizer, OffloadedOptimizer):
@@ -160,7 +145,7 @@ def timed(step: Callable[[], float], rounds: int) -> tuple[float, tuple[float, .
     return statistics.median(times[1:]), tuple(losses)
 
 
-def peer_seconds(bench: Bench) -> tuple[float, tuple[float, ...]]:
+def peer_seconds(bench: StrategyBench) -> tuple[float, tuple[float, ...]]:
     with process_group_of_one(bench.device):
         step = FsdpOffload(bench.model, bench.vocab, bench.train({}), bench.device)
         found = timed(partial(step, bench.batch()), bench.rounds)
@@ -169,7 +154,7 @@ def peer_seconds(bench: Bench) -> tuple[float, tuple[float, ...]]:
     return found
 
 
-def strategy_figures(bench: Bench) -> list[Figure]:
+def strategy_figures(bench: StrategyBench) -> list[Figure]:
     free(bench.device)
     print(
         f"optimizer: {bench.model.layers} layers of width {bench.model.width}, {bench.parameters / 1e9:.2f} billion "

@@ -3,11 +3,15 @@
 import gc
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel, build_local_model
@@ -18,6 +22,23 @@ from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import RunConfig, build_forward_backward
 
 SEED = 0
+VOCABULARY = 50304
+STATE_BYTES = 16  # a parameter: weight, gradient and two moments in fp32
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is trained, and where. profile: of this machine, as `gristmill calibrate` writes it."""
+
+    model: ModelConfig
+    vocab: int
+    device: torch.device
+    profile: Path
+    precision: str = "bf16"
+
+    @property
+    def parameters(self) -> int:
+        return parameter_count(shape_of(self.model, self.vocab))
 
 
 class TrainingStep:

@@ -52,7 +52,7 @@ def test_only_a_lack_of_memory_means_that_it_does_not_fit():
 
 def test_each_policy_has_its_rates_and_its_longest_sequence(profile, monkeypatch, capsys):
     """Host memory for 64 tokens of a full swap, which is enough for 96 of which a share is swapped."""
-    bench = longest_sequence.Bench(
+    bench = longest_sequence.PolicyBench(
         ModelConfig(layers=3, width=16, heads=2, sequence_length=32), 64, CPU, profile, "fp32", rounds=1
     )
     room = bench.host_bytes(bench.train("swap", 64), 64)
@@ -71,7 +71,9 @@ def test_each_policy_has_its_rates_and_its_longest_sequence(profile, monkeypatch
 
 def test_strategies_and_fsdp_train_the_same_model(profile):
     model = ModelConfig(layers=2, width=32, heads=2, sequence_length=16)
-    bench = offload_strategies.Bench(model, 64, CPU, profile, 2, "fp32", subgroup_parameters=4096, rounds=2)
+    bench = offload_strategies.StrategyBench(
+        model, 64, CPU, profile, "fp32", samples=2, subgroup_parameters=4096, rounds=2
+    )
     times, chosen = offload_strategies.measured_steps(bench)
     assert {"none", "cpu", "static_half", "stride_1", "stride_2"} < times.keys() and chosen in times
     plain = times["none"].losses

@@ -222,8 +222,7 @@ def _attention(
         flops = (
             batch * attention_flops(block, sequence_length, causal=True) * w.query / block.query_width / layout.context
         )
-        # Heads of 64 reach nine tenths of what heads of 128 do (FlashAttention-2, figures 4 and 5).
-        width_share = block.head_dim / (block.head_dim + 16) * 9 / 8
+        width_share = flash_width_share(block.head_dim)
         # The backward pass does 5 products for the forward's 2.
         second = framework.flash == "second"
         forward = rates.flash(flops / width_share, second=second)
@@ -237,6 +236,11 @@ def _attention(
     light, heavy = (9, 11) if framework.dropout else (4, 6)
     forward = scores + values + rates.memory(light * numbers)
     return forward, scores + values + 2 * columns + rates.memory(heavy * numbers)
+
+
+def flash_width_share(head_dim: int) -> float:
+    """Of the rate of heads of 128: heads of 64 reach nine tenths (FlashAttention-2, figures 4 and 5)."""
+    return head_dim / (head_dim + 16) * 9 / 8
 
 
 def _scan(block: Block, layout: Layout, sequence_length: int, rates: Rates) -> tuple[float, float]:
