@@ -78,6 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 hidden_gradient[chunk] = matmul(raw_NVt, head_VtD) * slope_N1
                 sloped_ND = (hidden[chunk] * slope_N1).to(hidden.dtype)
                 head_gradient = _plus_product(head_gradient, raw_NVt.T, sloped_ND)
+            del raw_NVt  # before those of the next chunk are made
         if wanted:
             ctx.save_for_backward(hidden_gradient.view_as(hidden_BTD), head_gradient.to(stored))
             ctx.multiplied = False
