@@ -119,8 +119,8 @@ class Attention(CoreAttention):
         query_BTHtK = self._heads(self._clipped(query_BTF), self.query_norm, metadata)
         key_BTGtK = self._heads(self._clipped(key_BTF), self.key_norm, metadata)
         value_BTGtK = self._clipped(value_BTF).unflatten(-1, (-1, self.head_dim))
-        if not _share_memory(query_BTHtK, value_BTGtK):  # else it would keep the memory of the joint product
-            value_BTGtK = value_BTGtK.contiguous()
+        if not (torch.compiler.is_compiling() or _share_memory(query_BTHtK, value_BTGtK)):
+            value_BTGtK = value_BTGtK.contiguous()  # else it would keep the memory of the joint product
         mixed_BTHtK = self.mixed((query_BTHtK, key_BTGtK, value_BTGtK), metadata, slots)
         return self.output(mixed_BTHtK.flatten(2)), None
 

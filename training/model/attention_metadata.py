@@ -86,10 +86,15 @@ class AttentionMetadata:
         found += [mask for mask in self.masks_BTS.values() if isinstance(mask, Tensor)]
         return found if self.documents_BT is None else [*found, self.documents_BT]
 
-    @cached_property
+    @property
     def segments(self) -> Segments | None:
         """The runs of this context rank's tokens, for mixers that carry a state; None without a context axis."""
-        return None if self.shares is None else Segments(self.shares, self.documents_BT)
+        return None if self.shares is None else self._segments  # a cached property would split a compiled layer
+
+    @cached_property
+    def _segments(self) -> Segments:
+        assert self.shares is not None
+        return Segments(self.shares, self.documents_BT)
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 LARGE_MATRIX = 1 << 20  # D x F
 MIN_ONEDNN_PRODUCT = 1 << 21  # N x D x F; of 64 x 64 x 64 oneDNN takes twice as long
+HAS_ONEDNN = torch.backends.mkldnn.is_available()  # asked here: the question inside a compiled layer splits its graph
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -38,8 +39,6 @@ def joint_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] 
 def joins(x: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether one product of them all is the better way: where it copies no weight for it alone, or in training on a
     CPU, where a copy takes 2 % of a product over 2,048 tokens."""
-    if torch.compiler.is_compiling():
-        return False
     if not trains(x, weights[0]):
         return weights[0].dtype == x.dtype and _adjacent(weights)
     return x.device.type == "cpu" or weights[0].dtype != x.dtype or _adjacent(weights)
@@ -106,6 +105,8 @@ def _beside(gradients: Sequence[Tensor]) -> Tensor:
 
 def _adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
     """Whether each part begins in memory where the one before it ends: all of it, or (rows false) its first row."""
+    if torch.compiler.is_compiling():  # where addresses are not known
+        return False
     after, storage = parts[0].data_ptr(), parts[0].untyped_storage().data_ptr()
     for part in parts:
         if part.data_ptr() != after or part.untyped_storage().data_ptr() != storage:
@@ -119,7 +120,7 @@ def _adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
 def product(x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b as in training, without gradients."""
     if _in_onednn(x_ND):
-        return torch.ops.mkldnn._linear_pointwise(x_ND.contiguous(), weight_FD, bias, "none", [], "")
+        return _onednn_linear(x_ND.contiguous(), weight_FD, bias)
     return F.linear(x_ND, weight_FD, bias)
 
 
@@ -129,7 +130,7 @@ def matmul(left_MK: Tensor, right_KN: Tensor, out: Tensor | None = None) -> Tens
     rows, depth = left_MK.shape
     if rows * depth * right_KN.shape[1] < MIN_ONEDNN_PRODUCT or not _in_onednn(left_MK):
         return torch.mm(left_MK, right_KN, out=out)
-    product_MN = torch.ops.mkldnn._linear_pointwise(left_MK, right_KN.T, None, "none", [], "")
+    product_MN = _onednn_linear(left_MK, right_KN.T, None)
     return product_MN if out is None else out.copy_(product_MN)
 
 
@@ -139,10 +140,22 @@ def _is_large(x: Tensor, weight_FD: Tensor) -> bool:
     return weight_FD.numel() >= LARGE_MATRIX or x.numel() * len(weight_FD) >= MIN_ONEDNN_PRODUCT
 
 
+def _onednn_linear(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _opaque_linear(x_ND, weight_FD, bias_F)
+    return torch.ops.mkldnn._linear_pointwise(x_ND, weight_FD, bias_F, "none", [], "")
+
+
+@torch.library.custom_op("gristmill::onednn_linear", mutates_args=())
+def _opaque_linear(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    """The same, as the compiler takes it: its own rewriting of oneDNN's operators knows constant weights only."""
+    return torch.ops.mkldnn._linear_pointwise(x_ND, weight_FD, bias_F, "none", [], "")
+
+
+@_opaque_linear.register_fake
+def _(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    return x_ND.new_empty((*x_ND.shape[:-1], len(weight_FD)))
+
+
 def _in_onednn(x: Tensor) -> bool:
-    return (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and not torch.compiler.is_compiling()
-    )
+    return HAS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"
