@@ -12,9 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class OwnProcess:
     """A function in a process of its own, so that neither side's threads, allocator or caches are the other's.
 
     make(*arguments), a module's function, is called there and returns the function; a call of this object runs it and
-    returns the seconds that `clock` measures there: in_turn(OwnProcess(...), OwnProcess(...), rounds, own_seconds)."""
+    returns the processor seconds it took there: in_turn(OwnProcess(...), OwnProcess(...), rounds, own_seconds)."""
 
     def __init__(self, make: Callable[..., Callable[[], object]], *arguments: object):
         context = multiprocessing.get_context("spawn")
@@ -84,7 +87,11 @@ class OwnProcess:
         there.close()
 
     def __call__(self) -> float:
-        self._connection.send(True)
+        return self.ask(cpu_seconds)
+
+    def ask(self, question: Callable[[Any], Answer]) -> Answer:
+        """question(function), computed there. Both the question, a module's function, and its answer are sent."""
+        self._connection.send(question)
         return self._connection.recv()
 
     def close(self) -> None:
@@ -93,17 +100,23 @@ class OwnProcess:
 
 
 def own_seconds(function: Callable[[], object]) -> float:
-    """The clock of `in_turn` for two OwnProcess."""
+    """The clock of `in_turn` for two OwnProcess: what they return, in processor seconds."""
     seconds = function()
     assert isinstance(seconds, float)
     return seconds
 
 
+def own_wall_seconds(process: Callable[[], object]) -> float:
+    """As `own_seconds`, by the clock on the wall, for functions of several threads."""
+    assert isinstance(process, OwnProcess)
+    return process.ask(wall_seconds)
+
+
 def _serve(connection: Connection, make: Callable[..., Callable[[], object]], arguments: tuple[object, ...]) -> None:
     function = make(*arguments)
     with suppress(EOFError):
-        while connection.recv():
-            connection.send(cpu_seconds(function))
+        while True:
+            connection.send(connection.recv()(function))
 
 
 def peak_megabytes() -> float:

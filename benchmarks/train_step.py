@@ -3,9 +3,10 @@ transformers, with transformers' Llama: the same architecture, weights and token
 equal losses are checked in the same run.
 
 Without options: 6 layers of 384, context 256, 8 samples, one thread, eager, with 65 tokens (small) and with 50,304
-(large). --details prints what each side calls and holds; --scaling, steps on two processes over twice those of one.
-MFU is model FLOP/s (6 a matrix element a token, attention counted in full) over the best matmul rate measured in this
-run (on GPUs, over the data sheet's)."""
+(large). Each side runs in a process of its own: ours with the allocator as the stage `train` sets it, the peer with the
+C library's, or with --same-allocator also as ours. --details prints what each side calls and holds; --scaling, steps on
+two processes over twice those of one. MFU is model FLOP/s (6 a matrix element a token, attention counted in full) over
+the best matmul rate measured in this run (on GPUs, over the data sheet's)."""
 
 import argparse
 from functools import partial
@@ -13,11 +14,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
+from measure import (
+    Figure,
+    OwnProcess,
+    arguments,
+    cpu_seconds,
+    in_turn,
+    own_seconds,
+    own_wall_seconds,
+    print_figures,
+    wall_seconds,
+)
 from rich.console import Console
 from rich.table import Table
-from support.step_counts import StepCounts, step_counts
-from support.train_sides import Ours, Setting, Theirs
+from support.step_counts import StepCounts
+from support.train_sides import Ours, Setting, batch, counts_of_a_step, loss_of_a_step, our_side, peer_side
 
 from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
@@ -56,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compiled", action="store_true", help="compiled beside eager")
     parser.add_argument("--peer", choices=("nanogpt", "transformers"), default="nanogpt")
     parser.add_argument("--details", action="store_true", help="operators, copies and memory of each side")
+    parser.add_argument("--same-allocator", action="store_true", help="also the peer keeps the memory of freed tensors")
     parser.add_argument("--scaling", action="store_true", help="also steps on two processes, one thread each")
     return parser.parse_args()
 
@@ -67,7 +79,7 @@ def main() -> None:
     for threads in options.threads:
         torch.set_num_threads(threads)
         for setting in settings(options, threads):
-            figures.append(compare(setting, 3 if options.quick else 5, threads, options.details))
+            figures.append(compare(setting, 3 if options.quick else 5, threads, options))
     if pool is not None:
         try:
             figures += scaling(pool, settings(options, 1))
@@ -88,6 +100,7 @@ def settings(options: argparse.Namespace, threads: int) -> list[Setting]:
                         words += [] if sequence == 256 else [f"{sequence}_tokens"]
                         words += ["compiled"] * compiled + [f"{threads}_threads"] * (threads > 1)
                         words += ["transformers"] * (options.peer == "transformers")
+                        words += ["same_allocator"] * options.same_allocator
                         found.append(
                             Setting(
                                 "train_step_" + "_".join(words),
@@ -113,42 +126,35 @@ def model_of(size: str, sequence: int, llama: bool) -> ModelConfig:
     return ModelConfig(**sizes, **gpt)
 
 
-def compare(setting: Setting, rounds: int, threads: int, details: bool) -> Figure:
-    ours = Ours.of(setting)
-    theirs = Theirs(setting, {name: value.detach().clone() for name, value in ours.parts.parameters.items()})
-    x, y = batch(setting)
-    own, other = ours.step(x, y), theirs.step(x, y)
+def compare(setting: Setting, rounds: int, threads: int, options: argparse.Namespace) -> Figure:
+    ours = OwnProcess(our_side, setting, threads)
+    theirs = OwnProcess(peer_side, setting, threads, options.same_allocator)
+    own, other = ours.ask(loss_of_a_step), theirs.ask(loss_of_a_step)
     tolerance = 1e-4 if setting.precision == "fp32" else 5e-2 if setting.float8 else 2e-2
     if abs(own - other) > tolerance:
         raise SystemExit(f"{setting.figure}: losses differ: {own} and {other}")
-    clock = cpu_seconds if setting.device.type == "cpu" and threads == 1 else wall_seconds
-    seconds, peer_seconds, ratio = in_turn(partial(ours.step, x, y), partial(theirs.step, x, y), rounds, clock)
+    per_core = setting.device.type == "cpu" and threads == 1
+    seconds, peer_seconds, ratio = in_turn(ours, theirs, rounds, own_seconds if per_core else own_wall_seconds)
     flops = flops_per_token(shape_of(setting.model, setting.vocab)) * setting.tokens
-    peak = device_peak(setting.device) or matmul_peak(setting.precision, clock)
+    peak = device_peak(setting.device) or matmul_peak(setting.precision, cpu_seconds if per_core else wall_seconds)
     Console().print(
         f"{setting.figure}: loss {own:.5f} and {other:.5f}; MFU {flops / seconds / peak:.1%} and "
         f"{flops / peer_seconds / peak:.1%} of {peak / 1e9:.0f} GFLOP/s",
         highlight=False,
     )
-    if details:
-        sides: dict[str, Ours | Theirs] = {"gristmill": ours, "peer": theirs}
-        print_counts({name: (step_counts(partial(side.step, x, y)), side.state_bytes) for name, side in sides.items()})
+    if options.details:
+        print_counts({name: side.ask(counts_of_a_step) for name, side in (("gristmill", ours), ("peer", theirs))})
+    ours.close()
+    theirs.close()
     return Figure(
         setting.figure,
         setting.tokens / seconds,
-        "tokens/s/core" if clock is cpu_seconds else "tokens/s",
+        "tokens/s/core" if per_core else "tokens/s",
         setting.tokens / peer_seconds,
         "transformers" if setting.llama else "nanoGPT",
         ratio,
         GOALS.get(setting.figure.removeprefix("train_step_")),
     )
-
-
-def batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (setting.samples, setting.model.sequence_length + 1)
-    drawn = torch.randint(0, setting.vocab, shape, generator=generator)
-    return drawn[:, :-1].contiguous().to(setting.device), drawn[:, 1:].contiguous().to(setting.device)
 
 
 def matmul_peak(precision: str, clock: Any) -> float:

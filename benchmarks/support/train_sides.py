@@ -1,12 +1,13 @@
-"""The two sides of `train_step.py`: gristmill's step, and the same step of a peer with the same weights."""
+"""The two sides of `train_step.py`, each made in a process of its own: gristmill's step, and the same step of a peer
+with the same weights."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from peers.nanogpt import from_gristmill
+from support.step_counts import StepCounts, step_counts
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -15,6 +16,7 @@ from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.forward_backward import ForwardBackward
 from gristmill.training.engine.gradients import Gradients
 from gristmill.training.engine.local_model import LocalModel, build_local_model
+from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optimizer_config import OptimizerConfig
@@ -34,7 +36,6 @@ LLAMA_NAMES = {
     "mixer_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
 }
-Step = Callable[[Tensor, Tensor], float]  # of tokens and targets int64[B, T]; returns the mean loss
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,50 @@ class Setting:
         return TrainConfig(
             tokens=1, batch_tokens=1, precision=self.precision, compile=self.compiled, float8=self.float8
         )
+
+
+class Side:
+    """Calls do one step on the same batch and return the mean loss."""
+
+    def __init__(self, setting: Setting, steps: "Ours | Theirs"):
+        self.steps, self.batch = steps, batch(setting)
+
+    def __call__(self) -> float:
+        return self.steps.step(*self.batch)
+
+
+def our_side(setting: Setting, threads: int) -> Side:
+    """With the allocator as the stage `train` sets it."""
+    torch.set_num_threads(threads)
+    if setting.device.type == "cpu":
+        keep_freed_memory()
+    return Side(setting, Ours.of(setting))
+
+
+def peer_side(setting: Setting, threads: int, keeps_memory: bool) -> Side:
+    """With the C library's own allocator, unless keeps_memory gives it what ours has."""
+    torch.set_num_threads(threads)
+    if keeps_memory:
+        keep_freed_memory()
+    weights = {name: value.detach().clone() for name, value in Ours.of(setting).parts.parameters.items()}
+    return Side(setting, Theirs(setting, weights))
+
+
+def loss_of_a_step(side: Side) -> float:
+    return side()
+
+
+def counts_of_a_step(side: Side) -> tuple[StepCounts, int]:
+    """And the bytes of parameters and optimizer state."""
+    return step_counts(side), side.steps.state_bytes
+
+
+def batch(setting: Setting) -> tuple[Tensor, Tensor]:
+    """Tokens and targets int64[B, T], drawn."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (setting.samples, setting.model.sequence_length + 1)
+    drawn = torch.randint(0, setting.vocab, shape, generator=generator)
+    return drawn[:, :-1].contiguous().to(setting.device), drawn[:, 1:].contiguous().to(setting.device)
 
 
 class Ours:
