@@ -6,7 +6,7 @@ links of a node. The planner itself needs no torch.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import log2
 from pathlib import Path
@@ -20,14 +20,22 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.measure_host import measure_host_link, measure_host_update, processes_here
-from gristmill.training.measure_layers import fit_layers, rested_machine
-from gristmill.training.median_seconds import median_seconds
+from gristmill.training.measure_layers import fit_layers, layer_works, rested_machine
+from gristmill.training.measure_links import (
+    collected_messages,
+    collective_works,
+    curve_text,
+    fit_link,
+    send_works,
+    sent_messages,
+)
 from gristmill.training.memory_check import host_bytes
 from gristmill.training.parallel.linear import matmul, product
 from gristmill.training.pattern_search import pattern_search
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, load_hardware
 from gristmill.training.planner.rates import Rates, Sustained
 from gristmill.training.processes import RankInfo, local_device
+from gristmill.training.timing import WARM_UP, Work, interleaved_seconds
 
 # Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (
@@ -53,7 +61,7 @@ CUDA_SHAPES = (
 
 
 class Measured(NamedTuple):
-    """One product [rows, depth] @ [depth, columns] and the median of its seconds."""
+    """One product [rows, depth] @ [depth, columns] and its seconds."""
 
     rows: int
     depth: int
@@ -69,20 +77,44 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
     """Hardware profile of this machine. base: profile with what one process cannot measure: network, price, peak.
 
     matmul_tflops is the base's where it is given (a datasheet's peak), else the best that was measured."""
-    points = measure_matmuls(device, reporter, repeats)
-    copy = measure_copy(device, repeats)
+    return measure_beside(device, base, reporter, repeats, {})[0]
+
+
+def measure_beside(
+    device: torch.device, base: Hardware | None, reporter: Reporter, repeats: int, beside: Mapping[str, Work]
+) -> tuple[Hardware, dict[str, float]]:
+    """The same, and the seconds of other works on this rank, taken in the same rounds."""
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    works = matmul_works(device) | {"copy": copy_work(device)}
+    if device.type == "cpu":
+        works |= layer_works(processes)
+    if processes > 1:
+        works |= collective_works(device) | send_works(device)
+    with reporter.meter("measurements", repeats + WARM_UP, "rounds") as meter:
+        seconds = interleaved_seconds(works | beside, device, repeats, meter.advance)
+    others = {name: seconds.pop(name) for name in beside}
+    if processes > 1:
+        seconds = _means_over_ranks(works, seconds, device)
+    return profile_of(seconds, device, base, repeats), others
+
+
+def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardware | None, repeats: int) -> Hardware:
+    """From the seconds of all works by name; measures the host besides."""
+    points = measured_matmuls(seconds, device)
+    copy = 2 * _copied_bytes(device) / seconds["copy"]
     fitted = fit_device(points, copy, device, base)
     processes = dist.get_world_size() if dist.is_initialized() else 1
     updates, slowed = measure_host_update(device, repeats)
     link = measure_host_link(device, repeats)
     wire, latency, wires = None, 0.0, "not measured: one process; set it, or run under torchrun"
     if processes > 1:
-        reduced, sent = measure_all_reduce(device, repeats), measure_sends(device, repeats)
-        wire = fit_link(reduced, "nvlink" if device.type == "cuda" else "memory", log2(processes))
+        collected, sent = collected_messages(seconds, device), sent_messages(seconds)
+        wire = fit_link(collected, "nvlink" if device.type == "cuda" else "memory", log2(processes))
         latency = wire.latency_microseconds * 1e-6 * log2(processes)
-        wires = f"measured all-reduce of {processes} ranks: {_curve(reduced)}; sends: {_curve(sent)}"
+        wires = f"measured all-gather and reduce-scatter of {processes} ranks: {curve_text(collected)}; "
+        wires += f"sends: {curve_text(sent)}"
     if device.type == "cpu":
-        fitted = fit_layers(fitted, repeats, processes, latency)
+        fitted = fit_layers(fitted, seconds, processes, latency)
     name = _device_name(device)
     sources = {
         "matmul": f"measured on {name}: " + ", ".join(f"{p.rows}x{p.depth}x{p.columns} {p.tflops:.2f}" for p in points),
@@ -115,88 +147,56 @@ def measure(device: torch.device, base: Hardware | None, reporter: Reporter, rep
     )
 
 
-def measure_matmuls(device: torch.device, reporter: Reporter, repeats: int) -> list[Measured]:
-    """Times the matmuls of a transformer's shapes: in bf16 on CUDA forward, in fp32 on CPU the mean of forward and
-    backward."""
-    cuda = device.type == "cuda"
-    points = []
-    with reporter.meter("matmuls", len(CUDA_SHAPES if cuda else CPU_SHAPES), "shapes") as meter:
-        for rows, depth, columns in CUDA_SHAPES if cuda else CPU_SHAPES:
-            dtype = torch.bfloat16 if cuda else torch.float32
-            x = torch.randn(rows, depth, device=device, dtype=dtype)
-            weight = torch.randn(columns, depth, device=device, dtype=dtype)
-            works = [partial(product, x, weight)]
-            if not cuda:  # by the input and by the weight, where layouts of the operands differ by a quarter
-                gradient = torch.randn(rows, columns, dtype=dtype)
-                works += [partial(product, gradient, weight.T), partial(matmul, gradient.T, x)]
-            seconds = sum(median_seconds(work, device, repeats) for work in works) / len(works)
-            points.append(Measured(rows, depth, columns, seconds))
-            meter.advance(1, f"{points[-1].tflops:.2f} TFLOP/s")
-    return points
+def matmul_works(device: torch.device) -> dict[str, Work]:
+    """The matmuls of a transformer's shapes by number and kind: in bf16 on CUDA forward; in fp32 on CPU also by the
+    input and by the weight, where layouts of the operands differ by a quarter."""
+    cuda, works = device.type == "cuda", {}
+    for index, (rows, depth, columns) in enumerate(_shapes(device)):
+        dtype = torch.bfloat16 if cuda else torch.float32
+        x = torch.randn(rows, depth, device=device, dtype=dtype)
+        weight = torch.randn(columns, depth, device=device, dtype=dtype)
+        runs: list[Callable[[], Any]] = [partial(product, x, weight)]
+        if not cuda:
+            gradient = torch.randn(rows, columns, dtype=dtype)
+            runs += [partial(product, gradient, weight.T), partial(matmul, gradient.T, x)]
+        works |= {f"matmul {index} {kind}": Work(run) for kind, run in enumerate(runs)}
+    return works
 
 
-def measure_copy(device: torch.device, repeats: int) -> float:
-    """Bytes per second, read and written, of a copy larger than any cache."""
-    size = 2**30 if device.type == "cuda" else 2**27
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
+def measured_matmuls(seconds: Mapping[str, float], device: torch.device) -> list[Measured]:
+    """The mean over the kinds of each shape."""
+    kinds = 1 if device.type == "cuda" else 3
+    return [
+        Measured(*shape, sum(seconds[f"matmul {index} {kind}"] for kind in range(kinds)) / kinds)
+        for index, shape in enumerate(_shapes(device))
+    ]
+
+
+def _shapes(device: torch.device) -> tuple[tuple[int, int, int], ...]:
+    return CUDA_SHAPES if device.type == "cuda" else CPU_SHAPES
+
+
+def copy_work(device: torch.device) -> Work:
+    """A copy larger than any cache."""
+    source = torch.zeros(_copied_bytes(device), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / median_seconds(lambda: target.copy_(source), device, repeats)
+    return Work(lambda: target.copy_(source))
 
 
-class Sent(NamedTuple):
-    """A message of so many bytes, the bytes that each rank sent for it, and the median of its seconds."""
-
-    num_bytes: int
-    sent_bytes: float
-    seconds: float
+def _copied_bytes(device: torch.device) -> int:
+    return 2**30 if device.type == "cuda" else 2**27
 
 
-def measure_all_reduce(device: torch.device, repeats: int) -> list[Sent]:
-    """The curve of the default process group, from 4 kB to 256 MB (16 MB on a CPU), by powers of eight."""
-    ranks = dist.get_world_size()
-    largest = 2**28 if device.type == "cuda" else 2**24
-    curve, size = [], 2**12
-    while size <= largest:
-        numbers = torch.zeros(size // 4, device=device)
-        seconds = median_seconds(lambda numbers=numbers: dist.all_reduce(numbers), device, repeats, alone=False)  # type: ignore[misc]
-        curve.append(Sent(size, 2 * (ranks - 1) / ranks * size, seconds))
-        size *= 8
-    return curve
-
-
-def measure_sends(device: torch.device, repeats: int) -> list[Sent]:
-    """Half the time from rank 0 to rank 1 and back, as between pipeline stages. The other ranks wait."""
-    curve = []
-    for size in (2**12, 2**16, 2**20, 2**24):
-        numbers = torch.zeros(size // 4, device=device)
-        seconds = median_seconds(lambda numbers=numbers: _there_and_back(numbers), device, repeats, alone=False)  # type: ignore[misc]
-        curve.append(Sent(size, size, seconds / 2))
-    return curve
-
-
-def _there_and_back(numbers: torch.Tensor) -> None:
-    rank = dist.get_rank()
-    if rank == 0:
-        dist.send(numbers, 1)
-        dist.recv(numbers, 1)
-    elif rank == 1:
-        dist.recv(numbers, 0)
-        dist.send(numbers, 0)
-
-
-def fit_link(curve: Sequence[Sent], kind: Any, hops: float) -> Link:
-    """Fit latency and bandwidth to the curve by least squares of seconds / measured - 1, so that small messages count
-    as much as large ones. hops: number of latencies in one collective."""
-    rows = torch.tensor([[1 / sent.seconds, sent.sent_bytes / sent.seconds] for sent in curve], dtype=torch.float64)
-    fitted = torch.linalg.lstsq(rows, torch.ones(len(curve), 1, dtype=torch.float64)).solution[:, 0]
-    latency, per_byte = max(0.0, float(fitted[0])), float(fitted[1])
-    if per_byte <= 0:  # noise: the largest message alone
-        per_byte = curve[-1].seconds / curve[-1].sent_bytes
-    return Link(kind=kind, gb_per_second=1 / per_byte / 1e9, latency_microseconds=latency * 1e6 / max(1.0, hops))
-
-
-def _curve(curve: Sequence[Sent]) -> str:
-    return ", ".join(f"{sent.num_bytes} B {sent.seconds * 1e6:.0f} us" for sent in curve)
+def _means_over_ranks(
+    works: Mapping[str, Work], seconds: Mapping[str, float], device: torch.device
+) -> dict[str, float]:
+    """Of the works that each rank does alone; rank 0's of the others."""
+    means = torch.tensor([seconds[name] for name in works], device=device)
+    dist.all_reduce(means)
+    means /= dist.get_world_size()
+    return {
+        name: mean if works[name].alone else seconds[name] for name, mean in zip(works, means.tolist(), strict=True)
+    }
 
 
 def fit_device(points: Sequence[Measured], copy: float, device: torch.device, base: Hardware | None) -> Device:

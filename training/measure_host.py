@@ -6,7 +6,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from gristmill.foundation.torchrun_variables import torchrun_variable
-from gristmill.training.median_seconds import finish, median_seconds
+from gristmill.training.timing import finish, median_seconds
 
 HOST = torch.device("cpu")
 # fp32 weight, gradient and two moments of so many parameters: more than the caches of a host beside a GPU hold (1 GiB).

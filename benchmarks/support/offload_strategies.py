@@ -18,13 +18,13 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.costs.host_update import update_seconds
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.median_seconds import finish
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.offload import OffloadedOptimizer
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.host import host_rates, planned_stride
 from gristmill.training.planner.rates import Rates, Sustained
+from gristmill.training.timing import finish
 
 STRIDES = (1, 2, 3, 4)
 STATE_SHARE = 1 / 2  # of the device's memory, at most, so that `none` fits

@@ -15,11 +15,11 @@ from gristmill.training.costs.parameters import parameter_count
 from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.median_seconds import finish
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.optim.build import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import RunConfig, build_forward_backward
+from gristmill.training.timing import finish
 
 SEED = 0
 VOCABULARY = 50304

@@ -156,17 +156,23 @@ def head_times(
     """Logits over this rank's share of the vocabulary and the cross entropy, which never gathers them."""
     tokens = layout.micro_batch * sequence_length // layout.context
     vocab = -(-shape.vocab // layout.tensor)
-    forward = rates.matmul(tokens, shape.width, vocab)
-    backward = rates.matmul(tokens, vocab, shape.width) + rates.matmul(vocab, tokens, shape.width)
+    forward, *backward = head_products(tokens, shape.width, vocab, rates)
     # whole: to fp32 2+4, maximum 4, subtract 8, exp 8, sum 4, divide 8; back: 8 twice, to 16 bits 6. fused: 2; back 4.
     light, heavy = (38, 22) if framework.loss == "unfused" else (4, 6)
+    logits = tokens * vocab  # where they are measured, all in the forward pass, in which our engine takes the gradient
     comm = all_reduce_seconds(2 * tokens * shape.width, layout.tensor, link)
     comm_forward, comm_backward = (comm / 2, comm / 2) if layout.sequence_parallel else (0.0, comm)
     sums = all_reduce_seconds(12 * tokens, layout.tensor, link)
     return BlockTimes(
-        TimeParts(matmul=forward, memory=rates.memory(light * tokens * vocab), tensor=comm_forward + sums),
-        TimeParts(matmul=backward, memory=rates.memory(heavy * tokens * vocab), tensor=comm_backward),
+        TimeParts(matmul=forward, memory=rates.logits(logits, light * logits), tensor=comm_forward + sums),
+        TimeParts(matmul=sum(backward), memory=rates.logits(0, heavy * logits), tensor=comm_backward),
     )
+
+
+def head_products(tokens: int, width: int, vocab: int, rates: Rates) -> tuple[float, float, float]:
+    """Seconds of the logits, and of the gradients of hidden states and table."""
+    back = rates.matmul(tokens, vocab, width), rates.matmul(vocab, tokens, width)
+    return rates.matmul(tokens, width, vocab), *back
 
 
 def _linears(block: Block, layout: Layout, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
@@ -225,8 +231,8 @@ def _attention(
         width_share = flash_width_share(block.head_dim)
         # The backward pass does 5 products for the forward's 2.
         second = framework.flash == "second"
-        forward = rates.flash(flops / width_share, second=second)
-        return forward, rates.flash(2.5 * flops / width_share, backward=True, second=second)
+        forward = rates.flash(flops / width_share, sequence_length, second=second)
+        return forward, rates.flash(2.5 * flops / width_share, sequence_length, backward=True, second=second)
     pairs = batch * w.heads
     scores = rates.matmul(rows, block.head_dim, sequence_length, pairs)
     values = rates.matmul(rows, sequence_length, block.head_dim, pairs)

@@ -43,6 +43,7 @@ class Framework(Config):
     )
     moments_bytes: float = Field(8, description="both moments of Adam")
     accumulate_bytes: float = Field(8, description="traffic of adding one micro-batch's gradient to the sum")
+    unshard_bytes: float = Field(0, description="traffic of FSDP's copies of a weight when it is gathered and used")
     optimizer_bytes: float = Field(32, description="traffic of clipping, one Adam step and the cast")
     tensor_hidden: float = Field(0.0, ge=0, le=1, description="of the tensor axis's collectives")
     tensor_hidden_async: float = Field(
@@ -90,13 +91,13 @@ GRISTMILL_EAGER = Framework.model_validate(
 )
 
 # Eager on a CPU in float32 (with rates.FLOAT32): a weight is its own master copy, half the bytes of what is float32
-# anyway count, and nothing hides a collective, which the processor itself carries out. Of a micro-batch, FSDP copies
-# each weight into a buffer and out of it, forward and backward (4 x 4), and its gradient is added (8).
+# anyway count, and nothing hides a collective, which the processor itself carries out. FSDP copies each weight into a
+# buffer and out of it, forward and backward (4 x 4), also where a process shares the weights with no other.
 CPU_FLOAT32 = Framework.model_validate(
     GRISTMILL.model_dump()
     | {
         "name": "gristmill-cpu-float32",
-        "accumulate_bytes": 24,
+        "unshard_bytes": 16,
         "kernels": "eager",
         "loss": "unfused",
         "reduce_bytes": 2,

@@ -58,11 +58,18 @@ class Device(Config):
         None, gt=0, le=1, description="the same of FlashAttention-2, where it is slower"
     )
     flash2_backward: float | None = Field(None, gt=0, le=1)
+    flash_extra_keys: float = Field(
+        0.0, ge=0, description="keys that a query's fixed work (copies, masked halves of blocks) takes as long as"
+    )
     kernel_microseconds: float = Field(4.0, ge=0, description="least time of one kernel")
     layer_microseconds: float = Field(
         0.0, ge=0, description="what a micro-batch's two passes through a layer take on a CPU beside its arithmetic"
     )
     tensor_layer_microseconds: float = Field(0.0, ge=0, description="what tensor ranks add to it beside the transfers")
+    data_layer_microseconds: float = Field(0.0, ge=0, description="what data ranks add to it beside the transfers")
+    logit_nanoseconds: float | None = Field(
+        None, ge=0, description="what the loss takes for a logit on a CPU beside its products; None: as its bytes take"
+    )
 
 
 class Cluster(Config):

@@ -54,6 +54,7 @@ class Rates:
         self.kernel_seconds = device.kernel_microseconds * 1e-6
         self.layer_seconds = device.layer_microseconds * 1e-6
         self.tensor_layer_seconds = device.tensor_layer_microseconds * 1e-6
+        self.data_layer_seconds = device.data_layer_microseconds * 1e-6
         self.tile_costs = [(a, b, 1 + device.tile_penalty * (1 / a + 1 / b)) for a, b in TILES]
         self.depth_penalty, self.multiprocessors = device.depth_penalty, device.multiprocessors
         self._timed: dict[tuple[int, int, int, int], float] = {}
@@ -90,14 +91,21 @@ class Rates:
         """Seconds of element-wise work that reads and writes so many bytes."""
         return num_bytes / self.memory_rate
 
-    def flash(self, flops: float, backward: bool = False, second: bool = False) -> float:
-        """Seconds of fused attention, at its own share of the peak. second: FlashAttention-2, where a newer one is
-        faster."""
+    def flash(self, flops: float, keys: int, backward: bool = False, second: bool = False) -> float:
+        """Seconds of fused attention over samples of so many keys, at its own share of the peak. second:
+        FlashAttention-2, where a newer one is faster."""
         device = self.hardware.device
         share = device.flash_backward if backward else device.flash_forward
         if second:
             share = (device.flash2_backward if backward else device.flash2_forward) or share
+        flops *= 1 + device.flash_extra_keys / keys
         return flops / (self.peak * share * self.sustained_share) + self.kernel_seconds if flops else 0.0
+
+    def logits(self, count: float, num_bytes: float) -> float:
+        """Seconds of the loss beside its products: as measured for a logit, else as it reads and writes so many
+        bytes."""
+        measured = self.hardware.device.logit_nanoseconds
+        return self.memory(num_bytes) if measured is None else count * measured * 1e-9
 
     def link(self, link: Link) -> tuple[float, float]:
         """(bytes a second, seconds of latency) of a link during training."""

@@ -219,6 +219,11 @@ class StepModel:
         if microbatches > 1 and not layout.reduce_each:
             added = self.parameters.all(layout, rank_layers) * self.framework.accumulate_bytes
             backward = backward.plus(TimeParts(memory=self.rates.memory(added) * (microbatches - 1) / microbatches))
+        if layout.gpus > 1 and self.framework.unshard_bytes:
+            copied = self.parameters.all(layout, rank_layers) * self.framework.unshard_bytes
+            backward = backward.plus(
+                TimeParts(memory=self.rates.memory(copied)), 1 if layout.reshard else 1 / microbatches
+            )
         if speed != 1.0:
             forward, backward, again = (TimeParts().plus(part, 1 / speed) for part in (forward, backward, again))
         return forward, backward, again
@@ -290,6 +295,8 @@ class StepModel:
             else:
                 reduce += gather_seconds(reduced, shard, shard_link)
                 reduce += all_reduce_seconds(reduced / shard, copies, links.replicate)
+                if ranks > 1:
+                    gather += sum(rank_layers.kinds) * microbatches * self.rates.data_layer_seconds
                 gather += self._gather_weights(layout, rank_layers, weights, shard, shard_link, microbatches)
         reductions = microbatches if layout.reduce_each else 1
         reduce *= reductions
