@@ -25,6 +25,7 @@ from rich.table import Table
 from torch.distributed.pipelining.stage import PipelineStage
 
 from gristmill.training.config import TrainConfig
+from gristmill.training.engine import fsdp
 from gristmill.training.engine.causal_loss import causal_loss
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model import ring_attention
@@ -70,7 +71,7 @@ COLLECTIVES: dict[str, tuple[int, Callable[[int], float]]] = {
     "reduce_scatter_tensor": (1, lambda n: (n - 1) / n),
     "all_gather_single": (1, lambda n: n - 1),  # FSDP2's names of the same two
     "reduce_scatter_single": (1, lambda n: (n - 1) / n),
-    "all_to_all_single": (1, lambda n: (n - 1) / n),
+    "all_to_all_single": (1, lambda n: (n - 1) / n),  # also a reduce-scatter on CPUs
 }
 
 
@@ -127,11 +128,8 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
         def call(*arguments: Any, **named: Any) -> Any:
             tensor = arguments[position] if len(arguments) > position else named.get("input", named.get("input_tensor"))
             group = named.get("group") or dist.group.WORLD
-            axis = (
-                "context"
-                if name == "all_to_all_single" and mesh.context.size > 1
-                else axes.get(group.group_name, "data")
-            )
+            exchanges = name == "all_to_all_single" and mesh.context.size > 1 and not reducing
+            axis = "context" if exchanges else axes.get(group.group_name, "data")
             sums[axis] += tensor.numel() * tensor.element_size() * sent(group.size())
             return original(*arguments, **named)
 
@@ -147,6 +145,14 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
 
         return call
 
+    reducing: list[bool] = []
+    reduce_scatter = fsdp.reduce_scatter
+
+    def reduce(*arguments: Any) -> None:
+        reducing.append(True)
+        reduce_scatter(*arguments)
+        reducing.pop()
+
     passing = context.pass_on
 
     def pass_on(sent: torch.Tensor, *arguments: Any) -> context.Passing:
@@ -154,6 +160,7 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
         return passing(sent, *arguments)
 
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(fsdp, "reduce_scatter", reduce))
         for module in (context, ring_attention):
             stack.enter_context(mock.patch.object(module, "pass_on", pass_on))
         for name, how in COLLECTIVES.items():

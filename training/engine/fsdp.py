@@ -1,15 +1,19 @@
 """Data parallelism: every block's parameters sharded over the data ranks with FSDP2, also where there is only one."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import Shard
 
 from gristmill.training.costs.parameters import expert_shard_dim
@@ -19,6 +23,7 @@ from gristmill.training.mixer_registry import NO_MIXER
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.collectives import reduce_scatter
 from gristmill.training.parallel.mesh import Mesh
 
 
@@ -87,8 +92,24 @@ def _prefetch(model: Transformer, streams: bool) -> None:
 
 def sum_gradients(model: nn.Module) -> None:
     """Makes FSDP sum gradients over the data ranks. The plain sum is forced: a factor of 1 would be a scaled sum, which
-    gloo lacks and NCCL computes in slower kernels."""
+    gloo lacks and NCCL computes in slower kernels. On one rank torch divides by any factor, also 1, but not by none."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                if group.mesh_info.mesh.size() > 1:
+                    module.set_gradient_divide_factor(1.0)
+                if group.device.type == "cpu":
+                    module.set_custom_reduce_scatter(_Exchanged())
+
+
+class _Exchanged(ReduceScatter):
+    """`collectives.reduce_scatter` as FSDP calls it, always with a sum."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        reduce_scatter(output_tensor, input_tensor, group)

@@ -11,31 +11,46 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# B batch, T tokens, D width; Tt = tokens on this tensor rank
+# B batch, T tokens, D width, R ranks; Tt = tokens on this tensor rank
 
 
 def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    x = x.contiguous().clone()
+    x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x
 
 
+def reduce_scatter(own: Tensor, parts: Tensor, group: dist.ProcessGroup) -> None:
+    """own becomes this rank's part of the sum over ranks; parts: of all ranks, one after another, on dimension 0.
+
+    gloo's own sums all parts on every rank, of a copy: of 3 MB on two ranks that takes 4 ms, an exchange of the parts
+    1.3 ms. Summed in the order of the ranks."""
+    if parts.device.type != "cpu":
+        dist.reduce_scatter_tensor(own, parts, group=group)
+        return
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    first, second, *others = received.chunk(dist.get_world_size(group))
+    torch.add(first, second, out=own)
+    for other in others:
+        own.add_(other)
+
+
 def all_gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, Tt, D] on each rank -> [B, T, D] on all."""
-    size = dist.get_world_size(group)
-    x_TtBD = x_BTtD.transpose(0, 1).contiguous()
-    x_TBD = x_TtBD.new_empty((x_TtBD.shape[0] * size, *x_TtBD.shape[1:]))
-    dist.all_gather_into_tensor(x_TBD, x_TtBD, group=group)
-    return x_TBD.transpose(0, 1).contiguous()
+    size, batch = dist.get_world_size(group), len(x_BTtD)
+    gathered = x_BTtD.new_empty((size * batch, *x_BTtD.shape[1:]))
+    dist.all_gather_into_tensor(gathered, x_BTtD.contiguous(), group=group)
+    x_RBTtD = gathered.unflatten(0, (size, batch))
+    return x_RBTtD.transpose(0, 1).flatten(1, 2).contiguous()
 
 
 def reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Partial sums [B, T, D] on each rank -> this rank's tokens [B, Tt, D] of the sum."""
-    size = dist.get_world_size(group)
-    x_TBD = x_BTD.transpose(0, 1).contiguous()
-    x_TtBD = x_TBD.new_empty((x_TBD.shape[0] // size, *x_TBD.shape[1:]))
-    dist.reduce_scatter_tensor(x_TtBD, x_TBD, group=group)
-    return x_TtBD.transpose(0, 1).contiguous()
+    x_RBTtD = x_BTD.unflatten(1, (dist.get_world_size(group), -1)).transpose(0, 1)
+    own_BTtD = x_BTD.new_empty(x_RBTtD.shape[1:])
+    reduce_scatter(own_BTtD, x_RBTtD.contiguous().flatten(0, 1), group)
+    return own_BTtD
 
 
 class _Copy(torch.autograd.Function):

@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.training.parallel.collectives import copy_to_ranks, gather_tokens, scatter_tokens, sum_over_ranks
+from gristmill.training.parallel.collectives import (
+    copy_to_ranks,
+    gather_tokens,
+    reduce_scatter,
+    scatter_tokens,
+    sum_over_ranks,
+)
 
 SHARE = ([1.0, 2.0], [10.0, 20.0])
 ALL = ([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0])
@@ -59,3 +65,34 @@ def results_are_contiguous() -> list[bool]:
 
 def test_results_are_contiguous(pool: Any) -> None:
     assert pool.run(2, results_are_contiguous) == [[True] * 3] * 2
+
+
+def summed_parts(dtype: torch.dtype) -> tuple[bool, int]:
+    """(whether the sum is torch's own, copies of what is handed in) for integers, which every dtype sums exactly."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    parts = (torch.arange(ranks * 12).reshape(ranks * 3, 4) % 7 + rank).to(dtype)
+    own, expected = (torch.empty(3, 4, dtype=dtype) for _ in range(2))
+    dist.reduce_scatter_tensor(expected, parts)
+    with torch.profiler.profile() as profiled:
+        reduce_scatter(own, parts, dist.group.WORLD)
+    copies = sum(each.count for each in profiled.key_averages() if each.key in ("aten::copy_", "aten::clone"))
+    return torch.equal(own, expected), copies
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_reduce_scatter_is_torchs_without_its_copies(pool: Any, ranks: int, dtype: torch.dtype) -> None:
+    assert pool.run(ranks, summed_parts, dtype) == [(True, 0)] * ranks
+
+
+def copies_of_a_gather_and_a_scatter(samples: int) -> int:
+    x = torch.ones(samples, 4, 2)
+    group = dist.group.WORLD
+    with torch.profiler.profile() as profiled:
+        scatter_tokens(gather_tokens(x, group), group)
+    return next((each.count for each in profiled.key_averages() if each.key == "aten::clone"), 0)
+
+
+def test_tokens_are_copied_once_in_each_direction_and_of_one_sample_never(pool: Any) -> None:
+    assert pool.run(2, copies_of_a_gather_and_a_scatter, 1) == [0, 0]
+    assert pool.run(2, copies_of_a_gather_and_a_scatter, 3) == [2, 2]

@@ -28,10 +28,18 @@ def reductions(axes: dict[str, Any]) -> list[tuple[float | None, bool]]:
     parts = build_local_model(MODEL, 50, train, mesh, seed=3, weights="meta")
     return [
         (group.gradient_divide_factor, group.force_sum_reduction_for_comms)
-        for module in parts.stages[0].modules()
+        for stage in parts.stages.values()
+        for module in stage.modules()
         if isinstance(module, FSDPModule)
         for group in module._get_fsdp_state()._fsdp_param_groups
     ]
+
+
+def test_gradients_of_one_data_rank_are_not_divided(pool: ForkedPool) -> None:
+    """torch divides by any factor that it is given, also by 1."""
+    for axes in ({"tensor": 2}, {"pipeline": 2}):
+        for found in pool.run(2, reductions, axes):
+            assert {divisor for divisor, _ in found} == {None}
 
 
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "replicate": 2}], ids=str)
