@@ -4,9 +4,15 @@ equal losses are checked in the same run.
 
 Without options: 6 layers of 384, context 256, 8 samples, one thread, eager, with 65 tokens (small) and with 50,304
 (large). Each side runs in a process of its own: ours with the allocator as the stage `train` sets it, the peer with the
-C library's, or with --same-allocator also as ours. --details prints what each side calls and holds; --scaling, steps on
-two processes over twice those of one. MFU is model FLOP/s (6 a matrix element a token, attention counted in full) over
-the best matmul rate measured in this run (on GPUs, over the data sheet's)."""
+C library's, or with --same-allocator also as ours. --details prints what each side calls and holds. MFU is model FLOP/s
+(6 a matrix element a token, attention counted in full) over the best matmul rate measured in this run (on GPUs, over
+the data sheet's).
+
+--scaling: tokens a second of two processes, one thread each, over twice those of one, of the same batch and in the
+same precision. Each side is what one would run: the one process computes its batch as one micro-batch, without a
+process group; two data ranks half of it each and two tensor ranks all of it, as one micro-batch too, the data ranks
+with weights that stay whole between forward and backward pass; two pipeline ranks four micro-batches in 1F1B, of which
+waiting for the first and the last takes a fifth."""
 
 import argparse
 from functools import partial
@@ -34,6 +40,7 @@ from gristmill.training.config import TrainConfig
 from gristmill.training.costs.flops import flops_per_token
 from gristmill.training.costs.model_shape import shape_of
 from gristmill.training.device_peak import device_peak
+from gristmill.training.host_allocator import keep_freed_memory
 from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.linear import product
 from gristmill.training.parallel.mesh import build_mesh
@@ -49,11 +56,11 @@ SIZES = {  # layers, width, heads
 VOCABULARIES = {"small": 65, "large": 50304}
 GOALS = {"small_fp32": 1.03, "small_bf16": 1.12, "large_fp32": 1.12, "large_bf16": 1.35}
 SCALED: dict[str, dict[str, Any]] = {
-    "one": {},
-    "data": {"data": 2},
+    "data": {"data": 2, "fsdp_reshard_after_forward": "never"},
     "tensor": {"tensor": 2},
     "pipeline": {"pipeline": 2},
 }
+PIPELINED = 4  # micro-batches of a pipeline
 
 
 def parse() -> argparse.Namespace:
@@ -181,22 +188,26 @@ def scaling(pool: ForkedPool, compared: list[Setting]) -> list[Figure]:
     """Tokens a second of two processes over twice those of one, of the same global batch."""
     figures = []
     for setting in compared:
-        seconds = {name: max(pool.run(2 if axes else 1, scaled_step, setting, axes)) for name, axes in SCALED.items()}
-        for name in ("data", "tensor", "pipeline"):
+        (alone,) = pool.run(1, scaled_step, setting, None)
+        for name, axes in SCALED.items():
+            seconds = max(pool.run(2, scaled_step, setting, axes))
             figure = setting.figure.replace("train_step", f"train_step_scaling_{name}")
-            share = seconds["one"] / seconds[name] / 2
-            figures.append(Figure(figure, share, "of the ideal"))
+            figures.append(Figure(figure, alone / seconds / 2, "of the ideal"))
     return figures
 
 
-def scaled_step(setting: Setting, axes: dict[str, Any]) -> float:
-    """Wall seconds of the fastest of five steps, four micro-batches each."""
-    layout = {"micro_batch": max(1, setting.samples // 4 // axes.get("data", 1))} | axes
-    train = TrainConfig.model_validate(setting.train.model_dump() | {"layout": layout})
-    mesh = build_mesh(train.layout, setting.model.num_kv_heads, setting.device)
-    side = Ours(setting, train, mesh)
-    share = setting.samples // mesh.data.size
-    rows = slice(mesh.data.rank * share, (mesh.data.rank + 1) * share)
+def scaled_step(setting: Setting, axes: dict[str, Any] | None) -> float:
+    """Wall seconds of the fastest of five steps. axes: of the layout; None: one process without a group."""
+    keep_freed_memory()
+    if axes is None:
+        side, rows = Ours.of(setting), slice(None)
+    else:
+        share = setting.samples // axes.get("data", 1)
+        micro_batch = max(1, share // PIPELINED) if "pipeline" in axes else share
+        layout = {"micro_batch": micro_batch} | axes
+        train = TrainConfig.model_validate(setting.train.model_dump() | {"layout": layout})
+        mesh = build_mesh(train.layout, setting.model.num_kv_heads, setting.device)
+        side, rows = Ours(setting, train, mesh), slice(mesh.data.rank * share, (mesh.data.rank + 1) * share)
     x, y = (part[rows] for part in batch(setting))
     side.step(x, y)
     times = []
