@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import distribute_tensor
 
 from gristmill.evaluation.bits_per_byte_groups import add_groups
 from gristmill.evaluation.config import EvaluateConfig
@@ -26,7 +25,7 @@ from gristmill.evaluation.workdir import HeldOutCorpus
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model.initialization import fill, parameter_dtype
+from gristmill.training.model.initialization import fill, parameter_dtype, shard_like
 from gristmill.training.model.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.float8 import Float8Weight
@@ -150,18 +149,17 @@ def _unsharded_over_data(live: Transformer) -> dict[str, Tensor]:
     for path, block in reversed(blocks):  # the outermost is last and has the parameters of none of its layers
         block.unshard()
         prefix = f"{path}." if path else ""
-        placed = {}
+        gathered_in_float8: dict[str, Tensor] = {}
         for name, parameter in block.named_parameters(prefix=path):
             if not name.startswith(prefix) or name in values:
                 continue
             if isinstance(local(parameter.detach()), Float8Weight):
-                placed[name] = parameter.device_mesh, parameter.placements
+                gathered_in_float8[name] = parameter.detach()
             else:
                 values[name] = parameter.detach().to(parameter_dtype(name, live.config, live.dtype), copy=True)
         block.reshard()
-        for name, place in placed.items():  # gathered in 8 bits for training; here all bits count
-            whole = live.get_parameter(name).detach().to(live.dtype).full_tensor()
-            values[name] = distribute_tensor(whole, *place, src_data_rank=None)
+        for name, parameter in gathered_in_float8.items():  # for training; here all bits count
+            values[name] = shard_like(live.get_parameter(name).detach().to(live.dtype).full_tensor(), parameter)
     return values
 
 

@@ -96,7 +96,7 @@ def _after_gather(
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
     """The weight; out: the one of an earlier gather, into whose memory FSDP has gathered again."""
     if out is not None:
-        weight: Any = local(out.detach()) if not hasattr(out, "_local_tensor") else out._local_tensor
+        weight: Any = getattr(out, "_local_tensor", out)  # not a detached copy, which FSDP would not see
         weight.copy = Float8Copy(weight.copy.values, scale)
         return None
     return Float8Weight(Float8Copy(gathered[0], scale), dtype), ()

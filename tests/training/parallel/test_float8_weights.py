@@ -113,9 +113,9 @@ def test_ranks_cast_their_shards_once_a_step_and_gather_bytes(layout: dict[str, 
             assert each[3] - once[3] == STEPS * 2 * 2 * ELEMENTS
 
 
-def evaluated() -> dict[str, tuple[Any, Any]]:
+def evaluated(layout: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The weights that an evaluation during training takes, and those that are trained."""
-    train = TrainConfig(tokens=128, batch_tokens=128, precision="bf16", float8=True, layout={"data": 2, "tensor": 2})
+    train = TrainConfig(tokens=128, batch_tokens=128, precision="bf16", float8=True, layout=layout)
     mesh = build_mesh(train.layout, 1, torch.device("cpu"))
     parts = build_local_model(MODEL, VOCAB, train, mesh, seed=3)
     parts.stages[0](torch.zeros(1, 16, dtype=torch.int64))
@@ -123,8 +123,9 @@ def evaluated() -> dict[str, tuple[Any, Any]]:
     return {name: (whole(taken[name].float()), whole(value.detach())) for name, value in parts.parameters.items()}
 
 
-def test_an_evaluation_takes_all_bits(pool: ForkedPool) -> None:
-    for found in pool.run(4, evaluated):
+@pytest.mark.parametrize("layout", [{"data": 2}, {"data": 2, "tensor": 2}], ids=str)
+def test_an_evaluation_takes_all_bits(layout: dict[str, Any], pool: ForkedPool) -> None:
+    for found in pool.run(2 * layout.get("tensor", 1), evaluated, layout):
         for name, (taken, trained_value) in found.items():
             assert (taken == torch.from_numpy(trained_value).bfloat16().float().numpy()).all(), name
 

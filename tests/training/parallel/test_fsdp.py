@@ -42,6 +42,25 @@ def test_gradients_of_one_data_rank_are_not_divided(pool: ForkedPool) -> None:
             assert {divisor for divisor, _ in found} == {None}
 
 
+def uses_of_tensors_of_the_mesh(axes: dict[str, Any]) -> int:
+    """In a step: how often a parameter's shard of the tensor ranks is taken out of a DTensor for autograd."""
+    train = TrainConfig(tokens=32, batch_tokens=32, precision="fp32", layout={"micro_batch": 1} | axes)
+    mesh = build_mesh(train.layout, MODEL.num_kv_heads, torch.device("cpu"))
+    parts = build_local_model(MODEL, 50, train, mesh, seed=3)
+    passes = build_forward_backward(parts, RunConfig(MODEL, train, 3), mesh, causal_loss())
+    tokens = torch.zeros(4 // mesh.data.size, 8, dtype=torch.int64)
+    with torch.profiler.profile() as profiled:
+        passes.train({"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}, [1.0])
+    return sum(each.count for each in profiled.key_averages() if each.key == "_ToTorchTensor")
+
+
+def test_parameters_are_tensors_of_the_mesh_only_for_tensor_ranks(pool: ForkedPool) -> None:
+    """DTensor's dispatch takes as long as a small layer."""
+    assert pool.run(2, uses_of_tensors_of_the_mesh, {"tensor": 2})[0] > 0
+    for axes in ({"data": 2}, {"pipeline": 2}):
+        assert pool.run(2, uses_of_tensors_of_the_mesh, axes) == [0, 0]
+
+
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "replicate": 2}], ids=str)
 def test_gradients_are_reduced_by_plain_sums(axes: dict[str, Any], pool: ForkedPool) -> None:
     """Of each layer, the head and the embedding. NCCL has faster kernels for a sum than for a scaled one."""
