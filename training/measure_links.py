@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from gristmill.training.parallel.collectives import reduce_scatter
 from gristmill.training.planner.hardware import Link
 from gristmill.training.timing import Work
 
@@ -36,10 +37,12 @@ def collected_messages(seconds: Mapping[str, float], device: torch.device) -> li
 def _gather_and_scatter(size: int, device: torch.device) -> Callable[[], None]:
     share = torch.zeros(size // 4 // dist.get_world_size(), device=device)
     whole = torch.zeros(len(share) * dist.get_world_size(), device=device)
+    group = dist.group.WORLD
+    assert group is not None, "several processes"
 
     def run() -> None:
         dist.all_gather_into_tensor(whole, share)
-        dist.reduce_scatter_tensor(share, whole)
+        reduce_scatter(share, whole, group)
 
     return run
 
