@@ -10,7 +10,7 @@ from gristmill.training.mixer import Mixer, MixerParameter, MixerSharding, Param
 
 NORMS = ("query_norm", "key_norm")
 BLOCK = 64  # queries of a block of the CPU's kernel, and its largest number of scores (training/model/causal.py)
-MAX_SCORES = 2**24
+MAX_SCORES = 2**25
 
 
 class Attention(Mixer):

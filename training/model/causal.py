@@ -16,7 +16,7 @@ from gristmill.training.mixers.attention import BLOCK, MAX_SCORES
 # B batch, H heads, Z = B x H, T tokens, K head width; N queries of a block, S keys up to the block's end
 
 # BLOCK: queries of a block; the keys behind its end are never looked at. MAX_SCORES: of Z T^2; above it, keeping the
-# weights for the backward pass would take more than 32 MB a layer.
+# weights for the backward pass would take more than 64 MB a layer in float32.
 
 
 def fits_blocks(query_BHTK: Tensor) -> bool:
