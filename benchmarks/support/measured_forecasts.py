@@ -68,16 +68,7 @@ GPT = {"positions": "learned", "norm": "layernorm", "mlp": "gelu"}
 # Models that no part of the forecast was fitted to: short samples, GPT-2's kind of layer, narrow and deep.
 OTHERS = (
     _pass("3_x_384_of_128", layers=3, width=384, heads=6, sequence_length=128),
-    _pass(
-        "4_x_256_gpt",
-        layers=4,
-        width=256,
-        heads=4,
-        sequence_length=256,
-        positions="learned",
-        norm="layernorm",
-        mlp="gelu",
-    ),
+    _pass("4_x_256_gpt", layers=4, width=256, heads=4, sequence_length=256, **GPT),
     _pass("8_x_192", layers=8, width=192, heads=6, sequence_length=256),
 )
 
