@@ -11,6 +11,7 @@ from gristmill.evaluation.models.load import load_for_evaluation, load_for_evalu
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.training.checkpoint import load_model
 from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.parallel.local import local
 from gristmill.training.parallel.mesh import build_mesh
 
 PROMPTS = [[256, 1, 2, 3], [256, 9], [256, 1, 2, 3, 4, 5, 6]]
@@ -65,9 +66,7 @@ def answers_of_ranks(paths, layout):
         loaded = load_for_evaluation_sharded(paths, EvaluateConfig(offload_parameters=place), layout, mesh)
         found.append(answers(loaded))
     whole = sum(each.numel() for layer in loaded.causal_lm.model.layers.values() for each in layer.parameters())
-    own = sum(
-        each.to_local().numel() for layer in loaded.causal_lm.model.layers.values() for each in layer.parameters()
-    )
+    own = sum(local(each).numel() for layer in loaded.causal_lm.model.layers.values() for each in layer.parameters())
     return *found, own / whole
 
 
