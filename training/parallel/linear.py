@@ -141,15 +141,16 @@ def _is_large(x: Tensor, weight_FD: Tensor) -> bool:
 
 
 def _onednn_linear(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _opaque_linear(x_ND, weight_FD, bias_F)
+    call = _opaque_linear if torch.compiler.is_compiling() else _linear_pointwise
+    return call(x_ND, weight_FD, bias_F)
+
+
+def _linear_pointwise(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x_ND, weight_FD, bias_F, "none", [], "")
 
 
-@torch.library.custom_op("gristmill::onednn_linear", mutates_args=())
-def _opaque_linear(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    """The same, as the compiler takes it: its own rewriting of oneDNN's operators knows constant weights only."""
-    return torch.ops.mkldnn._linear_pointwise(x_ND, weight_FD, bias_F, "none", [], "")
+# The same, as the compiler takes it: its own rewriting of oneDNN's operators knows constant weights only.
+_opaque_linear = torch.library.custom_op("gristmill::onednn_linear", _linear_pointwise, mutates_args=())
 
 
 @_opaque_linear.register_fake
