@@ -61,6 +61,7 @@ class NoText:
     """A decoder without text: tokens are compared."""
 
     end_of_document = -1
+    ends: tuple[int, ...] = (-1,)
 
     def decode(self, ids: Sequence[int]) -> str:
         return ""

@@ -141,8 +141,7 @@ def generate_text(
         mesh,
     ):
         max_tokens = loaded.causal_lm.sequence_length - 1
-        end = loaded.codec.end_of_document
-        encoded = [[end, *loaded.codec.encode(prompt)] for prompt in prompts]
+        encoded = [loaded.codec.encode_prompt(prompt) for prompt in prompts]
         for prompt, ids in zip(prompts, encoded, strict=True):
             if len(ids) > max_tokens:
                 raise InputError(
@@ -175,9 +174,8 @@ def generate_to_file(
         batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}
-        end = loaded.codec.end_of_document
         writer = Writer(run, reporter if mesh.is_first else Reporter.silent(), mesh.world)
-        return generate_file(files, batch, lambda text: [end, *loaded.codec.encode(text)], settings, writer)
+        return generate_file(files, batch, loaded.codec.encode_prompt, settings, writer)
 
 
 def _check_stops(settings: GenerationSettings) -> None:

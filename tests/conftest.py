@@ -29,6 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One compute thread, set before torch is imported: small models are slower with two, and tests share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GRISTMILL_TASK_PACKAGES", "tests test_slurm test_ray test_node test_parcel test_carriers")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 

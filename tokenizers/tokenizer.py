@@ -49,6 +49,11 @@ class Tokenizer:
         self.fingerprint = fingerprint
         self.encoder = encoder.name
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a generated text."""
+        return (self.end_of_document,)
+
     def encode(self, text: str) -> list[int]:
         """The ids, without begin or end symbols; control symbols in the text are encoded as plain text.
 

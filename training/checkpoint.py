@@ -2,9 +2,9 @@
 is complete or absent, and equal runs give equal bytes.
 
 ROOT/step-00000250/ holds one .distcp file a rank, .metadata, model.json, a copy of the metrics up to that step and,
-written last, manifest.json with every file's digest and its own. The digests are checked before torch unpickles
-.metadata; take checkpoints of unknown origin as safetensors only, because a manifest proves that the files
-belong together, not that they are harmless. A hidden folder (.step-...) is incomplete and ignored."""
+written last, manifest.json with every file's digest and its own. A manifest proves that the files belong together, not
+that they are harmless: .metadata is a pickle, of which restricted_pickle.py makes tensors' descriptions alone. A hidden
+folder (.step-...) is incomplete and ignored."""
 
 import json
 import os
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
@@ -46,6 +46,7 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.model_fields import OMIT_DEFAULT
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.parallel.rank_zero import broadcast_from_first
+from gristmill.training.restricted_pickle import DAMAGED, TensorReader
 
 MODEL_NAME = "model.json"
 TRANSFORMERS = "transformers"  # the folder that transformers opens, which a run on a model of transformers writes
@@ -158,9 +159,11 @@ def commit(
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
-    """Fills the tensors in place from a checkpoint of any layout. The folder must be `verified` before."""
-    with without_warning(), errors_of_ranks():
-        dcp.load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=not mesh.distributed)
+    """Fills the tensors in place from a checkpoint of any layout. The folder must be `verified` before.
+
+    Raises InputError for a checkpoint that does not hold them; runs no code of it."""
+    with without_warning(), errors_of_ranks(DAMAGED, f"{folder}: this checkpoint cannot be loaded; take another one"):
+        dcp.load(dict(tensors), storage_reader=TensorReader(folder), no_dist=not mesh.distributed)
 
 
 def verified(folder: Path, digests: KnownDigests | None = None) -> dict[str, Any]:
@@ -358,13 +361,17 @@ def _wait_for_all(group: dist.ProcessGroup | None) -> None:
 
 
 @contextmanager
-def errors_of_ranks() -> Iterator[None]:
+def errors_of_ranks(of_file: tuple[type[Exception], ...] = (), message: str = "") -> Iterator[None]:
     """Raises the OSError (full or read-only disk), InputError or Ctrl-C of a rank instead of torch's exception around
-    it."""
+    it. of_file: errors that a damaged file causes, raised as InputError with this message and their own first line."""
     try:
         yield
     except CheckpointException as error:
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError | InputError | KeyboardInterrupt):
                 raise failure from error
+        for failure, _ in error.failures.values():
+            if isinstance(failure, (*of_file, AssertionError)) and message:
+                first_line = (str(failure).splitlines() or [type(failure).__name__])[0]
+                raise InputError(f"{message} ({first_line})") from error
         raise

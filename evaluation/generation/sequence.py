@@ -65,7 +65,7 @@ class RunningSequence:
             logprobs_V = log_softmax(logits_V)
             top = top_logprobs(logprobs_V, self.settings.logprobs or 0)
             self.logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top))
-        if token == self._decoder.end_of_document and not self.settings.ignore_end:
+        if token in self._decoder.ends and not self.settings.ignore_end:
             self.ended, self.done = "document", True
         else:
             self._add(token)

@@ -5,7 +5,9 @@ from typing import Protocol
 
 
 class Decoder(Protocol):
-    end_of_document: int
+    """ends: tokens that end a text."""
+
+    ends: tuple[int, ...]
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

@@ -1,6 +1,7 @@
 """Export a checkpoint as a Hugging Face folder, and import one."""
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ import torch
 
 from gristmill.evaluation.models.conversion.families import family_for
 from gristmill.evaluation.models.conversion.family import UnsupportedConfig
-from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
-from gristmill.evaluation.models.load import check_tokenizer
+from gristmill.evaluation.models.huggingface import copy_tokenizer, generation_ends, write_huggingface
+from gristmill.evaluation.models.load import check_tokenizer, load_codec
+from gristmill.evaluation.models.model_tokenizer import load_model_tokenizer
 from gristmill.evaluation.models.open_source import open_source
+from gristmill.evaluation.models.weight_source import WeightSource
 from gristmill.evaluation.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.manifest import Manifest, read_manifest
-from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
@@ -31,34 +33,37 @@ from gristmill.training.objectives.record_files import label_name
 from gristmill.training.streamed_checkpoint import save_streamed
 
 CLASS_NAMES = {"classification": "labels", "source_classification": "sources"}  # the options that hold them
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def export_checkpoint(
     checkpoint: Path,
     output: Path,
     tokenizer: Path | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     scores: Path | None = None,
     architecture: str | None = None,
 ) -> str:
     """Writes a Hugging Face folder with weights, tokenizer and a model card; returns the name of its architecture.
 
     checkpoint: of any layout, a step's folder or a run. architecture: by default the one that the checkpoint was
-    imported from, or the first that represents the model. scores: a results folder whose table goes into the card; by
+    imported from, or the first that represents the model. precision: by default that of the imported folder, fp32 for a
+    model that gristmill trained. scores: a results folder whose table goes into the card; by
     default that of the run. Raises InputError if transformers has no architecture for the model."""
     if scores is not None and not (scores / "table.md").is_file():
         raise InputError(f"{scores}: has no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
-    saved_config, codec = read_model_config(checkpoint), load_tokenizer(folder)
+    saved_config, codec = read_model_config(checkpoint), load_codec(checkpoint, folder)
     check_tokenizer(
         folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], "padded_rows" in saved_config
     )
-    model, config = load_model(checkpoint, dtype=DTYPES[precision])
-    family = family_for(config, architecture, preferred=read_manifest(checkpoint).metadata.get("imported"))
+    origin = read_manifest(checkpoint).metadata
+    model, config = load_model(checkpoint, dtype=DTYPES[precision or origin.get("dtype", "fp32")])
+    family = family_for(config, architecture, preferred=origin.get("imported"))
     workdir = Workdir.of_checkpoint(checkpoint)
     labels = class_names(workdir)
-    architecture = write_huggingface(output, model, saved_config["end_of_document"], folder, labels, family)
+    architecture = write_huggingface(output, model, codec.bounds, folder, labels, family)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
     return architecture
@@ -75,13 +80,17 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
             f"{error}; gristmill evaluate and generate run the folder with transformers' code, and "
             f"model: {{transformers: {folder}}} trains it"
         ) from error
-    codec = load_tokenizer(folder)
+    codec = load_model_tokenizer(folder, generation_ends(folder))
     check_tokenizer(folder, codec, source.vocab_size, codec.end_of_document, padded=True)
     saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)
     saved_config["padded_rows"] = source.vocab_size - codec.vocab_size
+    saved_config["text"] = codec.bounds.to_json()
     model = Transformer(source.config, source.vocab_size)
     named, buffers = dict(model.named_parameters()), saved_buffers(model)
-    streamed = {name: named[name] if name in named else buffers[name].to("meta") for name in source.names}
+    streamed = {
+        name: named[name].to(source.dtypes.get(name, torch.float32)) if name in named else buffers[name].to("meta")
+        for name in source.names
+    }
     tensors = saved_tensors(streamed, {name: value for name, value in buffers.items() if name not in streamed})
     content = CheckpointContent(tensors, saved_config)
     with ThreadPoolExecutor(1) as pool:  # digests are taken beside the conversion, which reads the same files
@@ -94,11 +103,18 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
             stream,
             lambda: {
                 "imported": source.architecture,
+                "dtype": _dtype_name(source),
                 "files": {name: digest.result() for name, digest in digests.items()},
             },
         )
     copy_tokenizer(folder, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)
+
+
+def _dtype_name(source: WeightSource) -> str:
+    """The precision of most of the folder's numbers: fp32, bf16 or fp16."""
+    counts = Counter(source.dtypes.values())
+    return PRECISIONS.get(counts.most_common(1)[0][0], "fp32") if counts else "fp32"
 
 
 def model_card(

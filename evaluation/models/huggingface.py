@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gristmill.evaluation.models.conversion.families import FAMILIES, family_for, family_named
 from gristmill.evaluation.models.conversion.family import Family, UnsupportedConfig
+from gristmill.evaluation.models.model_tokenizer import TextBounds
 from gristmill.evaluation.models.safetensors_folder import INDEX_NAME, WEIGHTS_NAME, SafetensorsFolder
 from gristmill.evaluation.models.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
@@ -30,36 +31,49 @@ from gristmill.training.model_config import ModelConfig
 
 CONFIG_NAME = "config.json"
 SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
+GENERATION_NAME = "generation_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 def write_huggingface(
     folder: Path,
     model: Transformer,
-    end_of_document: int,
+    end_of_document: int | TextBounds,
     tokenizer: Path | None = None,
     labels: Sequence[str] = (),
     family: Family | None = None,
 ) -> str:
     """Writes config.json, weights and the tokenizer's files; returns the architecture's name. Same model, same bytes.
 
-    labels: names of the classes, of a classification. family: None is the first that supports the model.
+    end_of_document: the token, or all bounds of the model's texts. labels: names of the classes, of a
+    classification. family: None is the first that supports the model.
     Raises InputError if no architecture of transformers represents the model."""
     config = model.config
     family = family or family_for(config)
     named = {**dict(model.named_parameters()), **saved_buffers(model)}
     tensors = {name: value.detach().cpu() for name, value in named.items()}
     _write_weights(folder, family.to_theirs(config, tensors))
+    bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
+    ends = bounds.ends[0] if len(bounds.ends) == 1 else [*bounds.ends]
     fields = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "vocab_size": model.vocab_size,
-        "bos_token_id": None,
+        "bos_token_id": bounds.bos,
         "pad_token_id": None,  # some architectures have a default outside of a small vocabulary
-        "eos_token_id": end_of_document,
+        "eos_token_id": ends,
         "dtype": str(model.dtype).removeprefix("torch."),
         **family.write(config),
     }
+    generation = {"bos_token_id": bounds.bos, "eos_token_id": ends}
+    if len(bounds.ends) > 1:
+        write_atomic(folder / GENERATION_NAME, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     if labels:
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
@@ -70,8 +84,8 @@ def write_huggingface(
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Raises InputError if there is no tokenizer.json, which transformers requires."""
-    if not (source / TOKENIZER_FILES[0]).is_file():
+    """Raises InputError if there is neither tokenizer.json nor tokenizer.model."""
+    if not any((source / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise InputError(f"{source / TOKENIZER_FILES[0]}: absent; name the folder of the stage `tokenizer`")
     target.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
@@ -164,13 +178,24 @@ def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
 
 
 def ends_of_document(folder: Path) -> tuple[int, ...]:
-    """The tokens that config.json says end a text; none, one or several."""
-    return _ends(_read_config(folder))
+    """The tokens that config.json and generation_config.json say end a text; none, one or several."""
+    return tuple(dict.fromkeys([*_ends(_read_config(folder)), *generation_ends(folder)]))
+
+
+def generation_ends(folder: Path) -> tuple[int, ...]:
+    """The tokens at which transformers stops to generate: those of generation_config.json, else of config.json."""
+    if not is_huggingface(folder):
+        return ()
+    fields = _read_json(folder / GENERATION_NAME) if (folder / GENERATION_NAME).is_file() else {}
+    return _ends(fields) or _ends(_read_config(folder))
 
 
 def _ends(fields: Mapping[str, Any]) -> tuple[int, ...]:
     end = fields.get("eos_token_id")
-    return tuple(int(each) for each in (end if isinstance(end, list) else () if end is None else (end,)))
+    ends = end if isinstance(end, list) else [] if end is None else [end]
+    if not all(type(each) is int for each in ends):
+        raise InputError(f"eos_token_id is {str(end)[:80]}, not a token id or a list of them; fetch the config again")
+    return tuple(ends)
 
 
 def _end_of_document(fields: Mapping[str, Any]) -> int:
@@ -183,6 +208,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder}: is a file; name the folder that holds {CONFIG_NAME}, safetensors and the tokenizer"
         )
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_bytes())
     except FileNotFoundError as error:

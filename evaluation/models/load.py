@@ -8,8 +8,15 @@ import torch
 from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.models.causal_lm import CausalLM
 from gristmill.evaluation.models.conversion.family import UnsupportedConfig
-from gristmill.evaluation.models.huggingface import ends_of_document, is_huggingface, own_source, read_source
+from gristmill.evaluation.models.huggingface import (
+    ends_of_document,
+    generation_ends,
+    is_huggingface,
+    own_source,
+    read_source,
+)
 from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.models.model_tokenizer import ModelTokenizer, TextBounds, load_model_tokenizer
 from gristmill.evaluation.models.quantization import quantize
 from gristmill.evaluation.models.sharded_causal_lm import load_sharded, shard_source
 from gristmill.evaluation.models.streamed_weights import load_streamed_checkpoint, load_streamed_source
@@ -20,7 +27,7 @@ from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import read_manifest
-from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.checkpoint import SavedModelConfig, load_model, read_model_config
 from gristmill.training.host_allocator import return_freed_memory
@@ -30,7 +37,7 @@ from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import Mesh, single_process
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PADDING = 1024  # embedding tables are padded to a multiple of at most so many rows (Megatron-LM pads to 128 x tensor)
+PADDING = 4096  # rows of padding an embedding table may have: Megatron-LM pads to 128 x tensor, DeepSeek by 2,385
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class LoadedModel:
 
     name: str
     causal_lm: CausalLM
-    codec: Tokenizer
+    codec: ModelTokenizer
     digest: str
     note: str = ""
     memory_note: str = ""
@@ -52,7 +59,7 @@ def load_for_evaluation(
     """Loads model and tokenizer. Raises InputError on an incomplete or damaged checkpoint, and if the tokenizer is not
     its."""
     checkpoint, folder = paths.resolve()
-    codec, dtype = load_tokenizer(folder), DTYPES[config.precision]
+    codec, dtype = load_codec(checkpoint, folder), DTYPES[config.precision]
     if is_huggingface(checkpoint):
         source = own_source(checkpoint)
         if isinstance(source, UnsupportedConfig):
@@ -73,12 +80,24 @@ def load_for_evaluation(
     return _loaded(checkpoint, LocalCausalLM(model, model.config.sequence_length, codec.vocab_size), codec, config)
 
 
+def load_codec(checkpoint: Path, folder: Path) -> ModelTokenizer:
+    """The tokenizer of a model. Texts of a Hugging Face folder, and of a checkpoint that was imported, begin and end as
+    with transformers; those of a checkpoint that gristmill trained as its documents do."""
+    if is_huggingface(checkpoint):
+        return load_model_tokenizer(folder, generation_ends(checkpoint))
+    tokenizer, fields = load_tokenizer(folder), read_model_config(checkpoint).get("text")
+    if fields is None:
+        return ModelTokenizer.of(tokenizer)
+    bounds = TextBounds.from_json(fields, checkpoint / "model.json", tokenizer.vocab_size)
+    return ModelTokenizer(tokenizer, bounds)
+
+
 def load_for_evaluation_sharded(
     paths: CheckpointPaths, config: EvaluateConfig, layout: LayoutConfig, mesh: Mesh
 ) -> LoadedModel:
     """This rank's shard of a checkpoint or a Hugging Face folder. Raises InputError as `load_for_evaluation` does."""
     checkpoint, folder = paths.resolve()
-    codec, dtype = load_tokenizer(folder), DTYPES[config.precision]
+    codec, dtype = load_codec(checkpoint, folder), DTYPES[config.precision]
     if not is_huggingface(checkpoint):
         _checked_config(checkpoint, folder, codec)
         if config.offload_parameters != "none":
@@ -98,7 +117,7 @@ def _streamed(
     paths: CheckpointPaths,
     source: WeightSource | None,
     config: EvaluateConfig,
-    codec: Tokenizer,
+    codec: ModelTokenizer,
     ranks: tuple[LayoutConfig, Mesh],
 ) -> LoadedModel:
     """With the layers' weights in host memory or on disk. source: None for a gristmill checkpoint."""
@@ -122,7 +141,7 @@ def own_config(checkpoint: Path) -> ModelConfig | None:
 
 
 def _of_transformers(
-    paths: CheckpointPaths, codec: Tokenizer, config: EvaluateConfig, mesh: Mesh, reason: str
+    paths: CheckpointPaths, codec: ModelTokenizer, config: EvaluateConfig, mesh: Mesh, reason: str
 ) -> LoadedModel:
     """A model that transformers' code runs, in one process or on the tensor ranks of the mesh."""
     checkpoint, tokenizer = paths.resolve()
@@ -142,12 +161,13 @@ def _of_transformers(
     return replace(_loaded(checkpoint, causal_lm, codec, config), note="\n".join(lines))
 
 
-def _loaded(checkpoint: Path, causal_lm: CausalLM, codec: Tokenizer, config: EvaluateConfig) -> LoadedModel:
-    parts = [weights_digest(checkpoint), codec.fingerprint, config.precision, config.weights, causal_lm.vocab_size]
+def _loaded(checkpoint: Path, causal_lm: CausalLM, codec: ModelTokenizer, config: EvaluateConfig) -> LoadedModel:
+    tokenizer = [codec.fingerprint, codec.bounds.to_json() if not codec.bounds.starts_documents else None]
+    parts = [weights_digest(checkpoint), tokenizer, config.precision, config.weights, causal_lm.vocab_size]
     return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
 
 
-def _checked_config(checkpoint: Path, folder: Path, codec: Tokenizer) -> SavedModelConfig:
+def _checked_config(checkpoint: Path, folder: Path, codec: ModelTokenizer) -> SavedModelConfig:
     """The config of a gristmill checkpoint."""
     saved_config = read_model_config(checkpoint)
     check_causal(checkpoint, saved_config["model"].get("attention", "causal"))
@@ -156,7 +176,7 @@ def _checked_config(checkpoint: Path, folder: Path, codec: Tokenizer) -> SavedMo
     return saved_config
 
 
-def _check_ends(checkpoint: Path, folder: Path, codec: Tokenizer, vocab_size: int) -> None:
+def _check_ends(checkpoint: Path, folder: Path, codec: ModelTokenizer, vocab_size: int) -> None:
     """Of a Hugging Face folder, whose config.json may name several tokens that end a text, or none."""
     ends = ends_of_document(checkpoint)
     end = codec.end_of_document if not ends or codec.end_of_document in ends else ends[0]
@@ -172,7 +192,7 @@ def check_causal(checkpoint: Path, attention: str) -> None:
         )
 
 
-def check_tokenizer(folder: Path, codec: Tokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:
+def check_tokenizer(folder: Path, codec: ModelTokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:
     """Raises InputError unless the tokenizer fits the model. padded: the embedding table may have unused rows."""
     spare = vocab_size - codec.vocab_size
     if spare < 0 or (spare > 0 and not (padded and spare < PADDING)):

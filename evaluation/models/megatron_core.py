@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from gristmill.evaluation.models.conversion.megatron_core import GPT_MODEL, config_of
-from gristmill.evaluation.models.conversion.restricted_pickle import load_restricted, read_metadata_pickle
 from gristmill.evaluation.models.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
+from gristmill.training.restricted_pickle import load_restricted, read_metadata_pickle
 
 METADATA_NAME, COMMON_NAME, FORMAT_NAME = ".metadata", "common.pt", "metadata.json"
 LATEST_NAME = "latest_checkpointed_iteration.txt"
@@ -34,7 +34,7 @@ class DistributedFolder(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.metadata = read_metadata_pickle(folder / METADATA_NAME, Metadata)
+        self.metadata = read_metadata_pickle(folder / METADATA_NAME)
         self._place: dict[str, tuple[str, int | None]] = {}  # key, layer of a stacked tensor
         self.meta: dict[str, Tensor] = {}
         for key, stated in self.metadata.state_dict_metadata.items():

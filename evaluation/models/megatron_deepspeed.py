@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gristmill.evaluation.models.conversion.bloom import BLOOM, CONSTANTS
 from gristmill.evaluation.models.conversion.megatron_shards import joined
-from gristmill.evaluation.models.conversion.restricted_pickle import load_restricted
 from gristmill.evaluation.models.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.restricted_pickle import load_restricted
 
 FILE_NAME = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 ARGUMENTS_NAME = "mp_rank_00_model_states.pt"

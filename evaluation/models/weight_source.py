@@ -1,9 +1,10 @@
 """A model in a foreign format: checked, and read tensor by tensor."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gristmill.evaluation.models.conversion.family import Family
@@ -19,7 +20,8 @@ Stream = Iterator[tuple[str, Tensor]]
 class WeightSource:
     """architecture: of transformers, or the name of another format. end_of_document: as the source says it, 0 if it
     does not. files: those that hold weights. names: our names of all parameters and of buffers that are saved, in the
-    order of the stream. stream: (our name, tensor) of each, read as it is asked for."""
+    order of the stream. stream: (our name, tensor) of each, read as it is asked for. dtypes: of parameters by our
+    names, float32 where absent."""
 
     architecture: str
     config: ModelConfig
@@ -28,6 +30,7 @@ class WeightSource:
     files: tuple[Path, ...]
     names: tuple[str, ...]
     stream: Callable[[], Stream]
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 def check_shapes(place: Path, config: ModelConfig, vocab_size: int, found: Mapping[str, Tensor]) -> None:
@@ -56,5 +59,7 @@ def converted_source(
     tensors, meta, files = weights
     found = family.to_ours(config, meta)
     check_shapes(place, config, sizes[0], found)
-    names = tuple(found)
-    return WeightSource(family.architecture, config, *sizes, files, names, lambda: family.converted(config, tensors))
+    dtypes = {name: value.dtype for name, value in found.items()}
+    return WeightSource(
+        family.architecture, config, *sizes, files, tuple(found), lambda: family.converted(config, tensors), dtypes
+    )

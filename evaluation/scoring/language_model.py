@@ -13,6 +13,7 @@ from gristmill.evaluation.config import SamplingConfig
 from gristmill.evaluation.generation.generate import generate
 from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.causal_lm import CausalLM
+from gristmill.evaluation.models.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.scoring.loglikelihood import Score, score
 from gristmill.evaluation.scoring.packing import Request
 from gristmill.evaluation.scoring.request_cache import RequestCache, request_digest
@@ -55,7 +56,8 @@ class LanguageModel(TemplateLM):
     ):
         super().__init__()
         self._rank, self._world_size, self._group = data.rank, data.size, data.group
-        self.causal_lm, self.codec, self.batch_tokens, self.reporter = causal_lm, codec, batch_tokens, reporter
+        self.causal_lm, self.batch_tokens, self.reporter = causal_lm, batch_tokens, reporter
+        self.codec = ModelTokenizer.of(codec)
         self.cache = cache
         self.read_tokens = self.unpacked_tokens = 0
         self.too_long: dict[tuple[str, int], str] = {}
@@ -65,6 +67,10 @@ class LanguageModel(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         return self.codec.end_of_document
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self.codec.prefix_token
 
     @property
     def max_length(self) -> int:
@@ -85,14 +91,16 @@ class LanguageModel(TemplateLM):
         dist.barrier(group=self._group)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
-        """Token ids of a text, without special tokens."""
+        """Token ids of a text, with the special tokens that its tokenizer adds unless add_special_tokens is False."""
+        if add_special_tokens is False:
+            return self.codec.encode(string)
         known = self._encoded.get(string)
-        return list(self.codec.encode(string)) if known is None else known
+        return self.codec.encode_bounded([string])[0] if known is None else known
 
     def _remember(self, texts: Sequence[str]) -> None:
         """Encodes each distinct text once, in one batch: the choices of a question share its text."""
         unique = list(dict.fromkeys(texts))
-        self._encoded = dict(zip(unique, self.codec.encode_batch(unique), strict=True))
+        self._encoded = dict(zip(unique, self.codec.encode_bounded(unique), strict=True))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self._remember([text for request in requests for text in _texts(*request.args)])
@@ -122,7 +130,7 @@ class LanguageModel(TemplateLM):
         if context:
             context_ids, continuation_ids = self._encode_pair(context, continuation)
         else:
-            context_ids, continuation_ids = [self.prefix_token_id], self.tok_encode(continuation)
+            context_ids, continuation_ids = [self.prefix_token_id], self.tok_encode(continuation, False)
             if continuation_ids[:1] == context_ids:
                 continuation_ids = continuation_ids[1:]
         if not continuation_ids:
@@ -139,12 +147,12 @@ class LanguageModel(TemplateLM):
         return [(found.logprob, found.greedy) for found in self._score(found, "scoring answers", share_prefixes=True)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Full texts after an end-of-document token, in disjoint windows of the model's sequence length."""
+        """Full texts after the BOS or end-of-document token, in disjoint windows of the model's sequence length."""
         windows: list[Request] = []
         owners: list[int] = []
         for index, request in enumerate(requests):
             (text,) = request.args
-            for pair in get_rolling_token_windows(list(self.codec.encode(text)), self.eot_token_id, self.max_length, 1):
+            for pair in get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1):
                 context, continuation = make_disjoint_window(pair)
                 windows.append(Request(tuple(context), tuple(continuation)))
                 owners.append(index)

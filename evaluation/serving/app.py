@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from gristmill.evaluation.generation.prompt_file import describe
 from gristmill.evaluation.generation.request import GenerationRequest, RequestResult
-from gristmill.evaluation.scoring.language_model import TextTokenizer
+from gristmill.evaluation.models.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.serving.chat_template import ChatTemplate
 from gristmill.evaluation.serving.engine import Engine, ServerBusyError, Ticket
 from gristmill.evaluation.serving.replies import Replies, error_body
@@ -35,7 +35,7 @@ class ServedModel:
 
     name: str
     engine: Engine
-    codec: Any
+    codec: ModelTokenizer
     template: ChatTemplate
     token: str | None = None
 
@@ -44,9 +44,15 @@ class ServedModel:
         return self.engine.sequence_length
 
     def encode_prompt(self, prompt: str | list[int]) -> list[int]:
-        """A text begins a document, as in `gristmill generate`; ids are taken as they are."""
-        codec: TextTokenizer = self.codec
-        return [codec.end_of_document, *codec.encode(prompt)] if isinstance(prompt, str) else prompt
+        """A text begins as in `gristmill generate`; ids are taken as they are."""
+        return self.codec.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+
+    def encode_chat(self, text: str) -> list[int]:
+        """The ids of a conversation. A template writes BOS itself, as in transformers."""
+        ids = self.encode_with_symbols(text, self.template.symbols)
+        if self.template.writes_symbols and not self.codec.bounds.starts_documents:
+            return ids or [self.codec.prefix_token]
+        return [*self.codec.prompt_prefix, *ids]
 
     def encode_with_symbols(self, text: str, symbols: Sequence[str]) -> list[int]:
         """The ids of a text whose control symbols stand for themselves."""
@@ -60,12 +66,15 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class _Call:
-    """One checked request: its prompts, what each is continued with, and the text before the completions."""
+    """One checked request: its prompts, what each is continued with, and the text before the completions.
+
+    begin_tokens: special tokens that were put before each text."""
 
     fields: ApiRequest
     requests: list[GenerationRequest]
     echoes: list[str]
     replies: Replies
+    begin_tokens: int = 0
 
 
 class HttpError(Exception):
@@ -155,14 +164,15 @@ async def _completions(model: ServedModel, request: Request) -> Response:
     echoes = [""] * len(prompts)
     if fields.echo:
         echoes = [prompt if isinstance(prompt, str) else model.codec.decode(prompt) for prompt in fields.prompts]
-    return await _answered(model, request, _Call(fields, requests, echoes, Replies(model.codec, model.name, False)))
+    replies, begin_tokens = Replies(model.codec, model.name, False), len(model.codec.prompt_prefix)
+    return await _answered(model, request, _Call(fields, requests, echoes, replies, begin_tokens))
 
 
 async def _chat(model: ServedModel, request: Request) -> Response:
     fields: ChatRequest = _checked(model, ChatRequest, await _body(request))
     messages = [{"role": message.role, "content": message.text} for message in fields.messages]
     text = model.template.render(messages)
-    prompt = [model.codec.end_of_document, *model.encode_with_symbols(text, model.template.symbols)]
+    prompt = model.encode_chat(text)
     if len(prompt) >= model.sequence_length:
         raise HttpError(
             400, f"the messages have {len(prompt)} tokens; the model takes {model.sequence_length - 1}: shorten them"
@@ -200,12 +210,10 @@ async def _answered(model: ServedModel, request: Request, call: _Call) -> Respon
 
 
 def _without_begin(call: _Call, results: Sequence[RequestResult]) -> list[RequestResult]:
-    """Results without the log-probability of the end-of-document token that was put before a text."""
+    """Results without the log-probabilities of the special tokens that were put before a text."""
     texts = isinstance(call.fields, CompletionRequest) and isinstance(call.fields.prompts[0], str)
-    return [
-        RequestResult(each.number, each.generations, each.prompt_logprobs[1:] if texts else each.prompt_logprobs)
-        for each in results
-    ]
+    begin = call.begin_tokens if texts else 0
+    return [RequestResult(each.number, each.generations, each.prompt_logprobs[begin:]) for each in results]
 
 
 def _submit(model: ServedModel, call: _Call, deliver: Callable[[int, Any], None], streams: bool) -> list[Ticket]:
@@ -266,8 +274,8 @@ def _event(content: Any) -> str:
 
 async def _tokenizer_info(model: ServedModel, request: Request) -> Response:
     """What lm-eval's remote tokenizer asks for."""
-    end = model.codec.pieces[model.codec.end_of_document]
-    return JSONResponse({"eos_token": end, "bos_token": end, "pad_token": end, "vocab_size": model.codec.vocab_size})
+    end, begin = (model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token))
+    return JSONResponse({"eos_token": end, "bos_token": begin, "pad_token": end, "vocab_size": model.codec.vocab_size})
 
 
 async def _tokenize(model: ServedModel, request: Request) -> Response:
@@ -275,7 +283,8 @@ async def _tokenize(model: ServedModel, request: Request) -> Response:
     text = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(text, str):
         raise HttpError(400, "prompt is no text; send {'prompt': TEXT}")
-    tokens = model.encode_with_symbols(text, [model.codec.pieces[model.codec.end_of_document]])
+    symbols = [model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token)]
+    tokens = model.encode_with_symbols(text, symbols)
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.sequence_length})
 
 

@@ -70,7 +70,7 @@ def serve(
             follow(lambda: new_batch(loaded, options.sequences), mesh.world)
             return
         _, tokenizer = source.resolve()
-        template = chat_template(tokenizer, options.template)
+        template = chat_template(tokenizer, options.template, loaded.codec.bounding_symbols)
         engine = Engine(lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world))
         model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token)
         host, port = listener.getsockname()[:2]

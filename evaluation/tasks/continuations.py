@@ -6,6 +6,7 @@ from gristmill.evaluation.config import EvaluateConfig
 from gristmill.evaluation.generation.generate import generate
 from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.causal_lm import CausalLM
+from gristmill.evaluation.models.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.scoring.language_model import TextTokenizer
 from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
 from gristmill.foundation.config import Config
@@ -34,15 +35,16 @@ def continuations(
     chosen = _first_of_each_source(documents, config.samples, codec)
     prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
     encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
-    prompts = [[codec.end_of_document, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
+    begin = [*ModelTokenizer.of(codec).prompt_prefix]
+    prompts = [[*begin, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
     greedy = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens))
     sampled = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens, config.sampling))
     return [
         Continuation(
             source=document.source,
             doc_id=document.doc_id,
-            prompt=codec.decode(prompt[1:]),
-            reference=codec.decode(ids[len(prompt) - 1 : len(prompt) - 1 + config.sample_tokens]),
+            prompt=codec.decode(prompt[len(begin) :]),
+            reference=codec.decode(ids[len(prompt) - len(begin) :][: config.sample_tokens]),
             greedy=plain.text,
             sampled=drawn.text,
         )

@@ -6,8 +6,8 @@ answer. The folder is on a file system that all nodes share (`SharedFiles`) or i
 
 import hmac
 import os
-import pickle
 import secrets
+import stat
 import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -56,7 +56,16 @@ class SharedFiles:
         write_atomic(self.folder / name, content)
 
     def get(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
+        """Raises InputError for a file that another user may have written: a task names the function that runs."""
+        path = self.folder / name
+        for place in (path, path.parent, self.folder):
+            state = place.stat()
+            if state.st_uid not in (os.geteuid(), 0) or state.st_mode & stat.S_IWOTH:
+                raise InputError(
+                    f"{place}: another user can write here, so its tasks are not run; "
+                    f"use a folder of your own, or `chmod o-w {place}`"
+                )
+        return path.read_bytes()
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink()
@@ -130,7 +139,7 @@ class TaskFolder:
         """The tasks, numbered in this order, for so many elements. scratch: see `run_task`."""
         count = 0
         for number, order in enumerate(orders):
-            self.files.put(f"orders/{_name(number)}", pickle.dumps(order))
+            self.files.put(f"orders/{_name(number)}", order.to_bytes())
             count = number + 1
         listing = asdict(scratch) if isinstance(scratch, Listing) else None
         content = {"place": asdict(place), "tasks": count, "elements": elements, "listing": listing}
@@ -157,7 +166,7 @@ class TaskFolder:
         for number in range(element, tasks, elements):
             if number not in answered:
                 answer = run_task(self._get(f"orders/{_name(number)}"), place, scratch)
-                self.files.put(f"answers/{_name(number)}", pickle.dumps(answer))
+                self.files.put(f"answers/{_name(number)}", answer.to_bytes())
 
     def answered(self) -> set[int]:
         """The numbers of the tasks that have an answer."""
@@ -173,8 +182,8 @@ class TaskFolder:
 
     def _get(self, name: str) -> Parcel:
         try:
-            return pickle.loads(self.files.get(name))
-        except (OSError, pickle.UnpicklingError, EOFError) as error:
+            return Parcel.from_bytes(self.files.get(name))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{self.files}/{name}: a task's file cannot be read ({error}); run the command again"
             ) from error

@@ -247,7 +247,9 @@ def export(
     checkpoint: CheckpointOption,
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for config, safetensors and tokenizer.")],
     tokenizer: TokenizerOption = None,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16 (default: that of the imported folder, else fp32).")
+    ] = None,
     scores: Annotated[Path | None, typer.Option(metavar="DIR", help="Evaluation results for the model card.")] = None,
     architecture: Annotated[
         str | None,
@@ -259,7 +261,7 @@ def export(
     """Export a checkpoint to a Hugging Face transformers folder, with a model card that records its provenance."""
     from gristmill.evaluation.models.export import DTYPES, export_checkpoint, require_empty
 
-    if precision not in DTYPES:
+    if precision is not None and precision not in DTYPES:
         raise RecipeError(f"--precision {precision}: choose one of {', '.join(DTYPES)}")
     require_empty(output)
     print(f"{output}: {export_checkpoint(checkpoint, output, tokenizer, precision, scores, architecture)}")

@@ -30,6 +30,7 @@ class ByteCodec:
 
     vocab_size = 257
     end_of_document = 256
+    ends = (256,)
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

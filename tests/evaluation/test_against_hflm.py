@@ -1,8 +1,10 @@
 """Our results equal those of lm-eval's HFLM on the exported weights."""
 
 import pytest
+from lm_eval.api.instance import Instance
 
 from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.models.huggingface import write_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation
 from gristmill.evaluation.scoring.language_model import LanguageModel
@@ -12,6 +14,7 @@ from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter
+from tests.support.bos_models import KINDS, write_model
 
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs accelerate; pip install 'gristmill[bench]'")
 huggingface = pytest.importorskip("lm_eval.models.huggingface")
@@ -92,3 +95,60 @@ def test_minimal_pairs_and_whole_texts_are_the_same(both, shared_data):
     tasks = [bits_per_byte_task("notes", [text]), "blimp"]
     ours, theirs = (run_tasks(model, tasks, config, TaskSources(data)) for model in both)
     assert_same_examples(ours, theirs)
+
+
+PAIRS = [("The mill turns", " all day."), ("The mill ", "stands"), ("", "At night"), ("", "<"), ("Q: one\nA:", " two")]
+ROLLED = ["The mill turns all day, and at night it stands. " * 9, "x", "é and ß"]
+UNTIL = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False}
+
+
+def instances(kind, arguments):
+    return [Instance(kind, {}, args, index, ("t", index, 1)) for index, args in enumerate(arguments)]
+
+
+def answers(model):
+    """Answers to every request type."""
+    prompts = [(text, dict(UNTIL)) for text, _ in PAIRS if text] + [("a longer prompt about the mill", dict(UNTIL))]
+    return (
+        model.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True),
+        model.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,) for text in ROLLED]), True),
+        model.generate_until(instances("generate_until", prompts), disable_tqdm=True),
+    )
+
+
+def assert_same_answers(ours, theirs):
+    for left, right in zip(ours, theirs, strict=True):
+        assert len(left) == len(right)
+        for mine, other in zip(left, right, strict=True):
+            assert_same_answer(mine, other)
+
+
+@pytest.mark.parametrize("family", ["llama", "mpt", "gemma", "cohere"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_request_type_equals_hflm_of_its_folder(kind, family, tmp_path):
+    """Families of gristmill's own model (llama, gemma) and of transformers' code (mpt, cohere)."""
+    folder = write_model(tmp_path / "model", kind, family)
+    subject = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
+    ours = LanguageModel(subject.causal_lm, subject.codec, 4096, Reporter.silent())
+    limit = min(ours.max_length, 100)
+    subject.causal_lm.sequence_length = limit
+    theirs = huggingface.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1, max_length=limit)
+    assert_same_answers(answers(ours), answers(theirs))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bos_without_template"])
+def test_an_imported_and_an_exported_model_equal_hflm(kind, tmp_path):
+    folder = write_model(tmp_path / "model", kind, eos_token_id=[257, 65])
+    theirs = huggingface.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1, max_length=100)
+    expected = answers(theirs)
+    imported = import_checkpoint(folder, tmp_path / "imported")
+    export_checkpoint(imported, tmp_path / "exported")
+    for place in (imported, tmp_path / "exported"):
+        subject = load_for_evaluation(CheckpointPaths(place), EvaluateConfig())
+        subject.causal_lm.sequence_length = 100
+        assert subject.codec.ends == (257, 65)
+        ours = LanguageModel(subject.causal_lm, subject.codec, 4096, Reporter.silent())
+        assert_same_answers(answers(ours), expected)
+    again = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", batch_size=1, max_length=100)
+    assert_same_answers(answers(again), expected)
+    assert again.model.generation_config.eos_token_id == [257, 65]

@@ -174,10 +174,10 @@ def test_saved_tensors_and_state_come_back(tmp_path: Path) -> None:
 def test_ctrl_c_while_loading_is_ctrl_c(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch wraps every exception of a rank in its own, which no command expects."""
 
-    def interrupted(self: FileSystemReader) -> None:
+    def interrupted(self: FileSystemReader, *_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FileSystemReader, "read_metadata", interrupted)
+    monkeypatch.setattr(FileSystemReader, "read_data", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load_model(step_folder(whole / "checkpoints", 6))
 

@@ -19,9 +19,9 @@ from torch import Tensor, cat
 from gristmill.evaluation.models.conversion import gpt2
 from gristmill.evaluation.models.conversion.bert import REARRANGED
 from gristmill.evaluation.models.conversion.megatron_shards import joined, mean
-from gristmill.evaluation.models.conversion.restricted_pickle import load_restricted
 from gristmill.foundation.errors import InputError
 from gristmill.training.model_config import ModelConfig
+from gristmill.training.restricted_pickle import load_restricted
 
 WEIGHTS_NAME = "model_optim_rng.pt"
 ZIPPED_NAME = "release/mp_rank_00/model_optim_rng.pt"

@@ -39,6 +39,7 @@ class Words:
     """Token i is the word `i `; the last ends a document."""
 
     end_of_document = VOCABULARY - 1
+    ends = (VOCABULARY - 1,)
 
     def decode(self, ids):
         return "".join(f"{token} " for token in ids)

@@ -1,7 +1,11 @@
 """Exported models give transformers' logits and greedy texts; imported ones give ours."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.config import EvaluateConfig
@@ -9,11 +13,13 @@ from gristmill.evaluation.generation.request import GenerationSettings
 from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.models.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.models.load import load_for_evaluation
+from gristmill.evaluation.serving.chat_template import chat_template
 from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, write_manifest
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint import load_model
+from tests.support.bos_models import write_model
 from tests.support.huggingface_shapes import LLAMA_SHAPE
 
 transformers = pytest.importorskip("transformers")
@@ -105,3 +111,28 @@ def test_an_imported_model_leaves_as_what_it_was(tmp_path, tokenizer_folder):
         export_checkpoint(imported, tmp_path / "gpt2", architecture="GPT2LMHeadModel")
     with pytest.raises(InputError, match="no architecture 'Phi3'; did you mean Phi3ForCausalLM"):
         export_checkpoint(imported, tmp_path / "wrong", architecture="Phi3")
+
+
+def test_import_keeps_precision_padding_ends_and_template(tmp_path: Path) -> None:
+    """bfloat16, 2,385 rows of padding, three end tokens of generation_config.json, chat_template.jinja."""
+    folder = write_model(tmp_path / "model", "llama", vocab_size=258 + 2385)
+    tensors = {name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "generation_config.json").write_text('{"eos_token_id": [257, 10, 65]}')
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    imported = import_checkpoint(folder, tmp_path / "in")
+    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).codec.ends == (257, 10, 65)
+    assert sum(path.stat().st_size for path in imported.rglob("*.distcp")) < 1.5 * sum(
+        value.nbytes for value in tensors.values()
+    )
+    export_checkpoint(imported, tmp_path / "out")
+    exported = load_file(tmp_path / "out/model.safetensors")
+    assert exported.keys() == tensors.keys()
+    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
+    assert exported["model.norm.weight"].dtype == torch.bfloat16
+    assert json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"] == [257, 10, 65]
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (256, [257, 10, 65])
+    for place in (tmp_path / "in/tokenizer", tmp_path / "out"):
+        template = chat_template(place, None, ("<s>", "</s>"))
+        assert template.render([{"role": "user", "content": "Hi"}]) == "<s>Hi"

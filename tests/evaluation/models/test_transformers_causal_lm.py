@@ -31,6 +31,7 @@ class Numbers:
     """Token i is the word `i `; the last ends a document."""
 
     end_of_document = VOCABULARY - 1
+    ends = (VOCABULARY - 1,)
 
     def decode(self, ids: list[int]) -> str:
         return "".join(f"{token} " for token in ids)
@@ -172,3 +173,32 @@ def test_several_tokens_may_end_a_text(stated, fits: bool, folder) -> None:
         return
     with pytest.raises(InputError, match="those the checkpoint was trained on with 1"):
         load_for_evaluation(paths, EvaluateConfig())
+
+
+@pytest.mark.parametrize(("family", "padded"), [("cohere", True), ("mpt", None), ("gpt2", True), ("gemma3", False)])
+def test_padded_rows_are_read_in_one_pass_with_the_logits_of_each_alone(family, padded, tmp_path: Path) -> None:
+    """Prompts join and leave; a model whose cache drops keys is read row by row."""
+    tiny_model(family).save_pretrained(tmp_path)
+    lm, _ = load_transformers_causal_lm(open_causal_folder(tmp_path), single_process(), torch.float32, VOCABULARY)
+    assert padded is None or lm.reads_padded_rows == padded
+    generator = np.random.default_rng(1)
+    prompts = [generator.integers(0, VOCABULARY - 1, length).tolist() for length in (3, 9, 5, 12, 4, 7)]
+    passes = []
+    logits = lm._logits
+    lm._logits = lambda tokens, **options: passes.append(len(tokens)) or logits(tokens, **options)
+    batch = ContinuousBatch(lm, Numbers(), BatchLimits(3))
+    settings = [GenerationSettings(5 + index, logprobs=0, ignore_end=True) for index in range(len(prompts))]
+    numbers = [
+        batch.add(GenerationRequest(tuple(prompt), each)) for prompt, each in zip(prompts, settings, strict=True)
+    ]
+    results = {}
+    while not batch.is_idle:
+        results |= {result.number: result for result in batch.step()}
+    for number, prompt in zip(numbers, prompts, strict=True):
+        (generation,) = results[number].generations
+        whole = torch.tensor([[*prompt, *generation.tokens]])
+        expected = torch.log_softmax(lm.model(input_ids=whole).logits[0, len(prompt) - 1 : -1].float(), -1)
+        expected = expected[range(len(generation.tokens)), whole[0, len(prompt) :]]
+        assert [each.logprob for each in generation.logprobs] == pytest.approx(expected.tolist(), abs=1e-4)
+    if padded:
+        assert max(passes) == 3 and len(passes) < 30  # row by row it is a pass for each of the 45 tokens

@@ -44,3 +44,12 @@ def test_bad_templates_are_refused(tokenizer_folder, tmp_path):
         chat_template(tokenizer_folder, given).render(MESSAGES)
     with pytest.raises(InputError, match="cannot be read as text"):
         chat_template(tokenizer_folder, tmp_path / "nowhere")
+
+
+def test_the_default_of_a_list_of_named_templates_is_taken(tmp_path):
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}plain"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert chat_template(tmp_path, None, ("<s>", "</s>")).render([]) == "<s>plain"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named[:1]}))
+    with pytest.raises(InputError, match=r"list without a template `default`.*tool_use.*--chat-template"):
+        chat_template(tmp_path, None)

@@ -1,4 +1,5 @@
-"""Reads files that torch.save wrote, without running code of theirs: tensors, containers, and the classes listed."""
+"""Reads files that torch.save and torch.distributed.checkpoint wrote, without running code of theirs: tensors,
+containers, and the classes listed. torch itself unpickles .metadata and entries that are no tensors, without limits."""
 
 import argparse
 import io
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from gristmill.foundation.errors import InputError
 
@@ -54,17 +57,35 @@ def load_restricted(path: Path, content: bytes | None = None, kind: type = dict)
     return found
 
 
-def read_metadata_pickle(path: Path, kind: type) -> Any:
-    """The .metadata file of a distributed checkpoint. Raises InputError as `load_restricted` does."""
+def read_metadata_pickle(path: Path) -> Metadata:
+    """The .metadata file of a distributed checkpoint. Raises InputError as `load_restricted` does, and for files that
+    are not in its folder."""
     try:
-        found = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        names = {place.relative_path for place in metadata.storage_data.values()}
     except FileNotFoundError as error:
         raise InputError(f"{path}: absent; fetch the file") from error
     except DAMAGED as error:
         raise InputError(f"{path}: cannot be read ({_reason(error)}); fetch the file again") from error
-    if not isinstance(found, kind):
-        raise InputError(f"{path}: holds {type(found).__name__}; fetch the file again")
-    return found
+    if not isinstance(metadata, Metadata):
+        raise InputError(f"{path}: holds {type(metadata).__name__}; fetch the file again")
+    if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name or name == ".."]:
+        raise InputError(f"{path}: names {outside[0]!r}, which is no file of its folder; fetch the file again")
+    return metadata
+
+
+class TensorReader(FileSystemReader):
+    """Reads the tensors of a distributed checkpoint, and nothing else: an entry of another kind would be unpickled."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Raises InputError as `read_metadata_pickle` does, and for an entry that is no tensor."""
+        path = Path(self.path) / ".metadata"
+        metadata = read_metadata_pickle(path)
+        for name, entry in metadata.state_dict_metadata.items():
+            if not isinstance(entry, TensorStorageMetadata):
+                raise InputError(f"{path}: {name} is no tensor, and nothing else is read; take another checkpoint")
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
 
 
 DAMAGED = (

@@ -1,0 +1,183 @@
+"""The tokenizer of a model, and the tokens its texts begin and end with."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sentencepiece import SentencePieceProcessor
+
+from gristmill.foundation.errors import InputError
+from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, Tokenizer, load_tokenizer
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+SYMBOLS_NAME = "special_tokens_map.json"
+# bos_token of the classes of transformers whose tokenizer_config.json may leave it out.
+DEFAULT_BOS = {"Llama": "<s>", "CodeLlama": "<s>", "Gemma": "<bos>", "GPT2": "<|endoftext|>"}
+
+
+@dataclass(frozen=True)
+class TextBounds:
+    """Special tokens around a text. prefix, suffix: those that the tokenizer adds when it encodes one. bos: None if it
+    has none. ends: tokens that end a generated text, the tokenizer's first. starts_documents: every prompt begins with
+    the end-of-document token, as documents do in the data that gristmill trains on."""
+
+    ends: tuple[int, ...]
+    bos: int | None = None
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    starts_documents: bool = False
+
+    @classmethod
+    def of_documents(cls, end_of_document: int) -> Self:
+        """Bounds of a model that gristmill trained: documents are separated by the end-of-document token."""
+        return cls((end_of_document,), starts_documents=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The field `text` of model.json."""
+        return {"ends": [*self.ends], "bos": self.bos, "prefix": [*self.prefix], "suffix": [*self.suffix]}
+
+    @classmethod
+    def from_json(cls, fields: Any, path: Path, vocab_size: int) -> Self:
+        """Raises InputError naming the file if the fields are not those of to_json, or no tokens."""
+        try:
+            bounds = cls(tuple(fields["ends"]), fields["bos"], tuple(fields["prefix"]), tuple(fields["suffix"]))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: text is damaged ({error}); import the model again") from error
+        tokens = [*bounds.ends, *bounds.prefix, *bounds.suffix, *([] if bounds.bos is None else [bounds.bos])]
+        wrong = next((token for token in tokens if type(token) is not int or not 0 <= token < vocab_size), None)
+        if wrong is not None or not bounds.ends:
+            raise InputError(f"{path}: text has {wrong}, not a token of the {vocab_size}; import the model again")
+        return bounds
+
+
+class ModelTokenizer:
+    """A tokenizer with the bounds of a model's texts. `encode` gives the tokens of the text alone."""
+
+    def __init__(self, tokenizer: Any, bounds: TextBounds):
+        self.tokenizer, self.bounds = tokenizer, bounds
+        self.vocab_size: int = tokenizer.vocab_size
+        self.end_of_document: int = tokenizer.end_of_document
+        self.ends = bounds.ends
+        self._bos_text = "" if bounds.bos is None or bounds.starts_documents else tokenizer.pieces[bounds.bos]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Self:
+        """The given tokenizer, with the bounds of gristmill's own documents if it has none."""
+        if isinstance(tokenizer, cls):
+            return tokenizer
+        return cls(tokenizer, TextBounds.of_documents(tokenizer.end_of_document))
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        return tuple(self.tokenizer.pieces)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.tokenizer.fingerprint)
+
+    @property
+    def prefix_token(self) -> int:
+        """The token before a text that is scored from its first token: BOS, else the end of a document."""
+        return self.end_of_document if self.bounds.bos is None else self.bounds.bos
+
+    @property
+    def bounding_symbols(self) -> tuple[str, str]:
+        """The texts of BOS and of the end of a document for chat templates; both are empty for a model that gristmill
+        trained, whose documents begin by encode_prompt."""
+        if self.bounds.starts_documents:
+            return "", ""
+        return self._bos_text, self.pieces[self.end_of_document]
+
+    def id_of(self, piece: str) -> int | None:
+        number: int | None = self.tokenizer.id_of(piece)
+        return number
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return list(self.tokenizer.encode_batch(texts))
+
+    def encode_bounded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each text with the special tokens that the tokenizer adds; a text that begins with the BOS symbol gets no
+        second one, as in lm-eval."""
+        begin = [bool(self._bos_text) and text.startswith(self._bos_text) for text in texts]
+        bare = [text[len(self._bos_text) :] if has_bos else text for text, has_bos in zip(texts, begin, strict=True)]
+        prefix, suffix = self.bounds.prefix, self.bounds.suffix
+        return [
+            [self.prefix_token, *ids] if has_bos else [*prefix, *ids, *suffix]
+            for ids, has_bos in zip(self.encode_batch(bare), begin, strict=True)
+        ]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A prompt to continue, with at least one token."""
+        if self.bounds.starts_documents:
+            return [self.end_of_document, *self.encode(text)]
+        return self.encode_bounded([text])[0] or [self.prefix_token]
+
+    @property
+    def prompt_prefix(self) -> tuple[int, ...]:
+        """The tokens that encode_prompt puts before a text."""
+        return (self.end_of_document,) if self.bounds.starts_documents else self.bounds.prefix
+
+
+def load_model_tokenizer(folder: Path, ends: Sequence[int] = ()) -> ModelTokenizer:
+    """The tokenizer of a Hugging Face folder, which adds the special tokens that transformers' AutoTokenizer adds.
+
+    ends: other tokens that end a text of the model."""
+    tokenizer = load_tokenizer(folder)
+    return ModelTokenizer(tokenizer, read_bounds(folder, tokenizer, ends))
+
+
+def read_bounds(folder: Path, tokenizer: Tokenizer, ends: Sequence[int] = ()) -> TextBounds:
+    """Bounds by the post-processor of tokenizer.json, which alone decides in transformers where there is one; else by
+    add_bos_token and add_eos_token of tokenizer_config.json."""
+    settings = _read_json(folder / SETTINGS_NAME)
+    bos = _bos(folder, tokenizer, settings)
+    all_ends = tuple(dict.fromkeys([tokenizer.end_of_document, *(end for end in ends if end < tokenizer.vocab_size)]))
+    if (folder / JSON_NAME).is_file():
+        prefix, suffix = _added_by_json(folder / JSON_NAME)
+    else:
+        prefix = (bos,) if bos is not None and settings.get("add_bos_token", False) else ()
+        suffix = (tokenizer.end_of_document,) if settings.get("add_eos_token", False) else ()
+    return TextBounds(all_ends, bos, prefix, suffix)
+
+
+def _added_by_json(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(tokens before, tokens after) that the post-processor puts around a text."""
+    encoding = HuggingFaceTokenizer.from_str(path.read_text("utf-8")).encode("a", add_special_tokens=True)
+    special = [bool(mark) for mark in encoding.special_tokens_mask]
+    if all(special):
+        return tuple(encoding.ids), ()
+    first, last = special.index(False), len(special) - special[::-1].index(False)
+    return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
+
+
+def _bos(folder: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> int | None:
+    symbol = settings.get("bos_token", _read_json(folder / SYMBOLS_NAME).get("bos_token"))
+    if "bos_token" not in settings and symbol is None:
+        kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
+        symbol = DEFAULT_BOS.get(kind)
+        if symbol is None and not (folder / JSON_NAME).is_file() and (folder / MODEL_NAME).is_file():
+            number = SentencePieceProcessor(model_file=str(folder / MODEL_NAME)).bos_id()
+            return number if number >= 0 else None
+    symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
+    return tokenizer.id_of(symbol) if isinstance(symbol, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object of a settings file, empty if there is no file. Raises InputError for a damaged one."""
+    if not path.is_file():
+        return {}
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path}: is not a JSON object; fetch the file again")
+    return fields
