@@ -124,7 +124,7 @@ def open_huggingface(folder: Path) -> WeightSource:
     family = _family_of(folder, fields)
     try:
         config = ModelConfig(**family.read(fields))
-        vocab_size, end_of_document = int(fields["vocab_size"]), _end_of_document(fields)
+        vocab_size, end_of_document = int(fields["vocab_size"]), next(iter(_ends(folder / CONFIG_NAME)), 0)
         if vocab_size < 1:
             raise ValueError(f"vocab_size is {vocab_size}")
     except KeyError as error:
@@ -179,27 +179,24 @@ def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
 
 def ends_of_document(folder: Path) -> tuple[int, ...]:
     """The tokens that config.json and generation_config.json say end a text; none, one or several."""
-    return tuple(dict.fromkeys([*_ends(_read_config(folder)), *generation_ends(folder)]))
+    return tuple(dict.fromkeys([*_ends(folder / CONFIG_NAME), *generation_ends(folder)]))
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
     """The tokens at which transformers stops to generate: those of generation_config.json, else of config.json."""
     if not is_huggingface(folder):
         return ()
-    fields = _read_json(folder / GENERATION_NAME) if (folder / GENERATION_NAME).is_file() else {}
-    return _ends(fields) or _ends(_read_config(folder))
+    generation = folder / GENERATION_NAME
+    return (_ends(generation) if generation.is_file() else ()) or _ends(folder / CONFIG_NAME)
 
 
-def _ends(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    end = fields.get("eos_token_id")
+def _ends(path: Path) -> tuple[int, ...]:
+    end = _read_json(path).get("eos_token_id")
     ends = end if isinstance(end, list) else [] if end is None else [end]
-    if not all(type(each) is int for each in ends):
-        raise InputError(f"eos_token_id is {str(end)[:80]}, not a token id or a list of them; fetch the config again")
+    if not all(type(token) is int for token in ends):
+        problem = f"eos_token_id is {str(end)[:80]}, not a token id or a list of them"
+        raise InputError(f"{path}: not a valid model config ({problem}); fetch the file again")
     return tuple(ends)
-
-
-def _end_of_document(fields: Mapping[str, Any]) -> int:
-    return next(iter(_ends(fields)), 0)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def test_requests_that_share_a_prefix_are_scored_apart(checkpoint: Path) -> None
 
 class Digits:
     end_of_document = 49
+    ends = (49,)
 
     def decode(self, ids: Any) -> str:
         return " ".join(map(str, ids))
